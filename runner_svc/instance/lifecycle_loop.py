@@ -91,7 +91,7 @@ class LifecycleLoop:
         self._verdict = WeftError(Reason.WORKER_RESTARTED, "the engine was stopped while it processed the request")
         self._obstacle = ""
         self._memory = memory
-        memory.on_lost = self._note_lease_lost
+        memory.on_lost, memory.on_measured = self._note_lease_lost, on_change
         self.loader = Loader(config, backend, memory, clock)
         self.state = LifeState()
         self.restart_log = RestartLog(clock)

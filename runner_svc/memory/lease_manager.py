@@ -151,6 +151,8 @@ class LeaseManager(MemoryLedger):
         self._has_released_earlier = False
         self._has_devices = False
         self._nudged = asyncio.Event()
+        self._has_changed = False
+        """Whether a lease is used differently than in the last reading of the host."""
         self._release_asked = asyncio.Event()
         self._times = _Times()
         self._tasks: list[asyncio.Task[None]] = []
@@ -239,6 +241,7 @@ class LeaseManager(MemoryLedger):
 
     @override
     def note_change(self) -> None:
+        self._has_changed = True
         self._nudged.set()
 
     @override
@@ -411,7 +414,8 @@ class LeaseManager(MemoryLedger):
             held = dict(self._held)
             processes = {lease_id: one.user.processes() for lease_id, one in held.items()}
             watched = list({*self._times.watched}.union(*processes.values()))[:MAX_WATCHED]
-            snapshot = await self._observer.look(watched, fresh=bool(self._times.watched) or not held)
+            is_fresh, self._has_changed = self._has_changed or bool(self._times.watched) or not held, False
+            snapshot = await self._observer.look(watched, fresh=is_fresh)
             request = pb.RenewLeasesRequest(
                 holder=self._holder,
                 session_id=self._require_session(),

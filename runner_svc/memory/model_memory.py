@@ -60,6 +60,8 @@ class ModelMemory(MemoryUser):
         self.lost = asyncio.Event()
         """Set when the lease was lost: its processes must be ended, and none may be started."""
         self.on_lost: Callable[[], None] = lambda: None
+        self.on_measured: Callable[[], None] = lambda: None
+        """Called with the first observation after a load."""
         self.seen_bytes: int | None = None
         """Last observed memory of its processes; None: unknown."""
         self.priority = Priority.NORMAL
@@ -205,3 +207,4 @@ class ModelMemory(MemoryUser):
         if seen_bytes and self._filled and not self._is_learned:
             self._is_learned = True
             self._forecast.note_taken(self._plan, seen_bytes)
+            self.on_measured()

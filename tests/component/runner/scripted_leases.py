@@ -119,15 +119,17 @@ class SeenHost:
         )
         self.held: dict[ProcessId, int] = {}
         self.asked_about: list[set[ProcessId]] = []
+        self.old: dict[ProcessId, int] = {}
+        """The memory in the last reading, which a look that need not be fresh gets."""
 
     async def look(self, watched: Collection[ProcessId] = (), *, fresh: bool = False) -> HostSnapshot:
-        del fresh
         self.asked_about.append(set(watched))
+        held = self.held if fresh else self.old
         seen = [
             ProcessSnapshot(
                 process=process,
-                alive=process in self.held,
-                bytes_by_device=((0, self.held[process]),) if process in self.held else (),
+                alive=process in held,
+                bytes_by_device=((0, held[process]),) if process in held else (),
             )
             for process in watched
         ]

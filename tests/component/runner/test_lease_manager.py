@@ -281,6 +281,17 @@ async def test_holder_learns_its_process_memory_and_unknown_remains_unknown(tmp_
         await until(lambda: holder.seen[-1] is None)
 
 
+async def test_memory_of_a_load_was_taken_from_a_reading_before_its_end(tmp_path: Path) -> None:
+    host = SeenHost(8 * GIB)
+    async with keeping(tmp_path, host, SystemClock()) as (keeper, _, _):
+        holder = Holder()
+        await _granted(keeper, holder)
+        holder.held, host.held[ENGINE], host.old[ENGINE] = (ENGINE,), 3 * GIB, GIB
+        keeper.note_change()
+        await until(lambda: holder.seen[-1])
+        assert holder.seen[-1] == 3 * GIB
+
+
 async def test_processes_the_registry_watches_are_in_the_next_snapshot(tmp_path: Path) -> None:
     host = SeenHost(8 * GIB)
     async with keeping(tmp_path, host, SystemClock()) as (keeper, leases, _):

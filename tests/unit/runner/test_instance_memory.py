@@ -214,6 +214,15 @@ async def test_load_memory_is_learned_once() -> None:
         assert memory.held_bytes == 4 * GIB
 
 
+async def test_measured_memory_was_reported_up_to_five_seconds_after_a_load() -> None:
+    async with living(SteppedLedger()) as stage:
+        assert stage.told[-1] is Phase.READY
+        reports = len(stage.told)
+        stage.instance.memory.note_memory_seen(3 * GIB)
+        stage.instance.memory.note_memory_seen(4 * GIB)
+        assert len(stage.told) == reports + 1, "later changes wait for the next report"
+
+
 async def test_load_does_not_wait_for_a_server_backing_off_after_a_crash() -> None:
     book = SteppedLedger()
     async with living(book, load_error=WeftError(Reason.SERVER_DIED, "exit code 1"), limits={"max_deaths": 1}) as stage:
