@@ -21,7 +21,7 @@ PAGE_SIZE = 1000
 MAX_SHOWN = 100_000
 _HASH_CHARS = 64
 
-app = typer.Typer(epilog="Example: weft mesh audit list")
+app = typer.Typer()
 
 _ENTRIES = Listing(
     empty="the audit log has no such entries; it records loads, unloads and flushes",

@@ -109,7 +109,7 @@ def submit(
 ) -> None:
     """Submit a file of requests as a batch. Its id goes to stdout; once printed, every line is durable.
 
-    Exit code 1 where the lines are invalid or, with --watch, where not every line was answered.
+    Exit code 1 if the lines are invalid or, with --watch, if not every line was answered.
 
     Example: weft batch submit requests.jsonl --watch
     """
@@ -155,7 +155,7 @@ def get(
     output: FormatOption = NamedFormat.TABLE,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Show one batch. With --watch: wait until it has ended; exit code 1 where not every line was answered.
+    """Show one batch. With --watch: wait until it has ended; exit code 1 if not every line was answered.
 
     Example: weft batch get batch-5f0c0d2b7a9e4c31d6a8b2f4 --watch
     """

@@ -39,8 +39,8 @@ def cancel(
 ) -> None:
     """Cancel requests, tasks, batches or operations, whether they wait or run.
 
-    Over which API a request came does not matter, nor whether it is for a model or an agent. Its caller gets the error
-    `cancelled`; one that has ended stays as it is, and how it ended is printed.
+    It works for requests of every API, to models and agents. Their callers get the error `cancelled`. If a request has
+    already ended, its outcome is printed.
 
     Example: weft cancel req-5f0c1a, or weft cancel op-3f2a, or weft cancel request my-own-id
     """

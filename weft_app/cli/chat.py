@@ -117,7 +117,7 @@ def chat(
 ) -> None:
     """Chat with a model, pool, agent or route. The answer goes to stdout, everything else to stderr.
 
-    The line behind an answer ends with the id of the request, for weft explain. Files go with the first message.
+    The line after an answer ends with the request id, for weft explain. Files are sent with the first message.
 
     Example: weft chat smollm2-135m "Why is the sky blue?"
 

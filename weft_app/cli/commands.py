@@ -97,8 +97,8 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     },
     "models": {
         "ls": "List the models that were pulled: their size, when, and which models use them.",
-        "rm": "Remove pulled models, with the files that no other one has. What a model uses is refused.",
-        "gc": "Remove files that belong to no model, and rests of pulls that ended 7 days ago or earlier.",
+        "rm": "Remove pulled models, and files that no other one needs. Refused if a served model uses them.",
+        "gc": "Remove files that belong to no model, and partial files of pulls that ended 7 or more days ago.",
         "discover": (
             "Show engines and models of other programs on this machine, a weft.yaml for them, and announced meshes."
         ),
@@ -131,6 +131,26 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Further commands of groups, as in PANELS."""
+EXAMPLES: Mapping[str, str] = {
+    "media": "weft media image 'a lighthouse at night' -o lighthouse.png",
+    "models": "weft models ls",
+    "batch": "weft batch submit requests.jsonl --watch",
+    "mesh": "weft mesh reload --dry-run",
+    "mesh profile": "weft mesh profile save day; weft mesh profile switch night --dry-run",
+    "mesh lease": "weft mesh lease list",
+    "mesh operation": "weft mesh operation list --unfinished",
+    "mesh audit": "weft mesh audit list",
+    "mesh service": "weft mesh service install mesh",
+    "config": "weft config show --effective",
+    "keys": "weft keys create --tenant team-a",
+    "keys secret": "weft keys secret create example-key --from-env EXAMPLE_API_KEY",
+    "keys sign": "weft keys sign load qwen --key alice.pem --as alice --out op.json",
+    "runner": "weft runner join https://mesh.example:7443",
+    "runner token": "weft runner token create --expires 1d",
+    "runtime": "weft runtime install llama_server",
+    "serve": "weft serve registry --listen 127.0.0.1:7070",
+}
+"""An example for the help of each group."""
 _PLACES: Mapping[str, str] = {
     "media": "",
     "pull": "models:pull",

@@ -42,8 +42,8 @@ def conformance(
 ) -> None:
     """Check a runner of the mesh against each rule of its contract.
 
-    It uses the model, so other requests may have to wait. Exit code 1 when a promise is broken; what cannot be checked
-    here is reported and is no failure.
+    It uses the model, so other requests may have to wait. Exit code 1 if a rule is broken; what cannot be checked here
+    is reported and is not a failure.
 
     Example: weft runner conformance gaming-pc --keep-loaded
     """

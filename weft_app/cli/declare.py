@@ -233,7 +233,7 @@ def delete(
 ) -> None:
     """Delete resources, agents and routes first, finished tasks or secrets. A failure does not stop the others.
 
-    A model that a live runner has loaded is not deleted: unload it first, or use --force.
+    A model that an active runner has loaded is not deleted: unload it first, or use --force.
 
     Example: weft delete agent reviewer; weft delete models -l team=a
     """

@@ -62,7 +62,7 @@ def describe(
 
     With -o json or yaml: the resource, its events, and its runner's own description.
 
-    The kind can be left out where one kind alone has the name.
+    The kind can be omitted if only one kind has the name.
 
     Example: weft describe model qwen
     """

@@ -65,9 +65,8 @@ def edit(
 ) -> None:
     """Edit a resource as YAML in $VISUAL or $EDITOR, and apply it when the editor exits.
 
-    A wrong text is opened again with what is wrong on top. A resource that was changed meanwhile is not overwritten:
-    the edited text is kept in a file. What a runner publishes is of the weft.yaml of its host, and is taken over by
-    --adopt.
+    Invalid text is opened again with the errors at the top. A resource that was changed meanwhile is not overwritten:
+    the edited text is kept in a file. What a runner publishes comes from weft.yaml on its host; --adopt takes it over.
 
     Example: EDITOR=nano weft config edit agent/reviewer
     """

@@ -203,8 +203,8 @@ def explain(
     """Explain the scheduling of a request: what it waited for, which runners were candidates, which one served it.
 
     Routers keep requests for a week after they end (router.records), also over restarts. A router that is killed loses
-    those of its last seconds; one that was under way then is shown as router_lost, until its gateway has reported how
-    it ended.
+    those of its last seconds; a request that was running then is shown as router_lost until its gateway has reported
+    its end.
 
     Example: weft explain req-5f0c1a
     """

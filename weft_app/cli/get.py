@@ -88,10 +88,10 @@ def get(
     """List resources, requests, clients, tasks, secrets, leases or routers. Resources in YAML can be applied again.
 
     One kind, several (models,runners or model/qwen runner/box), or all of them, each with its own table. The kind can
-    be left out where one kind alone has the name.
+    be omitted if only one kind has the name.
 
-    With --watch, each that changes is printed again until Ctrl-C: resources and requests as the mesh reports them, all
-    others as they are read once a second.
+    With --watch, each item that changes is printed again until Ctrl-C. Resources and requests are reported by the mesh;
+    other kinds are read once a second.
 
     Examples: weft get models -o wide; weft get requests -w; weft get all; weft get model/qwen runner/box
     """

@@ -34,7 +34,7 @@ def health(
 ) -> None:
     """Check the health of the processes of a home: a probe for containers and supervisors.
 
-    Exit code 1 when one of them cannot, or does not answer within 3 s; 3 where none runs. weft status tells more.
+    Exit code 1 if one of them is not ready, or does not answer within 3 s; 3 if none runs. weft status shows more.
 
     Example: weft mesh health --live
     """

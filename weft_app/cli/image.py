@@ -85,7 +85,7 @@ def image(
 ) -> None:
     """Make images from a description, or from images, as files. Progress goes to stderr; Ctrl-C cancels.
 
-    Files are never overwritten without --force; their names go to stdout, the seeds that make them again to stderr.
+    Files are never overwritten without --force; their names go to stdout, the seeds that reproduce them to stderr.
 
     Example: weft media image "a lighthouse at night" -o lighthouse.png --seed 7
     """

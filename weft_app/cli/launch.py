@@ -124,9 +124,9 @@ def launch(
 ) -> None:
     """Start a program such as Claude Code with the environment variables of the mesh. No file is changed.
 
-    The mesh is that of --home, of WEFT_URL, or of what runs on the home.
+    The mesh is that of --home, of WEFT_URL, or the one that runs on the home.
 
-    Where callers need keys and none is given, a key of the role user is made, which expires after 30 days. Later
+    If callers need keys and none is given, a key with the role user is created, which expires after 30 days. Later
     launches of the same tool use it too, until a day before it expires or until it is revoked.
 
     Example: weft launch claude --model qwen3 -- --continue

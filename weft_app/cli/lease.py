@@ -213,7 +213,7 @@ def acquire(
 ) -> None:
     """Wait for accelerator memory of this host, and run a command with it. Exits with the command's status.
 
-    The command sees only its devices (CUDA_VISIBLE_DEVICES). When the lease is lost the command is ended: SIGTERM, then
+    The command sees only its devices (CUDA_VISIBLE_DEVICES). If the lease is lost, the command is ended: SIGTERM, then
     SIGKILL.
 
     Example: weft mesh lease acquire --memory 20GiB --purpose "nightly training" --wait 2h -- python train.py
@@ -269,7 +269,7 @@ def release_lease(
     """Release the memory lease of a program, such as a forgotten `weft mesh lease acquire`.
 
     The program is told that its lease is lost: `weft mesh lease acquire` ends its command, SIGTERM first. The memory is
-    reserved until it is observed to be free. The lease of a model is not released: use weft unload.
+    reserved until it is observed to be free. A model's lease cannot be released so: use weft unload.
 
     Example: weft mesh lease release lease-3f9a --yes
     """

@@ -37,7 +37,7 @@ def log_level(
 ) -> None:
     """Change the log level of a process of the mesh for a limited time.
 
-    The change does not survive a restart, and the audit log has it. The services of weft up are one process.
+    The change does not survive a restart, and is recorded in the audit log. The services of weft up are one process.
 
     Example: weft mesh log-level runner/local debug --for 10m
     """

@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from weft import __version__
 from weft.kernel.memory_tuning import collect_rarely
-from weft_app.cli.commands import ALIASES, COMMANDS, GROUPS, OTHER_WORDS, PANELS, SUBCOMMAND_ALIASES
+from weft_app.cli.commands import ALIASES, COMMANDS, EXAMPLES, GROUPS, OTHER_WORDS, PANELS, SUBCOMMAND_ALIASES
 from weft_app.cli.inherited import failures_of_system_in_one_line, make_usable
 
 # gRPC reads this on import. Its own log lines beside a command's errors do not help users.
@@ -173,6 +173,7 @@ def load(path: str) -> Any:
         found = typer.Typer()
     if isinstance(found, typer.Typer):
         found.info.cls, found.info.help, found.info.no_args_is_help = CommandGroup, summary, True
+        found.info.epilog = f"Example: {EXAMPLES[path]}"
         command: Any = get_group(found)
         command.name = name
     else:

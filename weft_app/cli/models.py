@@ -120,9 +120,9 @@ def pull(
 ) -> None:
     """Pull a model from the Hugging Face hub, by short name, from a URL or a folder. No mesh needs to run.
 
-    What was loaded before an interruption is kept, and the same command goes on there. A token for gated models is
-    taken from HF_TOKEN or `hf auth login`. With -o json, each line is one state of the progress. With --runner it is an
-    operation of the mesh, which goes on after Ctrl-C.
+    After an interruption, the same command continues with what was downloaded. A token for gated models is taken from
+    HF_TOKEN or `hf auth login`. With -o json, each line is one state of the progress. With --runner it is an operation
+    of the mesh, which continues after Ctrl-C.
 
     Example: weft pull hf:Qwen/Qwen3-8B-GGUF:Q4_K_M
     """
@@ -202,7 +202,7 @@ def remove(
     home: HomeOption = DEFAULT_HOME,
     config: MeshConfigOption = None,
 ) -> None:
-    """Remove pulled models, with the files that no other one has. What a model uses is refused.
+    """Remove pulled models, and files that no other one needs. Refused if a served model uses them.
 
     Example: weft models rm hf:Qwen/Qwen3-8B-GGUF:Q4_K_M
     """
@@ -237,7 +237,7 @@ def collect(
     home: HomeOption = DEFAULT_HOME,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Remove files that belong to no model, and rests of pulls that ended 7 days ago or earlier.
+    """Remove files that belong to no model, and partial files of pulls that ended 7 or more days ago.
 
     Example: weft models gc --partial
     """

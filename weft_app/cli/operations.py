@@ -58,7 +58,7 @@ MAX_LIMIT = 10_000
 MAX_PAGE = 1000
 MAX_TOKEN_BYTES = 16 * 1024
 
-app = typer.Typer(epilog="Example: weft mesh operation list --unfinished")
+app = typer.Typer()
 
 NameArgument = Annotated[
     str, typer.Argument(metavar="ID", help='Id of the operation or its beginning, or "operations/<id>".')
@@ -158,7 +158,7 @@ unload = verbs.command(
     carry_out,
     """Drain and unload a model. The next request loads it again.
 
-    With -l the models that have such labels, one after the other.
+    With -l: all models with these labels, one after the other.
 
     Example: weft unload qwen, or weft unload -l team=a
     """,
@@ -169,7 +169,7 @@ flush = verbs.command(
     carry_out,
     """Drop cached prefixes. Running requests keep theirs until they end.
 
-    With -l those of the models that have such labels, one after the other.
+    With -l: of all models with these labels, one after the other.
 
     Example: weft models flush --tenant acme, or weft models flush -l team=a
     """,

@@ -24,7 +24,7 @@ TIMEOUT_SECONDS = 60.0
 EXIT_NOT_DONE = 1
 """Exit code if the documents were switched but a model could not be loaded or unloaded."""
 
-app = typer.Typer(epilog="Example: weft mesh profile save day; weft mesh profile switch night --dry-run")
+app = typer.Typer()
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The profile.", autocompletion=complete_profile)]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")]
@@ -40,9 +40,9 @@ def save(
     dry_run: DryRunOption = False,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Save what is now as a profile: declared models, agents, routes and aliases, and what is loaded and how.
+    """Save the current state as a profile: declared models, agents, routes and aliases, and loaded models with options.
 
-    It is the active profile then. One of the same name is replaced.
+    It becomes the active profile, and replaces one of the same name.
 
     Example: weft mesh profile save coding --description "Two coders, no vision"
     """
@@ -65,9 +65,9 @@ def switch(
     output: OutputOption = OutputFormat.TABLE,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Switch to a profile: declare what it declares, all or nothing, then unload and load models.
+    """Switch to a profile: apply its declarations, all or none, then unload and load models.
 
-    Running requests finish before their model is unloaded. Exit code 1 when a model could not be loaded or unloaded.
+    Running requests finish before their model is unloaded. Exit code 1 if a model could not be loaded or unloaded.
 
     Example: weft mesh profile switch coding --dry-run
     """

@@ -67,7 +67,7 @@ def ps(
 ) -> None:
     """Show each model on each runner: memory, how long it stays loaded, process, slots.
 
-    With --watch, each that changes is shown again until Ctrl-C; with -o json, as one document per line.
+    With --watch, each model that changes is printed again until Ctrl-C; with -o json, as one document per line.
 
     Example: weft ps -w
     """

@@ -36,7 +36,7 @@ def quote(
 ) -> None:
     """Show when each place of the mesh would answer a prompt, without sending it.
 
-    Half of such answers come within the first time, nine of ten within the second.
+    Half of such answers arrive within the first time, 90 % within the second.
 
     Example: weft models quote qwen3:0.6b "Write a haiku." --max-tokens 50
     """

@@ -35,7 +35,7 @@ def reload(
 ) -> None:
     """Reload the weft.yaml of a running mesh: only what changed is drained and restarted.
 
-    A file that is wrong changes nothing. Settings that need a restart are named, and stay as they are.
+    An invalid file changes nothing. Settings that need a restart are listed and stay unchanged.
 
     Example: weft mesh reload --dry-run
     """

@@ -99,7 +99,7 @@ def run(
 ) -> None:
     """Pull, load and chat with a model, by its name or source. Starts weft for this command if it is not running.
 
-    The context and the slots follow from the model's file and the memory there is, and are said on stderr.
+    weft derives the context and the slots from the model's file and the available memory, and prints them on stderr.
 
     Example: weft run hf:Qwen/Qwen3-0.6B-GGUF "Why is the sky blue?"
     """

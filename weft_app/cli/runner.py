@@ -92,8 +92,8 @@ def join(
 
     A provider's model is one of a runner with `runtime: openai_remote`, see docs/models.md.
 
-    Without a URL it looks for meshes that are announced on this network (weft up --announce), and asks which one, for
-    the invitation or its token, and whether the fingerprint is the mesh's.
+    Without a URL it looks for meshes that are announced on this network (weft up --announce), and asks which one to
+    join, for its invitation or token, and to confirm its fingerprint.
 
     Example: weft runner join https://mesh.example:7443 --url http://127.0.0.1:11434
     """

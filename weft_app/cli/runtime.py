@@ -49,7 +49,7 @@ MAX_LOG_BYTES = 4 * 1024**2
 _LINES = 10
 """Number of progress lines without a terminal."""
 
-app = typer.Typer(epilog="Example: weft runtime install llama_server")
+app = typer.Typer()
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The environment; `weft runtime list` shows all.")]
 
 VersionArgument = Annotated[
@@ -116,10 +116,10 @@ def install(
     home: HomeOption = DEFAULT_HOME,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Install an environment from lock files whose hashes are checked. It replaces an older one once it works.
+    """Install an engine's environment, with locked versions and hashes. It replaces an older one once it works.
 
     llama_server is compiled for this machine and checked with a tiny model before it is used. Earlier builds are kept,
-    two of each variant; an interrupted build continues with the same command. Output of the tools:
+    two of each variant; an interrupted build continues with the same command. Tool output goes to
     `logs/runtime-NAME.log` of the home.
 
     Example: weft runtime install llama_server --variant vulkan
@@ -188,7 +188,7 @@ def _rows(status: pb.EnvironmentStatus) -> Iterator[Document]:
 
 @app.command("use")
 def use(name: NameArgument, version: VersionArgument, home: HomeOption = DEFAULT_HOME) -> None:
-    """Choose the kept version that engines use from the next start of their runner.
+    """Choose a kept version. Engines use it from the next start of their runner.
 
     Example: weft runtime use llama_server cpu
     """

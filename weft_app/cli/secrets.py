@@ -25,7 +25,7 @@ from weft_app.cli.targets import record_ids
 MAX_VALUE_CHARS = 8_192
 STDIN = "-"
 
-app = typer.Typer(epilog="Example: weft keys secret create example-key --from-env EXAMPLE_API_KEY")
+app = typer.Typer()
 
 NameArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="Name of the secret.", autocompletion=complete_secret)

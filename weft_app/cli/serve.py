@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 log = get_logger("weft_app.compose")
 
-app = typer.Typer(epilog="Example: weft serve registry --listen 127.0.0.1:7070")
+app = typer.Typer()
 
 ListenOption = Annotated[
     str | None, typer.Option("--listen", help="gRPC address, such as unix:/run/weft/x.sock or 127.0.0.1:7070.")
@@ -157,9 +157,9 @@ def serve_central(
     registry: RegistryOption = None,
     metrics: MetricsOption = None,
 ) -> None:
-    """Run the runner of central models: those that `weft models create` declares. `weft up` runs it when it is needed.
+    """Run the runner of central models: those that `weft models create` declares.
 
-    Of several, one serves, and the others wait for its end.
+    `weft up` runs it when it is needed. Of several, one serves and the others are standbys.
 
     Example: weft serve central --registry 127.0.0.1:7070
     """

@@ -16,7 +16,7 @@ from weft_app.cli.runner import URL_VARIABLE
 from weft_app.compose.service_units import UnitKind, UnitPlan
 from weft_app.compose.systemd import Systemd, UnitState, user_ends_with_session
 
-app = typer.Typer(epilog="Example: weft mesh service install mesh")
+app = typer.Typer()
 HOMES = (Path("/root"), Path("/home"))
 """Folders that a system service cannot read."""
 KindArgument = Annotated[UnitKind, typer.Argument(metavar="KIND", help=f"One of {', '.join(UnitKind)}.")]
@@ -55,8 +55,8 @@ def install(
 ) -> None:
     """Install a service and start it: it starts with the machine, is restarted when it fails, and drains when it stops.
 
-    weft.yaml and weft.env, its environment, are in /etc/weft, of a user in ~/.config/weft. An invitation is kept in
-    weft-join.env there, readable by its owner alone. The same command again replaces a service.
+    weft.yaml and weft.env (environment variables) are in /etc/weft, or in ~/.config/weft for services of a user. An
+    invitation is kept in weft-join.env there, readable only by its owner. The same command again replaces a service.
 
     Example: weft mesh service install mesh -- --host 0.0.0.0, or: weft mesh service install join weft://...
     """
@@ -74,9 +74,9 @@ def install(
 
 @app.command("status")
 def status(system: ScopeOption = None, output: OutputOption = OutputFormat.TABLE) -> None:
-    """Show the services that are installed: state, process, restarts. Exit code 1 where one is not active, 3 for none.
+    """Show the services that are installed: state, process, restarts.
 
-    Whether a service can do its work is what weft mesh health asks.
+    Exit code 1 if one is not active, 3 if there is none. weft mesh health checks whether it can do its work.
 
     Example: weft mesh service status -o json
     """

@@ -85,7 +85,7 @@ def _require_signer(rules: pb.GetGovernanceResponse, key_id: str) -> None:
         )
 
 
-app = typer.Typer(epilog="Example: weft keys sign load qwen --key alice.pem --as alice --out op.json")
+app = typer.Typer()
 
 
 @app.command("new-key")

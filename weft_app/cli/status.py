@@ -43,7 +43,7 @@ _MODELS = custom_columns("NAME:name STATUS:status RUNNER:runner")
 def status(output: PageOutputOption = OutputFormat.TABLE, home: HomeOption = DEFAULT_HOME) -> None:
     """Show the state of the mesh of a home: uptime, addresses, health of its processes, and models.
 
-    Services that `weft serve` runs on the home are a mesh too. Exit code 3 where none runs.
+    Services of `weft serve` on the home count as a mesh. Exit code 3 if none runs.
 
     Example: weft status -o json
     """

@@ -33,7 +33,7 @@ def stop(
 ) -> None:
     """Stop the mesh of a home after its running requests, as Ctrl-C does.
 
-    Exit code 5 where it has not ended in time; it goes on stopping. Nothing is done where weft is not running.
+    Exit code 5 if it has not ended in time; it continues to stop. If weft is not running, nothing is done.
 
     Example: weft stop --timeout 5m
     """
@@ -88,10 +88,10 @@ def restart(
 ) -> None:
     """Restart the mesh of a home, or reload a model, after running requests.
 
-    It keeps its command line, environment, terminal and process id. Exit code 5 where it does not serve in time.
+    It keeps its command line, environment, terminal and process id. Exit code 5 if it does not serve in time.
 
     A model is unloaded when its running requests have ended, and loaded again with the options of its last load;
-    requests that arrive meanwhile wait in the queue. As after weft load it stays loaded then, unless that had a
+    requests that arrive meanwhile wait in the queue. It then stays loaded, as after weft load, unless that load had a
     --keep-alive.
 
     Example: weft mesh restart --timeout 5m, or weft mesh restart model qwen

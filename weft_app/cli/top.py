@@ -47,7 +47,7 @@ def top(
     Keys: q quits, p pauses, s sorts models by name, load or memory, the arrows select a model or request, c cancels the
     selected request, l shows its log or that of the model's engine. With -o json, one document per line.
 
-    Example: weft top --once -o json
+    Example: weft top, or once for a script: weft top --once -o json
     """
     with reporting(interrupted=EXIT_OK):
         source = TopSource(home)

@@ -19,9 +19,8 @@ def ui(
 ) -> None:
     """Open the workbench, the web page of the mesh, and print its address.
 
-    It is the mesh of --home, of WEFT_URL, or of what runs on the home.
-
-    Where callers need a key the page asks for one.
+    The mesh is that of --home, of WEFT_URL, or the one that runs on the home. If callers need a key, the page asks for
+    it.
 
     Example: weft ui --print
     """

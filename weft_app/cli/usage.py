@@ -47,7 +47,7 @@ def usage(
 ) -> None:
     """Show the usage of tenants, keys and models: requests, tokens, media, accelerator time, remote requests.
 
-    Whole hours are counted, in UTC. What receipts do not know is counted as not known, never as zero.
+    Whole hours are counted, in UTC. Values missing from receipts are counted as unknown, never as zero.
 
     Example: weft mesh usage --by tenant,day --since 7d -o csv
     """

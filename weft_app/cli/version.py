@@ -28,7 +28,7 @@ _FACTS = custom_columns(
 def show_version(output: PageOutputOption = OutputFormat.TABLE, home: HomeOption = DEFAULT_HOME) -> None:
     """Show the versions of the client, of the running mesh and its runners, of the API, Python and gRPC.
 
-    Without a mesh the rest is shown, and why there is none.
+    Without a mesh, the rest is shown with the reason.
 
     Example: weft mesh version -o json
     """

@@ -206,10 +206,11 @@ def test_invalid_targets_are_refused(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_loads_and_has_help(name: str) -> None:
+def test_every_command_loads_and_has_help_with_an_example(name: str) -> None:
     command = load(name)
     assert command.name == name.rpartition(" ")[2]
     assert command.help
+    assert "Example" in f"{command.help}{command.epilog}"
 
 
 @pytest.mark.parametrize("name", COMMANDS)
