@@ -76,10 +76,14 @@ async def build_program(
     ]
     await _required(run, [cmake, "-G", "Ninja", "-S", source, "-B", made, *chosen], environment)
 
+    done = 0
+
     def read(line: str) -> None:
-        if (found := _STEP.match(line)) is not None:
-            what = found["what"].rpartition("/")[2][-MAX_STEP_CHARS:]
-            show("build", what, int(found["done"]), int(found["total"]))
+        nonlocal done
+        # A build within the build, such as that of a generator, counts its own steps.
+        if (found := _STEP.match(line)) is not None and int(found["total"]) >= done:
+            done = int(found["done"])
+            show("build", found["what"].rpartition("/")[2][-MAX_STEP_CHARS:], done, int(found["total"]))
 
     nice = _NICE if shutil.which(_NICE[0]) else ()
     target = ["--target", environment.program, "--parallel", str(jobs)]
