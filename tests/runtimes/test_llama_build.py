@@ -60,6 +60,7 @@ def test_server_for_vulkan_decodes_on_the_software_driver() -> None:
         home=VULKAN_HOME,
         VK_ICD_FILENAMES=str(SOFTWARE_DRIVER),
         GGML_VK_VISIBLE_DEVICES="0",
+        **llama_cpp_variables(),
     )
     assert "llama_server (vulkan) is installed" in installed
 

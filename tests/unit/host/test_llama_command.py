@@ -7,10 +7,12 @@ import pytest
 
 from runner_svc.environments.environment import Variant, fitting_variants
 from runner_svc.environments.folder import EnvironmentFolder
+from runner_svc.environments.program_build import require_tools
 from runner_svc.environments.receipts import variant_number, write_receipt
 from runner_svc.runtimes.llama_server.engine_report import engine_report
 from runner_svc.runtimes.llama_server.runtime import ENVIRONMENT, LAUNCHER, llama_command
 from weft.api.runner.v1.environment_pb2 import InstalledEnvironment
+from weft.kernel.errors import WeftError
 
 
 @pytest.fixture
@@ -91,3 +93,23 @@ def test_fastest_variant_follows_the_devices(
         (tmp_path / "dev" / "dri" / node).touch()
     found = list(fitting_variants(lambda: has_cards, tmp_path, lambda: has_vulkan))
     assert (found[0], found[-1]) == (first, Variant.CPU)
+
+
+@pytest.mark.parametrize(
+    ("variant", "options", "missing"),
+    [
+        (Variant.VULKAN, {"-DGGML_VULKAN=ON"}, "glslc (on Debian and Ubuntu: sudo apt install glslc libvulkan-dev)"),
+        (Variant.ROCM, {"-DGGML_HIP=ON"}, "hipcc (AMD's ROCm, with its folder bin on PATH)"),
+        (Variant.METAL, {"-DGGML_METAL=ON", "-DGGML_METAL_EMBED_LIBRARY=ON"}, "c++ or g++ or clang++"),
+    ],
+)
+@pytest.mark.usefixtures("search_path")
+def test_build_for_a_device_enables_it_and_names_the_missing_compiler(
+    variant: Variant, options: set[str], missing: str
+) -> None:
+    build = ENVIRONMENT.variants[variant].build
+    assert build is not None
+    assert options <= set(build.options)
+    with pytest.raises(WeftError) as refused:
+        require_tools(ENVIRONMENT, variant, build)
+    assert missing in refused.value.message
