@@ -187,13 +187,10 @@ def _configured(folder: Path, service: Service) -> str:
 
 
 def _missing(folder: Path, variable: str) -> NoReturn:
-    """Raises SERVICE_UNAVAILABLE listing what was tried: the variable, and the files of the home."""
+    """Raises SERVICE_UNAVAILABLE with the next step; the variable is ignored if a home is named."""
     if isinstance(folder, FoundHome):
-        tried = f"{variable} is not set, and no"
+        step = f"`weft up`, or set {variable} to the address of a mesh elsewhere"
     else:
-        tried = f"{variable} does not count where a home is named, and no" if os.environ.get(variable) else "no"
-    raise WeftError(
-        Reason.SERVICE_UNAVAILABLE,
-        f"weft is not running (home {folder}): {tried} `weft up` or `weft serve` of this home names an address; "
-        f"start it with `weft up --home {folder}`, or name the mesh in {variable}",
-    )
+        is_ignored = bool(os.environ.get(variable))
+        step = f"`weft up --home {folder}`" + (f"; {variable} is ignored, as a home is named" if is_ignored else "")
+    raise WeftError(Reason.SERVICE_UNAVAILABLE, f"weft is not running (home {folder}); start it with {step}")

@@ -61,7 +61,7 @@ _COLUMNS = custom_columns(
 )
 _MODELS = Listing(
     columns=_COLUMNS,
-    empty="no model was pulled yet; pull one: weft pull hf:Qwen/Qwen3-0.6B-GGUF, or see weft models ls --found",
+    empty="no model has been pulled yet; pull one: weft pull hf:Qwen/Qwen3-0.6B-GGUF, or see weft models ls --found",
     wide=_COLUMNS + custom_columns("DIGEST:digest REVISION:revision PATH:path"),
     kind="StoredModelList",
 )

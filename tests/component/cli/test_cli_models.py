@@ -78,7 +78,7 @@ def test_model_is_pulled_listed_and_removed_without_a_mesh(stage: Stage) -> None
     assert removed.stdout == f"{SOURCE} removed: 500 KiB freed\n"
     empty = stage.run("models", "ls")
     assert empty.stdout.count("\n") == 1
-    assert "weft: no model was pulled yet; pull one: weft pull " in empty.stderr
+    assert "weft: no model has been pulled yet; pull one: weft pull " in empty.stderr
     assert stage.run("models", "ls", "-o", "json").stderr == ""
     gone = stage.run("models", "rm", SOURCE)
     assert gone.returncode == 3

@@ -46,7 +46,7 @@ def test_explicit_home_takes_precedence_over_variables_even_if_it_is_the_default
     monkeypatch.setenv("WEFT_ROUTER", "mesh.example:7071")
     monkeypatch.setenv("WEFT_HOME", str(tmp_path / "other"))
     for named in (tmp_path / "other", "~/.weft"):
-        with pytest.raises(WeftError, match="WEFT_ROUTER does not count where a home is named"):
+        with pytest.raises(WeftError, match="WEFT_ROUTER is ignored, as a home is named"):
             mesh_address(named)
 
 
@@ -61,7 +61,7 @@ def test_home_variable_does_not_hide_an_address_variable(tmp_path: Path, monkeyp
 def test_configured_service_address_is_used_after_running_services_of_the_home(tmp_path: Path) -> None:
     home = _home_with(tmp_path / "home", {"router.registry-target": "mesh.example:7070\n"})
     assert mesh_address(home, "registry") == "mesh.example:7070"
-    with pytest.raises(WeftError, match=r"no `weft up` or `weft serve` of this home names an address"):
+    with pytest.raises(WeftError, match=r"start it with `weft up --home .*home`$"):
         mesh_address(home, "router")
     _home_with(home, {"registry.address": "127.0.0.1:2"})
     assert mesh_address(home, "registry") == "127.0.0.1:2"
@@ -112,7 +112,7 @@ def _home_with(home: Path, files: Mapping[str, str]) -> Path:
 
 
 def test_connect_fails_without_variables_or_a_home() -> None:
-    with pytest.raises(WeftError, match=r"weft is not running \(home .*\.weft\): WEFT_ROUTER is not set, and no "):
+    with pytest.raises(WeftError, match=r"\(home .*\.weft\); start it with `weft up`, or set WEFT_ROUTER to "):
         connect()
     assert security_from({}).files.paths == ()
 
