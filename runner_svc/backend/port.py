@@ -189,6 +189,16 @@ class SlotSnapshot:
     """Number of cached tokens; 0: none, or unknown."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedSlot:
+    """What was saved of an engine slot."""
+
+    byte_count: int = 0
+    """0: nothing was saved."""
+    token_count: int = 0
+    """0: unknown."""
+
+
 @dataclass(slots=True)
 class EnginePage:
     """The last metrics page of an engine; shared by all servers of a backend."""
@@ -261,8 +271,8 @@ class Backend(Protocol):
         """Main memory for prompts that lose their slot; 0: the engine cannot save them, or saving is disabled."""
         return 0
 
-    async def save_slot(self, slot: int, name: str) -> int:
-        """Saves a slot's cache under a name once the slot is free. Returns its size in bytes. Raises as `generate`."""
+    async def save_slot(self, slot: int, name: str) -> SavedSlot:
+        """Saves a slot's cache under a name once the slot is free. Raises as `generate`."""
         raise WeftError(Reason.UNSUPPORTED_OPERATION, "this server cannot save its cache")
 
     async def restore_slot(self, slot: int, name: str) -> None:

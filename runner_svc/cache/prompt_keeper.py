@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from runner_svc.backend.port import Backend
+from runner_svc.backend.port import Backend, SavedSlot
 from runner_svc.cache.prompt_store import PromptStore
 from runner_svc.cache.prompt_transfer import PromptFetcher
 from runner_svc.policy.cache_directory import (
@@ -278,22 +278,23 @@ class PromptKeeper:
         self._delete(room)
         name = f"prompt-{next(self._numbers)}"
         try:
-            byte_count = await self._backend.save_slot(slot, name)
+            saved = await self._backend.save_slot(slot, name)
         except WeftError as error:
             # For example a model with a projector, which llama.cpp cannot save.
             log.warning("prompts are kept in slots only", model=self._model, message=error.message)
             self._works = False
-            byte_count = 0
+            saved = SavedSlot()
+        token_count = saved.token_count or token_count
         kept = KeptPrompt(
             name=name,
             partition=lost.partition,
             marks=lost.marks,
-            byte_count=byte_count,
+            byte_count=saved.byte_count,
             token_count=token_count,
             seconds=token_count * self.token_seconds,
             digests=self._digests.get((lost.partition, lost.marks[-1]), ()),
         )
-        usable = byte_count > 0 and is_same()
+        usable = saved.byte_count > 0 and is_same()
         self._delete(self.kept.add(kept) if usable else [kept])
 
     async def _token_count(self, slot: int) -> int:

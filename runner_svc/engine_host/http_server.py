@@ -247,7 +247,7 @@ class Handler(BaseHTTPRequestHandler):
             self._fail(caller, error)
 
     def _serve(self, body: dict[str, Any], caller: Caller) -> None:
-        route = self.server.routes.get(self.path.partition("?")[0])
+        route = self.server.routes.get(self.path)
         if route is None:
             self._refuse(404, "there is no such route", "not_found_error")
             return

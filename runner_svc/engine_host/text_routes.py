@@ -142,7 +142,7 @@ class TextEngine(Engine):
             "/v1/completions": Route(self.complete),
             "/v1/embeddings": Route(self._embed),
             "/tokenize": Route(self._tokenize, Turn.NONE),
-            "/slots/0": Route(lambda *_: {"n_erased": self.forget()}, Turn.ALL),
+            "/slots/0?action=erase": Route(lambda *_: {"n_erased": self.forget()}, Turn.ALL),
         }
 
     def props(self) -> dict[str, Any]:

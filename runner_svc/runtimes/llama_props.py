@@ -24,6 +24,8 @@ class ServerProps:
     """Context of one slot, for prompt and answer together."""
     slots: int = 0
     """Number of concurrent requests of all clients."""
+    build: str = ""
+    """Version of the server."""
     abilities: Abilities = UNKNOWN
 
 
@@ -34,6 +36,7 @@ class _Settings(msgspec.Struct):
 class _Answer(msgspec.Struct):
     total_slots: int = 0
     default_generation_settings: _Settings = msgspec.field(default_factory=_Settings)
+    build_info: object = None
     modalities: object = None
     chat_template_caps: object = None
     chat_template: object = None
@@ -55,6 +58,7 @@ def parse_props(body: bytes) -> ServerProps:
     return ServerProps(
         context_tokens=count_in_answer(answer.default_generation_settings.n_ctx),
         slots=count_in_answer(answer.total_slots),
+        build=answer.build_info if isinstance(answer.build_info, str) else "",
         abilities=reported_abilities(
             modalities=answer.modalities,
             template_caps=answer.chat_template_caps,

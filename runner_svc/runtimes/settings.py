@@ -426,8 +426,17 @@ class GgufModelSettings(FileModelSettings):
 
     embeddings: bool = True
     """Whether the model also serves embeddings."""
+    kept_prompts_mb: Annotated[int, Ge(0), Le(1_048_576)] = 1024
+    """Main memory, in MiB, for prompts that have lost their slot, so that a resumed conversation is not processed
+    again; 0: none. At most an eighth of the machine's memory and half of the free space of `/dev/shm`."""
 
     form: ClassVar[ModelForm] = ModelForm.GGUF
+
+    @property
+    @override
+    def max_kept_prompt_bytes(self) -> int:
+        # llama.cpp cannot save the prompts of a model with a projector.
+        return 0 if self.projector_file is not None else self.kept_prompts_mb * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -222,6 +222,9 @@ class StartedServer(ServerCalls, ProcessBackend, Generic[Model]):
             self.note_emptied_cache()
         return self._sleeps
 
+    def note_build(self, build: str) -> None:
+        """Called with the version that a started server reports; empty: it reports none."""
+
     def note_emptied_cache(self) -> None:
         """Records that the server's prefix cache is empty: its own event comes with its next request."""
         if self._reports is not None:

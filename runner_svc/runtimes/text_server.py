@@ -69,6 +69,7 @@ class TextServer(LibraryServer[Settings], Generic[Settings]):
     async def facts(self, http: OpenAiHttp, order: LoadOrder) -> BackendFacts:
         """See StartedServer.facts. A model without a chat template does not offer chat."""
         props = await read_props(http)
+        self.note_build(props.build)
         return BackendFacts(
             operations=self.operations - (frozenset() if self._templates.usual is not None else {Operation.CHAT}),
             context_tokens=props.context_tokens,

@@ -11,6 +11,7 @@ from runner_svc.policy.load_plan import context_parameter, whole_parameter, word
 from runner_svc.runtimes.flags import LoadFlags, check_cache_and_attention, configured_values, load_arguments
 from runner_svc.runtimes.llama_cpp_python.runtime import RUNTIME, LlamaCppPythonModel
 from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, file_engine, forecast_model
+from runner_svc.runtimes.saved_prompts import PromptSavingServer
 from runner_svc.runtimes.settings import DEFAULT_CONTEXT_TOKENS
 from runner_svc.runtimes.text_server import TextServer
 from weft.api.common.v1 import chat_pb2, embedding_pb2
@@ -50,7 +51,7 @@ def operations_of(model: LlamaCppPythonModel) -> frozenset[Operation]:
 _NEEDED = missing_package("llama-cpp-python cannot be loaded; it needs", "llama-cpp-python")
 
 
-class LlamaCppPythonBackend(TextServer[LlamaCppPythonModel]):
+class LlamaCppPythonBackend(PromptSavingServer[LlamaCppPythonModel], TextServer[LlamaCppPythonModel]):
     """Backend of one server process."""
 
     runtime = RUNTIME
@@ -78,8 +79,17 @@ class LlamaCppPythonBackend(TextServer[LlamaCppPythonModel]):
 
     @override
     def arguments(self, order: LoadOrder, port: int) -> list[str]:
+        folder = None if self._saved is None else self._saved.folder
+        saving = () if folder is None else ("--slot-save-path", str(folder))
         # Options of a load come last because the last of two equal flags counts.
-        return [*super().arguments(order, port), *load_arguments(order, LOAD_FLAGS)]
+        return [*super().arguments(order, port), *load_arguments(order, LOAD_FLAGS), *saving]
+
+    @override
+    async def prepare(self, order: LoadOrder) -> None:
+        await super().prepare(order)
+        if self.model.kept_prompts_mb:
+            arguments = (*(self.context.command or self.command), *self.arguments(order, 0))
+            await self.begin_saving(arguments, self.environment(order))
 
     @override
     async def prepared(self, payload: GenerationPayload, call: CallInfo) -> PreparedBody:

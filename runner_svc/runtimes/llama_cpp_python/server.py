@@ -4,21 +4,26 @@ PYTHON .../runner_svc/engine_host/bootstrap.py runner_svc.runtimes.llama_cpp_pyt
 """
 
 import argparse
+import ctypes
 import inspect
 import logging
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from runner_svc.engine_host.http_server import (
+    FAILED,
     TOO_LONG,
     UNSUPPORTED,
     Caller,
     LoadReports,
     RefusedError,
+    Route,
+    Turn,
     import_library,
     numbers,
     positive,
@@ -53,6 +58,7 @@ class LlamaCppEngine(TextEngine):
 
     def __init__(self, library: Any, options: argparse.Namespace) -> None:
         self._library, self._bindings, self._can_embed = library, library.llama_cpp, options.embeddings
+        self._saved = options.slot_save_path
         with _load_progress(self._bindings):
             self._llama = library.Llama(
                 model_path=str(options.model),
@@ -98,6 +104,41 @@ class LlamaCppEngine(TextEngine):
         count = int(self._llama.n_tokens)
         self._llama.reset()
         return count
+
+    @property
+    def routes(self) -> Mapping[str, Route]:
+        """See Engine.routes."""
+        saving = {f"/slots/0?action={act.__name__}": Route(act, Turn.ALL) for act in (self.save, self.restore)}
+        return {**super().routes, **(saving if self._saved else {})}
+
+    def props(self) -> dict[str, Any]:
+        """See Engine.props."""
+        return {**super().props(), "build_info": f"llama-cpp-python {self._library.__version__}"}
+
+    def save(self, body: dict[str, Any], _: Caller) -> dict[str, Any]:
+        """Writes the cached prompt, tokens and state, to a file."""
+        count, size = int(self._llama.n_tokens), 0
+        if count:
+            tokens = (self._bindings.llama_token * count)(*self._llama.input_ids[:count])
+            size = self._bindings.llama_state_seq_save_file(self._llama.ctx, self._file(body), 0, tokens, count)
+            if not size:
+                raise RefusedError("llama.cpp did not write its state", FAILED)
+        return {"n_saved": count, "n_written": size}
+
+    def restore(self, body: dict[str, Any], _: Caller) -> dict[str, Any]:
+        """Replaces the cached prompt with the one in a file."""
+        llama, tokens = self._llama, (self._bindings.llama_token * self.context_tokens)()
+        llama.reset()
+        count = ctypes.c_size_t()
+        if not self._bindings.llama_state_seq_load_file(
+            llama.ctx, self._file(body), 0, tokens, self.context_tokens, ctypes.byref(count)
+        ):
+            raise RefusedError("llama.cpp cannot read this state", FAILED)
+        llama.input_ids[: count.value], llama.n_tokens = tokens[: count.value], count.value
+        return {"n_restored": count.value}
+
+    def _file(self, body: dict[str, Any]) -> bytes:
+        return str(self._saved / body["filename"]).encode()
 
     def embed(self, texts: list[str], caller: Caller) -> dict[str, Any]:
         """See Engine.embed."""
@@ -149,6 +190,8 @@ class LlamaCppEngine(TextEngine):
         assert self._caller is not None
         matcher, caller, usage = StopMatcher(body.get("stop") or ()), self._caller, self._usage
         began = time.perf_counter()
+        # The last token of a cached prompt is evaluated again, which counts the others; a restored one has no logits.
+        self._llama._requires_eval = True  # noqa: SLF001 - as the library's `load_state` does
         generation = self._llama.generate(tokens, **options)
         for count, token in enumerate(generation, start=1):
             caller.raise_if_gone()
@@ -274,6 +317,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--cache-type-v", choices=list(CACHE_TYPES), help="default: f16")
     parser.add_argument("--tensor-split", type=numbers, default=(), help="parts of the model for each device: 3,1")
     parser.add_argument("--embeddings", action="store_true")
+    parser.add_argument("--slot-save-path", type=Path, help="folder for saved prompts; default: none are saved")
     return parser.parse_args(argv)
 
 

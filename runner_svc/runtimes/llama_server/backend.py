@@ -46,10 +46,10 @@ from runner_svc.runtimes.llama_server.arguments import (
     slots_of,
 )
 from runner_svc.runtimes.llama_server.runtime import PARAMETERS, LlamaServerModel
-from runner_svc.runtimes.llama_server.saved_prompts import SavedPrompts, state_identity, state_kind
 from runner_svc.runtimes.metrics_page import LLAMA_CPP, load_of, samples_of
 from runner_svc.runtimes.model_engine import ModelContext
-from runner_svc.runtimes.started_server import StartedServer, StartLog
+from runner_svc.runtimes.saved_prompts import PromptSavingServer
+from runner_svc.runtimes.started_server import StartLog
 from runner_svc.templates.sandbox import ModelTemplates, TemplateSandbox, check_before_load
 from weft.api.common.v1 import chat_pb2, tokenize_pb2
 from weft.api.registry.v1 import runner_pb2
@@ -79,8 +79,6 @@ LOOK_SECONDS = 1.0
 """Timeout of GET /slots; the server responds within milliseconds, even during prompt processing."""
 ERASE_SECONDS = 30.0
 """Maximum wait for a busy slot before it is erased."""
-SAVE_SECONDS = 10.0
-"""Timeout for saving or restoring a slot; either takes about 0.1 s per 100 MB."""
 NO_TASK = -1
 """Task id of an unused slot, or of a server that reports none."""
 ADAPTERS = "/lora-adapters"
@@ -118,10 +116,6 @@ class _Erased(msgspec.Struct):
     n_erased: int = 0
 
 
-class _Saved(msgspec.Struct):
-    n_written: int = 0
-
-
 def note_buffer(line: str, memory: runner_pb2.EngineLoad) -> None:
     """Adds the buffer in a log line to the memory of the weights or the KV cache.
 
@@ -132,7 +126,7 @@ def note_buffer(line: str, memory: runner_pb2.EngineLoad) -> None:
         setattr(memory, field, min(getattr(memory, field) + round(float(found[2]) * MEBIBYTE), MAX_BUFFER_BYTES))
 
 
-class LlamaServerBackend(StartedServer[LlamaServerModel]):
+class LlamaServerBackend(PromptSavingServer[LlamaServerModel]):
     """Backend of one llama.cpp server process."""
 
     engine_parameters = PARAMETERS
@@ -144,8 +138,6 @@ class LlamaServerBackend(StartedServer[LlamaServerModel]):
         self.operations = operations_of(model)
         self._slot_count: int | None = None
         """Number of slots that the running server reports, 0 if none; None: it is not running."""
-        self._saved: SavedPrompts | None = None
-        self._state_identity = self._state_kind = ""
         self._sandbox = TemplateSandbox()
         self._translation: ModelTemplates | None = None
         """Templates of a translation model; None: the server renders the prompts."""
@@ -200,52 +192,6 @@ class LlamaServerBackend(StartedServer[LlamaServerModel]):
             pass
         raise WeftError(Reason.BACKEND_ERROR, f"the server did not erase slot {number} (status {status})")
 
-    @property
-    @override
-    def kept_prompt_bytes(self) -> int:
-        return 0 if self._saved is None else self._saved.budget_bytes
-
-    @override
-    async def save_slot(self, slot: int, name: str) -> int:
-        if self._slot_count is None:
-            return 0
-        return msgspec.json.decode(await self._act(slot, "save", name), type=_Saved).n_written
-
-    @override
-    async def restore_slot(self, slot: int, name: str) -> None:
-        await self._act(slot, "restore", name)
-
-    async def _act(self, number: int, action: str, name: str) -> bytes:
-        body, route = msgspec.json.encode({"filename": name}), f"{SLOTS}/{number}?action={action}"
-        status, answer = await self._running().call_route("POST", route, SAVE_SECONDS, body)
-        if status != 200:
-            raise WeftError(Reason.BACKEND_ERROR, f"the server refused to {action} slot {number} (status {status})")
-        return answer
-
-    @override
-    def delete_saved(self, names: Sequence[str]) -> None:
-        if self._saved is not None:
-            self._saved.delete(names)
-
-    @property
-    @override
-    def state_kind(self) -> str:
-        return self._state_kind
-
-    @property
-    @override
-    def state_identity(self) -> str:
-        return self._state_identity
-
-    @override
-    def saved_file(self, name: str) -> Path | None:
-        return None if self._saved is None or self._saved.folder is None else self._saved.folder / name
-
-    @override
-    def resident_bytes(self) -> int | None:
-        resident = super().resident_bytes()
-        return resident if resident is None or self._saved is None else resident + self._saved.byte_count
-
     @override
     def arguments(self, order: LoadOrder, port: int) -> list[str]:
         template = [] if self._translation is None else ["--chat-template-file", str(MESSAGE_TEMPLATE)]
@@ -264,11 +210,8 @@ class LlamaServerBackend(StartedServer[LlamaServerModel]):
         is_known = templates.all and not names_template(self.model)
         self.parameters = replace(self.parameters, templates=templates.all if is_known else None)
         if self.model.kept_prompts_mb and not reranks(self.model):
-            self._saved = SavedPrompts(self.model.kept_prompts_mb)
             arguments = (*(self.context.command or self.command), *server_arguments(self.model, order))
-            variables = self.environment(order)
-            self._state_identity = await asyncio.to_thread(state_identity, arguments, variables)
-            self._state_kind = await asyncio.to_thread(state_kind, arguments)
+            await self.begin_saving(arguments, self.environment(order))
         is_translator = is_known and templates.usual is not None and translates(templates.usual)
         self._translation = templates if is_translator else None
 
@@ -295,6 +238,7 @@ class LlamaServerBackend(StartedServer[LlamaServerModel]):
         await _require_adapters(http, len(self.model.adapters))
         props = await read_props(http)
         self._slot_count = props.slots
+        self.note_build(props.build)
         return BackendFacts(
             operations=self.operations,
             context_tokens=props.context_tokens or context_of(self.model, order),
@@ -330,9 +274,6 @@ class LlamaServerBackend(StartedServer[LlamaServerModel]):
         try:
             await super().stop()
         finally:
-            saved, self._saved = self._saved, None
-            if saved is not None:
-                saved.remove()
             await self._sandbox.stop()
 
 

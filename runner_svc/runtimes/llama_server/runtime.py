@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Self
 
-from annotated_types import Ge, Gt, Le, MaxLen
+from annotated_types import Gt, Le, MaxLen
 from typing_extensions import override
 
 from runner_svc.environments import cuda_toolkit
@@ -114,10 +114,6 @@ class LlamaServerModel(GgufModelSettings):
     draft_model_path: Annotated[PathText, PUBLIC] | None = None
     """Draft model (GGUF) with the same vocabulary, for speculative decoding. Options: `extra_arguments` such as
     `[--spec-type, draft-mtp]`."""
-    kept_prompts_mb: Annotated[int, Ge(0), Le(1_048_576)] = 1024
-    """Main memory, in MiB, for prompts that have lost their slot, so that a resumed conversation is not processed
-    again; 0: none. At most an eighth of the machine's memory and half of the free space of `/dev/shm`."""
-
     adapters: Annotated[tuple[LlamaAdapter, ...], MaxLen(MAX_ADAPTERS)] = ()
     """LoRA adapters of the model, each a separate model with its own name. They share the process, slots and memory of
     this model, and are loaded and unloaded with it."""
@@ -131,12 +127,6 @@ class LlamaServerModel(GgufModelSettings):
     @override
     def projector_file(self) -> Path | None:
         return None if self.mmproj_path is None else self.mmproj_path.expanduser()
-
-    @property
-    @override
-    def max_kept_prompt_bytes(self) -> int:
-        # llama.cpp cannot save the prompts of a model with a projector.
-        return 0 if self.projector_file is not None else self.kept_prompts_mb * 1024 * 1024
 
     @override
     def pulled(self, path: Path, projector: Path | None) -> Self:

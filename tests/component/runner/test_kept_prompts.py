@@ -8,7 +8,7 @@ from kit.engines import fake_engine
 from kit.one_model import OneModel
 from kit.presence import present
 
-from runner_svc.backend.port import Backend, CacheUse, CallInfo
+from runner_svc.backend.port import Backend, CacheUse, CallInfo, SavedSlot
 from runner_svc.cache.manager import CacheManager
 from runner_svc.cache.prompt_keeper import PromptKeeper
 from runner_svc.policy.cache_directory import CacheDirectory, Partition
@@ -77,9 +77,9 @@ class _SlowSaves:
     def __init__(self) -> None:
         self.saving = asyncio.Event()
 
-    async def save_slot(self, slot: int, name: str) -> int:
+    async def save_slot(self, slot: int, name: str) -> SavedSlot:
         await self.saving.wait()
-        return 100
+        return SavedSlot(byte_count=100)
 
     async def slot_snapshots(self) -> tuple[()]:
         return ()

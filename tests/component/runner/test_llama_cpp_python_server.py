@@ -177,6 +177,14 @@ async def test_prefill_progress_is_reported_and_a_repeat_hits_the_cache(model: P
     assert abs(computed - receipt.gpu_time.ToMicroseconds()) <= 1
 
 
+async def test_repeated_prompt_of_an_answer_with_one_token_counts_as_cached(model: Path) -> None:
+    """The library evaluates nothing then, and the receipt had no cached tokens."""
+    async with _running(model) as (backend, _):
+        short = chat("x" * 200, sampling=sampling_pb2.SamplingParams(max_tokens=1))
+        usages = [(await events_of(backend, short))[-1].finished.receipt.usage for _ in range(2)]
+    assert [usage.cached_prompt_tokens for usage in usages] == [0, usages[0].prompt_tokens - 1]
+
+
 async def test_cancelled_prefill_frees_the_engine_immediately(model: Path) -> None:
     switches = {"prefill_seconds_per_token": 0.5}
     async with _running(model, switches) as (backend, _):

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from runner_svc.backend.port import SlotSnapshot
+from runner_svc.backend.port import SavedSlot, SlotSnapshot
 from runner_svc.cache.prompt_keeper import PromptKeeper, Restored
 from runner_svc.policy.cache_directory import CacheDirectory, Partition
 from weft.kernel.errors import WeftError
@@ -25,13 +25,13 @@ class Engine:
     async def slot_snapshots(self) -> list[SlotSnapshot]:
         return [SlotSnapshot(number=0, is_busy=False, is_empty=False, task=1, token_count=10)]
 
-    async def save_slot(self, slot: int, name: str) -> int:
+    async def save_slot(self, slot: int, name: str) -> SavedSlot:
         self.saved.append(name)
         self.asked.set()
         await self.goes_on.wait()
         if self.fails:
             raise WeftError(Reason.BACKEND_ERROR, "no")
-        return 10
+        return SavedSlot(byte_count=10)
 
     async def restore_slot(self, slot: int, name: str) -> None:
         if self.fails:

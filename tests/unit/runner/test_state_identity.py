@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from runner_svc.runtimes.llama_server.saved_prompts import state_identity
+from runner_svc.runtimes.saved_prompts import state_identity
 
 CONTEXT = "4096"
 

@@ -5,12 +5,14 @@ and end. SCRIPTED_LLAMA holds switches as JSON.
 """
 # ruff: noqa: ARG003, PLR0917 (the library's signatures)
 
+import ctypes
 import importlib.util
 import json
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,8 +31,13 @@ for _name in SWITCHES.get("look_for", ()):
     sys.stderr.write(f"{_name}: {'missing' if _found is None else 'found'}\n")
 
 
+__version__ = SWITCHES.get("version", "0.3.36")
+
+
 class _Bindings:
     """The module `llama_cpp.llama_cpp`."""
+
+    llama_token = ctypes.c_int32
 
     def __init__(self) -> None:
         self.abort: Callable[[Any], bool] | None = None
@@ -62,6 +69,29 @@ class _Bindings:
 
     def llama_set_embeddings(self, _context: object, wanted: bool) -> None:
         self.embeddings = wanted
+
+    def llama_state_seq_save_file(self, context: "_Context", file: bytes, _: int, tokens: Any, count: int) -> int:
+        assert list(tokens) == context.cells[:count], "the tokens are not those of the state"
+        return 0 if SWITCHES.get("save_fails") else Path(file.decode()).write_bytes(json.dumps(list(tokens)).encode())
+
+    def llama_state_seq_load_file(
+        self, context: "_Context", file: bytes, _: int, tokens: Any, capacity: int, count: Any
+    ) -> int:
+        try:
+            context.cells = json.loads(Path(file.decode()).read_bytes())
+        except (OSError, ValueError):
+            return 0
+        assert len(context.cells) <= capacity
+        tokens[: len(context.cells)] = context.cells
+        count._obj.value = len(context.cells)
+        return 1
+
+
+class _Context:
+    """A context of llama.cpp, with the tokens of its cells."""
+
+    def __init__(self) -> None:
+        self.cells: list[int] = []
 
 
 llama_cpp = _Bindings()
@@ -95,11 +125,12 @@ class Llama:
             progress(step / 4, None)
             time.sleep(SWITCHES.get("load_step_seconds", 0.0))
         self.n_batch = n_batch
-        self.ctx = self.model = object()
+        self.ctx, self.model = _Context(), object()
         self.n_tokens = 0
+        self.input_ids = [0] * n_ctx
+        self._requires_eval = True
         self.verbose = True
         self._context = n_ctx
-        self._cells: list[int] = []
         self._can_embed = embedding
         self._options = {"model_path": model_path, **options}
 
@@ -117,6 +148,7 @@ class Llama:
 
     def reset(self) -> None:
         self.n_tokens = 0
+        self._requires_eval = True
 
     def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
         tokens = [BOS] if add_bos else []
@@ -137,8 +169,10 @@ class Llama:
             time.sleep(0.001)
         if SWITCHES.get("decode_fails"):
             raise RuntimeError("llama_decode returned -3")
-        self._cells[self.n_tokens :] = tokens
+        self.ctx.cells[self.n_tokens :] = tokens
+        self.input_ids[self.n_tokens : self.n_tokens + len(tokens)] = tokens
         self.n_tokens += len(tokens)
+        self._requires_eval = False
 
     def generate(
         self,
@@ -162,10 +196,14 @@ class Llama:
         assert not llama_cpp.embeddings or not self._can_embed, "logits were not asked for"
         prompt = list(tokens)
         common = 0
-        while common < min(self.n_tokens, len(prompt) - 1) and self._cells[common] == prompt[common]:
+        while common < min(self.n_tokens, len(prompt)) and self.input_ids[common] == prompt[common]:
             common += 1
+        if common == len(prompt) and (self._requires_eval or common < self.n_tokens):
+            common -= 1
         self.n_tokens = common
-        self.eval(prompt[common:])
+        if prompt[common:]:
+            self.eval(prompt[common:])
+        assert not self._requires_eval, "there are no logits"
         answer = SWITCHES.get("answer", "The sea is calm and blue today.")
         if SWITCHES.get("echo_prompt"):
             answer = bytes(token - FIRST for token in prompt if token >= FIRST).decode()
