@@ -87,7 +87,8 @@ class PrefixWatch:
 def _stored(prompt: runner_service_pb2.StoredPrompt) -> StoredPrompt:
     seconds = prompt.restore.ToNanoseconds() / 1e9
     digests = tuple(prompt.prefix_digests[: len(PREFIX_ENDS)])
-    return StoredPrompt(digests, seconds, byte_count=prompt.byte_count, kind=prompt.state_kind)
+    token_seconds = prompt.token_prefill.ToNanoseconds() / 1e9
+    return StoredPrompt(digests, seconds, prompt.byte_count, prompt.state_kind, token_seconds)
 
 
 def _reporting(view: FleetView) -> Iterator[tuple[CandidateKey, str]]:

@@ -33,7 +33,7 @@ from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.request import CacheMode, Handling
 from weft.kernel.service import start_task, stop_tasks
-from weft.kernel.timestamps import duration_of
+from weft.kernel.timestamps import duration_of, optional_duration
 
 MAX_ERASING_TASKS = 64
 """Maximum number of background erasures; further slots are erased when they are next used."""
@@ -157,6 +157,7 @@ class ModelCache:
                     byte_count=prompt.byte_count,
                     restore=duration_of(prompt.byte_count / store.bytes_per_second),
                     state_kind=prompt.kind,
+                    token_prefill=optional_duration(prompt.seconds / (prompt.token_count or 1) or None),
                 )
         return found
 

@@ -106,6 +106,11 @@ class Speed:
         if between_seconds is not None:
             self.between_seconds += NEWEST_SHARE * (between_seconds - self.between_seconds)
 
+    @property
+    def is_known(self) -> bool:
+        """Whether it was measured, and the last measurement is believed."""
+        return self.noted_at > -math.inf and self.surprised_at == math.inf
+
     def prefill(self) -> tuple[float, float]:
         """Return the overhead and the seconds per prompt token."""
         variance = self.count * self.squares - self.tokens**2
@@ -212,6 +217,10 @@ def first_token(
     `move`: the stored prompt of another endpoint that its runner can fetch.
     """
     overhead, per_token = speed.prefill()
+    # An engine of the same kind processed the stored prompt, which says more than an assumption.
+    stored = hit.stored or (None if move is None else move.hit)
+    if stored is not None and not speed.is_known:
+        per_token = stored.token_seconds or per_token
     running = busy.requests + busy.load.others
     # While requests wait in the engine no slot is free, whatever the reason.
     ahead = max(running - busy.load.slots(candidate.slots), busy.load.waiting - 1)

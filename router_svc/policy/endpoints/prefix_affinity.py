@@ -36,6 +36,8 @@ class StoredPrompt(NamedTuple):
     byte_count: int = 0
     kind: str = ""
     """Engines with the same `Candidate.state_kind` can restore it."""
+    token_seconds: float = 0.0
+    """Time in which its engine processed each of its tokens; 0: unknown."""
 
 
 class StoredHit(NamedTuple):
@@ -48,6 +50,8 @@ class StoredHit(NamedTuple):
     kind: str = ""
     digest: int = 0
     """That of the prefix."""
+    token_seconds: float = 0.0
+    """As in StoredPrompt."""
 
 
 class Move(NamedTuple):
@@ -146,7 +150,8 @@ class PrefixCaches:
             for key in reporting:
                 found[key] = Hit(tokens, 0.0, is_reported=True)
             for key, prompt in (stored or {}).items():
-                restorable[key] = StoredHit(tokens, prompt.seconds, prompt.byte_count, prompt.kind, digest)
+                _, seconds, byte_count, kind, token_seconds = prompt
+                restorable[key] = StoredHit(tokens, seconds, byte_count, kind, digest, token_seconds)
         for key, hit in restorable.items():
             found[key] = found.get(key, NO_HIT)._replace(stored=hit)
         return found

@@ -181,11 +181,13 @@ async def test_routers_learn_what_is_stored_and_how_long_its_restore_takes(folde
     prefixes = PromptPrefixes((11, 12), 2_000, Partition("a"))
     async with aclosing(runner.desk.stored(MODEL)) as following:
         assert list((await anext(following)).prompts) == []
+        other = await runner.receipt(SEA.replace("sea", "hills"), prefill_seconds=10.0)
         await runner.request(SEA, prefixes)
         await runner.restart()
         (prompt,) = (await anext(following)).prompts
-        size = runner.desk.figures(MODEL).stored_bytes
+        (size,) = (each.byte_count for each in runner.store.prompts if each.digests)
         assert (list(prompt.prefix_digests), prompt.byte_count) == ([11, 12], size)
+        assert prompt.token_prefill.ToNanoseconds() == pytest.approx(10e9 / other.usage.prompt_tokens, rel=1e-6)
         assert prompt.restore.ToNanoseconds() == pytest.approx(size / PRIOR_BYTES_PER_SECOND * 1e9, abs=1)
         await runner.ask.flush("all")
         assert list((await anext(following)).prompts) == []

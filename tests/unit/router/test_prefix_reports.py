@@ -214,3 +214,22 @@ def test_longest_stored_prompt_is_moved_and_of_equal_ones_the_fastest() -> None:
     _report(caches, B, stored=(StoredPrompt((1, 2), 0.2, 10, "k"),))
     _report(caches, C, stored=(StoredPrompt((1,), 0.1, 10, "k"),))
     assert moves_of(caches.hits(POOL, (1, 2)))["k"].source == B.key
+
+
+@pytest.mark.parametrize("speeds", [(), (20.0,)], ids=["nothing measured", "one slow prompt, which is not believed"])
+def test_time_that_a_stored_prompt_took_counts_if_the_speed_is_unknown(speeds: tuple[float, ...]) -> None:
+    """The second of two equal slow engines was assumed to be fast, and processed prompts for 20 s."""
+    move = Move(B.key, StoredHit(1_024, 0.2, 80_000_000, "k", token_seconds=0.02))
+    busy, speed = Busy(requests=0, owed_tokens=0.0, load=EngineLoad()), Speed()
+    for seconds in speeds:
+        speed.note(1_000, seconds, seconds)
+    assert (
+        first_token(A, busy, speed, 1_200, NO_HIT, move._replace(hit=move.hit._replace(token_seconds=0))).move is None
+    )
+    assert first_token(A, busy, speed, 1_200, NO_HIT, move).move == move
+    own = first_token(A, busy, speed, 1_200, Hit(0, 0.0, stored=move.hit))
+    assert (own.uncached_tokens, own.restore_seconds) == (176, 0.2)
+    assert own.prefill_seconds == pytest.approx(176 * 0.02)
+    for came_at in (100.0, 101.0):
+        speed.note(1_000, 0.1, came_at)
+    assert first_token(A, busy, speed, 1_200, NO_HIT, move).prefill_seconds < 1_200 * 0.02 / 4

@@ -1300,6 +1300,7 @@ class StoredPrompt(google.protobuf.message.Message):
     BYTE_COUNT_FIELD_NUMBER: builtins.int
     RESTORE_FIELD_NUMBER: builtins.int
     STATE_KIND_FIELD_NUMBER: builtins.int
+    TOKEN_PREFILL_FIELD_NUMBER: builtins.int
     byte_count: builtins.int
     """Size of the engine's state."""
     state_kind: builtins.str
@@ -1314,6 +1315,10 @@ class StoredPrompt(google.protobuf.message.Message):
     def restore(self) -> google.protobuf.duration_pb2.Duration:
         """Estimated time in which the runner restores it, from the speed of earlier ones."""
 
+    @property
+    def token_prefill(self) -> google.protobuf.duration_pb2.Duration:
+        """Time in which the engine processed each of its tokens. Unset: unknown."""
+
     def __init__(
         self,
         *,
@@ -1321,9 +1326,10 @@ class StoredPrompt(google.protobuf.message.Message):
         byte_count: builtins.int = ...,
         restore: google.protobuf.duration_pb2.Duration | None = ...,
         state_kind: builtins.str = ...,
+        token_prefill: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["restore", b"restore"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["byte_count", b"byte_count", "prefix_digests", b"prefix_digests", "restore", b"restore", "state_kind", b"state_kind"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["restore", b"restore", "token_prefill", b"token_prefill"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["byte_count", b"byte_count", "prefix_digests", b"prefix_digests", "restore", b"restore", "state_kind", b"state_kind", "token_prefill", b"token_prefill"]) -> None: ...
 
 global___StoredPrompt = StoredPrompt
 
