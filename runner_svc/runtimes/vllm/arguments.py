@@ -183,6 +183,9 @@ def _memory_arguments(
         arguments += ["--gpu-memory-utilization", SMALL_UTILIZATION if utilization is None else f"{utilization:g}"]
     if model.prefix_caching is not None:
         arguments.append("--enable-prefix-caching" if model.prefix_caching else "--no-enable-prefix-caching")
+    if model.max_kept_prompt_bytes:
+        size = model.max_kept_prompt_bytes / 2**30
+        arguments += ["--kv-offloading-size", f"{size:g}", "--kv-offloading-backend", "native"]
     if sleeps_in_place(model, order):
         arguments.append("--enable-sleep-mode")
     return arguments

@@ -149,6 +149,12 @@ class VllmBackend(StartedServer[VllmModel]):
     def load_parameters(self) -> Sequence[LoadParameter]:
         return load_parameters(self.model, self.context.trained_context_tokens)
 
+    @property
+    @override
+    def kept_prompt_bytes(self) -> int:
+        # vLLM moves them itself; the memory is added to the limit of the process.
+        return self.model.max_kept_prompt_bytes
+
     @override
     def arguments(self, order: LoadOrder, port: int) -> list[str]:
         return [*server_arguments(self.model, order, self._shape), "--uds", self._socket_path]

@@ -157,6 +157,10 @@ class VllmModel(SourcedModelSettings):
     does not reserve all free memory."""
     prefix_caching: Annotated[bool, PUBLIC] | None = None
     """Whether prefix caching is on. Default: vLLM decides; on for most models."""
+    kept_prompts_mb: Annotated[int, Ge(0), Le(16_777_216)] = 0
+    """Main memory, in MiB for all devices, to which vLLM copies cached prompts, which return to a device when they are
+    needed again; 0: none. They are lost when the engine ends. Other backends: `extra_arguments` such as
+    `[--kv-offloading-backend, lmcache]`."""
     kv_events: bool | None = None
     """Whether vLLM reports which prefixes it has cached, instead of the router estimating it. Needs
     `pipx inject weft pyzmq` and vLLM 0.32. Default: yes with `weft runtime install vllm`, no with `command`."""
@@ -193,6 +197,11 @@ class VllmModel(SourcedModelSettings):
     @override
     def served_adapters(self) -> tuple[AdapterSettings, ...]:
         return self.adapters
+
+    @property
+    @override
+    def max_kept_prompt_bytes(self) -> int:
+        return 0 if self.kind != "generation" or self.prefix_caching is False else self.kept_prompts_mb * 1024 * 1024
 
     @property
     def folder(self) -> Path | None:

@@ -58,6 +58,8 @@ def _value(arguments: Sequence[str], flag: str) -> str:
     ("settings", "flag", "written"),
     [
         ({"name": "smol"}, "--served-model-name", "smol"),
+        ({"kept_prompts_mb": 1536}, "--kv-offloading-size", "1.5"),
+        ({"kept_prompts_mb": 1536}, "--kv-offloading-backend", "native"),
         ({"context_tokens": 8192}, "--max-model-len", "8192"),
         ({"slots": 1}, "--max-num-seqs", "1"),
         ({"dtype": "bfloat16"}, "--dtype", "bfloat16"),
@@ -209,6 +211,13 @@ def test_missing_program_error_shows_the_install_command() -> None:
     model, context = engine_settings(VllmModel, model="org/model")
     with pytest.raises(Exception, match="weft runtime install vllm"):
         RUNTIME.build(model, context)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"prefix_caching": False, "kept_prompts_mb": 9}, {"kind": "embedding", "kept_prompts_mb": 9}]
+)
+def test_prompts_are_kept_in_main_memory_only_if_they_are_cached_and_memory_is_set(settings: dict[str, Any]) -> None:
+    assert "--kv-offloading-size" not in server_arguments(_model(**settings), LoadOrder())
 
 
 @pytest.mark.parametrize(
