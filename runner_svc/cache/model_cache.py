@@ -110,7 +110,7 @@ class ModelCache:
         keeper = self._running_keeper()
         kept = KeptPrompts(0) if keeper is None else keeper.kept
         found.kept_prompt_count, found.kept_bytes = len(kept), kept.byte_count
-        found.kept_limit_bytes = kept.budget_bytes
+        found.kept_limit_bytes = kept.budget_bytes if keeper is not None and keeper.works else 0
         return found
 
     @property
@@ -178,7 +178,11 @@ class ModelCache:
             self._token_seconds = seconds / processed
             if self._keeper is not None:
                 self._keeper.token_seconds = self._token_seconds
-        if turn.restored is None or not usage.cached_prompt_tokens:
+        if turn.restored is None:
+            return
+        if self._keeper is not None:
+            self._keeper.note_use(is_used=usage.cached_prompt_tokens > 0)
+        if not usage.cached_prompt_tokens:
             return
         told, prompt = receipt.restored_prompt, turn.restored.prompt
         told.source = told.SOURCE_DISK if prompt.identity else told.SOURCE_MEMORY

@@ -30,6 +30,9 @@ TokenSize = Callable[[], Awaitable[int | None]]
 """Returns the size in bytes of one cached token; None: unknown."""
 Moment = tuple[int, int, int]
 """Number of loose turns, number of flushes, and the version of a slot."""
+MAX_UNUSED_RESTORES = 2
+"""After this many restores in a row that the engine did not use, no more are made until its next start: some builds of
+llama.cpp, and models with sliding windows or a recurrent state, process restored prompts again."""
 MAX_NAMED_PROMPTS = 1_024
 """Maximum number of prompts whose digests are remembered; the oldest is dropped first."""
 
@@ -72,6 +75,8 @@ class PromptKeeper:
         self._backend = backend
         self._numbers = itertools.count(1)
         self._works = True
+        self._unused_count = 0
+        """Number of restores in a row that the engine did not use."""
         self._saving: dict[asyncio.Task[None], LostPrompt] = {}
         self._store = store if backend.state_identity else None
         self._identity = f"{model}:{backend.state_identity}"
@@ -82,8 +87,18 @@ class PromptKeeper:
 
     @property
     def works(self) -> bool:
-        """Whether every save that the engine was asked for succeeded."""
-        return self._works
+        """Whether every save that the engine was asked for succeeded, and it uses what is restored."""
+        return self._works and self._resumes
+
+    @property
+    def _resumes(self) -> bool:
+        return self._unused_count < MAX_UNUSED_RESTORES
+
+    def note_use(self, *, is_used: bool) -> None:
+        """Records whether the engine used a restored prompt, according to the cached tokens that it reports."""
+        self._unused_count = 0 if is_used else self._unused_count + 1
+        if not self._resumes:
+            log.warning("engine does not use restored prompts; they are kept in slots only", model=self._model)
 
     def name(self, partition: Partition | None, marks: Sequence[bytes], digests: tuple[int, ...]) -> None:
         """Records by which digests routers know a prompt."""
@@ -104,6 +119,8 @@ class PromptKeeper:
             known = (prompt.partition, prompt.identity)
             return known == (partition, self._identity) and common_marks(prompt.marks, marks) > 0
 
+        if not self._resumes:
+            return None, 0
         if self._store is not None:
             await self._store.settle(may_be_best)
         while True:
@@ -131,7 +148,7 @@ class PromptKeeper:
         """
         name, kind = f"prompt-{next(self._numbers)}", self._kind()
         file = self._backend.saved_file(name)
-        if file is None or not kind:
+        if file is None or not kind or not self._resumes:
             return 0.0
         known, flush_count = (await self.best(partition, marks))[1], self.kept.flush_count
 
@@ -240,7 +257,7 @@ class PromptKeeper:
 
     async def put_away(self, directory: CacheDirectory) -> None:
         """Stores all prompts, those in slots too, before the idle engine ends. They are encrypted after its end."""
-        if self._store is None:
+        if self._store is None or not self._resumes:
             return
         if self._saving:
             await asyncio.wait(self._saving)

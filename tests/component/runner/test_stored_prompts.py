@@ -316,6 +316,25 @@ async def test_failed_write_leaves_no_part_of_a_file(folder: Path) -> None:
     assert (_stored(folder), len(store.prompts)) == ([], 0)
 
 
+async def test_engine_that_processes_restored_prompts_again_gets_no_more_until_its_next_start(folder: Path) -> None:
+    """llama.cpp#26676: the engine reports a restore, and no cached tokens afterwards."""
+    runner = await _started(folder)
+    for topic in TOPICS:
+        await runner.receipt(SEA.replace("sea", topic))
+    restored = []
+    for topics in (TOPICS[:3], TOPICS[:1]):
+        await runner.restart()
+        for topic in topics:
+            use = runner.desk.of_request(MODEL, "a", Handling())
+            async with use.generating(completion(SEA.replace("sea", topic))) as turn:
+                restored.append(turn.restored is not None)
+                use.note_turn(turn, receipt_pb2.Receipt())
+        if len(topics) == 3:
+            assert runner.desk.figures(MODEL).kept_limit_bytes == 0, "the engine cannot save prompts"
+    assert restored == [True, True, False, True]
+    await runner.end()
+
+
 async def test_two_turns_restore_one_prompt_simultaneously(folder: Path) -> None:
     runner = await _started(folder)
     await runner.ask.cached("a", SEA)
