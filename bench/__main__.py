@@ -16,7 +16,6 @@ from bench.launch import LaunchError, Target, running, running_stub
 from bench.machine import describe_machine
 from bench.measures import Measure
 from bench.placements import measure_placements
-from bench.real import measure_real
 from bench.report import Figures, Report, markdown
 from bench.scenarios import SCENARIO_NAMES, Options, measure_all
 from bench.tasks import measure_tasks
@@ -75,8 +74,6 @@ def options_of(arguments: argparse.Namespace) -> Options:
         connections=arguments.connections,
         repetitions=arguments.repetitions or (3 if quick else 5),
         latency_requests=200 if quick else 500,
-        real_requests=1 if quick else 4,
-        real_tokens=64 if quick else 128,
         only=frozenset(arguments.only),
     )
 
@@ -103,7 +100,7 @@ def run(options: Options, contenders: Sequence[Contender], figures: Figures, fol
                 targets = list(_start(contenders, figures, folder, stub, started))
                 measure_all(options, figures, stub, targets)
         if WEFT in contenders:
-            _measure_weft(options, figures, folder, stub)
+            _measure_weft(options, figures, folder)
 
 
 def _start(
@@ -118,10 +115,8 @@ def _start(
             figures.skipped.append(f"{contender.name}: {error}")
 
 
-def _measure_weft(options: Options, figures: Figures, folder: Path, stub: Target) -> None:
+def _measure_weft(options: Options, figures: Figures, folder: Path) -> None:
     try:
-        if options.wants("real"):
-            measure_real(options, figures, folder / "real", stub)
         for name, measure in OWN_SCENARIOS.items():
             if options.wants(name):
                 measure(options, figures, folder / name)

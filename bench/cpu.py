@@ -59,11 +59,3 @@ def backend_of(root: psutil.Process, contender: Contender) -> psutil.Process | N
     roles = roles_of_tree(root, contender)
     found = next((pid for pid, role in roles.items() if role == BACKEND_ROLE), None)
     return None if found is None else psutil.Process(found)
-
-
-def listening_port(process: psutil.Process) -> int:
-    """The TCP port a process listens on. Raises LookupError when it listens on none."""
-    for connection in process.net_connections("tcp"):
-        if connection.status == psutil.CONN_LISTEN:
-            return int(connection.laddr.port)
-    raise LookupError(f"process {process.pid} listens on no TCP port")

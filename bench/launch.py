@@ -17,7 +17,7 @@ import msgspec
 import psutil
 
 from bench.contender import BACKEND_ROLE, MODEL, RAW_NAME, Contender, fill, python_of
-from bench.cpu import backend_of, listening_port
+from bench.cpu import backend_of
 from bench.load import DRAIN_SECONDS, Job, Result
 from weft.client import WeftError, connect
 from weft_testing.free_port import free_port
@@ -48,7 +48,6 @@ class Target:
     port: int
     stub: psutil.Process
     """The backend that does its work; itself for the stub."""
-    stub_port: int
 
     def job(self, body: dict[str, object], **bounds: float) -> Job:
         """A load job against it."""
@@ -67,18 +66,14 @@ def running_stub(root: Path, folder: Path) -> Iterator[Target]:
     """Starts a stub backend for direct requests, without a contender in front of it."""
     with _process(STUB, root, folder, {}) as (process, port):
         until_it_answers(STUB, process, port, folder)
-        yield Target(contender=STUB, process=process, port=port, stub=process, stub_port=port)
+        yield Target(contender=STUB, process=process, port=port, stub=process)
 
 
 @contextmanager
 def running(contender: Contender, root: Path, folder: Path, stub: Target) -> Iterator[Target]:
     """A contender in front of `stub`, or of the backend it starts itself. Raises LaunchError."""
     with answering(contender, root, folder, {"upstream_port": str(stub.port)}) as (keyed, process, port):
-        own = backend_of(process, keyed)
-        if own is None:
-            yield Target(contender=keyed, process=process, port=port, stub=stub.process, stub_port=stub.port)
-        else:
-            yield Target(contender=keyed, process=process, port=port, stub=own, stub_port=listening_port(own))
+        yield Target(contender=keyed, process=process, port=port, stub=backend_of(process, keyed) or stub.process)
 
 
 @contextmanager

@@ -20,7 +20,6 @@ import uvloop
 DRAIN_SECONDS = 60.0
 """How long requests under way at the end may still take; they count."""
 CONTENT = re.compile(rb'"(?:content|text)":\s?"[^"]')
-_COMPLETION_TOKENS = re.compile(rb'"completion_tokens":\s?(\d+)')
 
 
 class Job(msgspec.Struct, kw_only=True, frozen=True):
@@ -43,8 +42,6 @@ class Result(msgspec.Struct, kw_only=True, frozen=True):
 
     requests: int
     events: int
-    tokens: int
-    """Sum of the `completion_tokens` that answers reported."""
     failures: dict[str, int]
     wall_seconds: float
     cpu_seconds: float
@@ -71,7 +68,7 @@ class Generator:
         self._left = job.max_requests
         self._latencies: list[float] = []
         self._firsts: list[float] = []
-        self._events = self._tokens = 0
+        self._events = 0
         self._failures: Counter[str] = Counter()
 
     async def run(self) -> Result:
@@ -88,7 +85,6 @@ class Generator:
         return Result(
             requests=len(self._latencies),
             events=self._events,
-            tokens=self._tokens,
             failures=dict(self._failures),
             wall_seconds=time.perf_counter() - started,
             cpu_seconds=time.process_time() - cpu_started,
@@ -119,8 +115,6 @@ class Generator:
         events = body.count(b"data:")
         if events < self._job.min_events or not first:
             raise RequestError(f"incomplete answer: {events} events")
-        tokens = _COMPLETION_TOKENS.search(body)
-        self._tokens += int(tokens[1]) if tokens else 0
         self._events += events
         self._latencies.append(time.perf_counter() - started)
         self._firsts.append(first - started)

@@ -38,14 +38,6 @@ FIRST_P50 = Measure("time to first chunk p50, 1 connection", "ms", None, 2)
 FIRST_P99 = Measure("time to first chunk p99, 1 connection", "ms", None, 2)
 ADDED_FIRST_P50 = Measure("added time to first chunk p50, 1 connection", "ms", 3, 2)
 ADDED_FIRST_P99 = Measure("added time to first chunk p99, 1 connection", "ms", None, 2)
-REAL_RATIO_ONE = Measure(
-    "real model: tokens/s through the mesh / asked directly, 1 connection", "", 0.97, 3, at_most=False
-)
-REAL_RATIO_MANY = Measure(
-    "real model: tokens/s through the mesh / asked directly, 4 connections", "", 0.97, 3, at_most=False
-)
-REAL_TOKENS_ONE = Measure("real model: tokens/s, 1 connection", "1/s")
-REAL_TOKENS_MANY = Measure("real model: tokens/s, 4 connections", "1/s")
 RSS_IDLE = Measure("memory of the host process after start, RSS", "MB", 130)
 RSS_LOADED = Measure("memory of the host process after load, RSS", "MB", 130)
 TREE_RSS_LOADED = Measure("memory of all its processes but backends after load, RSS", "MB")
@@ -53,9 +45,7 @@ TASK_SUBMITS = Measure(
     "durable tasks: acknowledged submissions, 64 clients, SQLite FULL", "1/s", 1_000, 0, at_most=False
 )
 TASK_SUBMIT_P99 = Measure("durable tasks: until an acknowledgement is there, 64 clients, p99", "ms")
-TASK_COMMITS = Measure("plain durable commits of one row, one after another", "1/s", None, 0)
 TASK_START_P50 = Measure("durable tasks: from claim to the engine's start, p50", "ms", 20, 2)
-TASK_START_P99 = Measure("durable tasks: from claim to the engine's start, p99", "ms", None, 2)
 TASK_MEMORY = Measure("durable tasks: growth of the host process with 100,000 waiting", "MB")
 TASK_CLAIM = {
     waiting: Measure(f"durable tasks: finding, claiming and ending one, {waiting:,} waiting", "us", None, 0)

@@ -30,9 +30,6 @@ class Options:
     repetitions: int = 5
     stream_tokens: int = 512
     latency_requests: int = 500
-    real_requests: int = 4
-    """Per connection and run."""
-    real_tokens: int = 128
     only: frozenset[str] = frozenset()
 
     def wants(self, scenario: str) -> bool:
@@ -41,7 +38,7 @@ class Options:
         return not named or scenario in named
 
 
-SCENARIO_NAMES = ("memory", "unary", "stream", "latency", "real", "placements", "tasks")
+SCENARIO_NAMES = ("memory", "unary", "stream", "latency", "placements", "tasks")
 
 
 def chat(tokens: int, *, stream: bool) -> dict[str, object]:

@@ -2,12 +2,11 @@
 
 import asyncio
 import json
-import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,23 +37,18 @@ CLIENTS = 64
 WAITING = 100_000
 STARTS = 200
 CLAIMS = 500
-COMMIT_SECONDS = 1.0
 LONGEST_SECONDS = 60.0
 PENDING_LIMIT_SECONDS = 86_400.0
 
 
 def measure_tasks(options: Options, figures: Figures, folder: Path) -> None:
-    """Each on a mesh or a database of its own; the machine's plain commits are measured in turns with submissions."""
+    """Each on a mesh or a database of its own."""
     for number in range(options.repetitions):
-        figures.add(measures.TASK_COMMITS, WEFT.name, _plain_commits(folder / f"plain-{number}"))
         with _mesh(folder / f"submits-{number}") as mesh:
             _add_submits(figures, _submitted(mesh.submissions(seconds=options.seconds)))
     with _mesh(folder / "starts") as mesh:
         starts = _starts(mesh, STARTS)
     figures.add(measures.TASK_START_P50, WEFT.name, 1e3 * percentile(starts, 0.50))
-    figures.add(
-        measures.TASK_START_P99, WEFT.name, 1e3 * percentile(starts, 0.99), f"{len(starts)} tasks, one at a time"
-    )
     with _mesh(folder / "crowd") as mesh:
         _submitted(mesh.submissions(most=100))
         before = _rss(mesh)
@@ -105,20 +99,6 @@ def _add_submits(figures: Figures, result: SubmitResult) -> None:
     rate = result.acknowledged / result.seconds
     figures.add(measures.TASK_SUBMITS, WEFT.name, rate, f"{result.refused} refused")
     figures.add(measures.TASK_SUBMIT_P99, WEFT.name, 1e3 * percentile(result.latencies, 0.99))
-
-
-def _plain_commits(folder: Path) -> float:
-    """Per second, on the same disk with the same settings, without anybody between."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with closing(sqlite3.connect(folder / "plain.db", isolation_level=None)) as connection:
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=FULL")
-        connection.execute("CREATE TABLE plain (number INTEGER PRIMARY KEY, body BLOB)")
-        began, count = time.perf_counter(), 0
-        while time.perf_counter() - began < COMMIT_SECONDS:
-            connection.execute("INSERT INTO plain (body) VALUES (?)", (b"x" * 200,))
-            count += 1
-        return count / (time.perf_counter() - began)
 
 
 def _starts(mesh: _Mesh, count: int) -> list[float]:

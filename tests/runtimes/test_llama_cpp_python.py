@@ -7,9 +7,12 @@ from unittest import SkipTest
 
 import pytest
 from kit.engine_settings import engine_settings
+from kit.one_model import OneModel
 from native_builds import LLAMA_CPP, ROOT, built_llama_cpp_python, built_llama_server
 
 from runner_svc.backend.port import Backend, CallInfo, LoadOrder
+from runner_svc.cache.manager import CacheManager
+from runner_svc.cache.prompt_store import PromptStore
 from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend
 from runner_svc.runtimes.llama_cpp_python.runtime import LlamaCppPythonModel
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
@@ -18,8 +21,10 @@ from weft.api.common.v1 import chat_pb2, completion_pb2, event_pb2, sampling_pb2
 from weft.dispatch.frames import GenerationPayload
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.request import Handling
 from weft_app.compose.demo import demo_model_path
 from weft_testing.conformance.backend import BackendConformance, Engine
+from weft_testing.conformance.prefix_cache import MODEL
 
 SERVER_PROGRAM = "runner_svc.runtimes.llama_cpp_python.server"
 
@@ -120,6 +125,39 @@ async def test_second_answer_to_a_prompt_hits_the_cache(interpreter: Path) -> No
     assert first.finished.receipt.usage.cached_prompt_tokens == 0
     assert usage.prompt_tokens > 300
     assert usage.cached_prompt_tokens >= usage.prompt_tokens - 1
+
+
+async def test_prompt_restored_after_an_unload_continues_with_the_same_tokens(
+    interpreter: Path, tmp_path: Path
+) -> None:
+    backend = _backend(interpreter, name=MODEL, context_tokens=2048)
+    model = OneModel(backend)
+    desk = CacheManager([model], store=PromptStore(tmp_path / "prompts", 2**30))
+    greedy = sampling_pb2.SamplingParams(temperature=0, max_tokens=256)
+    payload = _chat("Tell me about the sea, the hills and the city. " * 60, sampling=greedy)
+
+    async def ask() -> tuple[int, str]:
+        async with desk.of_request(MODEL, "a", Handling()).generating(payload) as turn:
+            call = CallInfo(request_id="r1", traceparent="", cache=turn.use)
+            events = [event async for frame in backend.generate(payload, call) for event in frame]
+            turn.worked = True
+        answer = "".join(event.delta.text for event in events)
+        return events[-1].finished.receipt.usage.cached_prompt_tokens, answer
+
+    await desk.open()
+    await backend.start()
+    try:
+        assert (await ask())[0] == 0
+        undisturbed = await ask()
+        await desk.put_away(model)
+        await backend.stop()
+        await desk.settle()
+        await backend.start()
+        assert await ask() == undisturbed
+        assert undisturbed[0] > 600
+    finally:
+        await desk.close()
+        await backend.stop()
 
 
 async def test_prompt_token_counts_match_llama_server(interpreter: Path) -> None:

@@ -47,7 +47,6 @@ def test_peer_requirements_are_pinned() -> None:
 DONE = Result(
     requests=10,
     events=0,
-    tokens=0,
     failures={},
     wall_seconds=1.0,
     cpu_seconds=0.1,
@@ -59,7 +58,7 @@ DONE = Result(
 
 
 def target(contender: Contender) -> Target:
-    return Target(contender=contender, process=psutil.Process(), port=1, stub=psutil.Process(), stub_port=1)
+    return Target(contender=contender, process=psutil.Process(), port=1, stub=psutil.Process())
 
 
 def test_slow_contender_is_skipped_and_the_others_continue(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

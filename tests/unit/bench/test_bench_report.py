@@ -3,7 +3,7 @@ import pytest
 from bench.contender import LITELLM, WEFT, fill
 from bench.load import percentile
 from bench.machine import Machine
-from bench.measures import CHUNK_CPU, REAL_RATIO_ONE, UNARY_CPU, UNARY_RATE, Measure
+from bench.measures import CHUNK_CPU, PLACEMENT_RATE, UNARY_CPU, UNARY_RATE, Measure
 from bench.report import Figures, Report, Row, Use, markdown, share_table
 
 MACHINE = Machine(
@@ -51,7 +51,7 @@ def test_row_value_is_the_median_and_decides_the_verdict() -> None:
 
 def test_goals_apply_only_to_weft() -> None:
     assert Row(measure=CHUNK_CPU, contender="litellm", samples=(9000.0,)).verdict == "-"
-    assert Row(measure=REAL_RATIO_ONE, contender="weft", samples=(0.5,)).verdict == "missed"
+    assert Row(measure=PLACEMENT_RATE, contender="weft", samples=(0.5,)).verdict == "missed"
 
 
 def test_report_shows_goals_spread_and_skipped_contenders() -> None:
