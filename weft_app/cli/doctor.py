@@ -43,6 +43,7 @@ from weft_app.cli.doctor_checks import (
     platform_finding,
     port_findings,
     registry_findings,
+    stored_prompt_findings,
     warning,
 )
 from weft_app.cli.explain import prompt_change
@@ -185,6 +186,7 @@ def examine(
         lambda: _central_models(home),
         lambda: _clocks(home),
         lambda: _prompts(home) if home.running() is not None else (),
+        lambda: stored_prompt_findings(home.root) if home.running() is not None else (),
     ]
     with ThreadPoolExecutor(len(checks), thread_name_prefix="doctor") as pool:
         started = [pool.submit(lambda check: list(check()), each) for each in checks]

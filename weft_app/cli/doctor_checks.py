@@ -368,6 +368,22 @@ def _named(names: Iterable[str]) -> str:
     return ", ".join(found[:MAX_NAMED]) + more
 
 
+def stored_prompt_findings(home: Path) -> Iterator[Finding]:
+    """Yields one finding per runner that stores prompts: their number, their size and its limit."""
+    members: list[Document] = []
+    with suppress(WeftError), connect(home) as mesh:
+        for model in mesh.get("/v1/admin/models")["items"]:
+            members += model["replicas"]["members"]
+    caches: dict[str, list[Document]] = {}
+    for member in members:
+        if member.get("cache", {}).get("storedLimitBytes"):
+            caches.setdefault(member["runner"], []).append(member["cache"])
+    for runner, found in sorted(caches.items()):
+        count, size = (sum(each[field] for each in found) for field in ("storedPromptCount", "storedBytes"))
+        limit = size_words(found[0]["storedLimitBytes"])
+        yield ok("prompts", f"runner {runner}: {count} stored, {size_words(size)} of {limit} (stored_prompts_mb)")
+
+
 def examine_mesh(home: Path) -> Iterator[Finding]:
     """Yields the findings of `weft doctor --mesh`."""
     try:
