@@ -221,6 +221,10 @@ class ClientRegistry:
         self._under_way[key] = _UnderWay(client, counted, is_durable=is_durable)
         return counted.status
 
+    def limits_left(self, request: PlacementRequest) -> RateLimitStatus | None:
+        """Return what is left for a request's caller without counting it; None: no limit applies."""
+        return self._limits.status(request)
+
     def note_rejected(self, key: int, reason: Reason) -> None:
         """Record that the scheduler refused a request. Without output it used no tokens, whatever its receipt says."""
         found = self._under_way.get(key)

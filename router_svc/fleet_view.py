@@ -13,6 +13,7 @@ from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.dispatch.agents import members_of
 from weft.dispatch.fleet import FleetView, ModelView, RunnerView, abilities_in
 from weft.kernel.clock import refused_words
+from weft.kernel.placement_request import label_set
 from weft.kernel.timestamps import optional_seconds
 from weft.kernel.units import hours_of
 from weft.wake.recipes import max_wait_seconds, mesh_recipe
@@ -62,6 +63,7 @@ def candidate_of(view: FleetView, model: ModelView) -> Candidate:
         skills=abilities.possible_skills,
         thinking_modes=abilities.thinking_modes,
         tools=runner.tool_names if runner is not None else frozenset(),
+        labels=model.labels | (runner.labels if runner is not None else frozenset()),
         clock_refused=runner is not None and runner.active and runner.clock_refused,
         base_model=instance.base_model if instance is not None else "",
         state_kind=instance.state_kind if instance is not None else "",
@@ -193,4 +195,7 @@ def _condition(condition: route_pb2.RouteCondition) -> RouteCondition:
         tenants=tuple(condition.tenants),
         from_hour=first,
         to_hour=last,
+        labels=label_set(condition.labels),
+        runner_labels=label_set(condition.runner_labels),
+        min_budget=condition.min_budget_percent / 100,
     )

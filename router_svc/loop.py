@@ -344,7 +344,9 @@ class SchedulingLoop:
         """
         request, now = self._arrived(spec)
         key = request.key
-        mailbox = self._mailboxes[key] = Mailbox(request, self._admit(request, now))
+        limits = self._admit(request, now)
+        mailbox = self._mailboxes[key] = Mailbox(request, limits)
+        request.budget_left = budget_left(limits)
         try:
             self._deliver(self.scheduler.submit(request, now))
         except Exception:
@@ -360,6 +362,7 @@ class SchedulingLoop:
         """
         request, now = self._arrived(spec)
         request.arrived_wall = self._clock.utc_now()
+        request.budget_left = budget_left(self._deps.records.clients.limits_left(spec))
         quotes = self.scheduler.quote(request, now)
         if isinstance(quotes, Rejects):
             raise _error_of(quotes, spec)
@@ -631,6 +634,12 @@ class SchedulingLoop:
             case Rejects():
                 self._deps.records.clients.note_rejected(decision.key, decision.reason)
                 return _rejection(decision, mailbox.request.spec)
+
+
+def budget_left(limits: RateLimitStatus | None) -> float:
+    """Return the share of the tightest window that is left; 1: no limit applies."""
+    windows = () if limits is None else (limits.requests, limits.tokens)
+    return min((window.remaining / window.limit for window in windows if window.limit), default=1.0)
 
 
 def _served(receipt: receipt_pb2.Receipt | None, operation: Operation) -> Served | None:

@@ -148,6 +148,7 @@ class LocalPlace(Placement):
 
 
 MAX_NEEDED_TOOLS = 128
+MAX_REQUEST_LABELS = 32
 MAX_AFFINITY_KEY_BYTES = 64
 MAX_USAGE_KEY_CHARS = 128
 MAX_ATTEMPTS_USED = 1_000
@@ -309,6 +310,7 @@ def _request_from_proto(message: pb.PlaceOpen, traceparent: str) -> PlacementReq
         prefix_holder=_prefix_holder(message),
         prompt_digest=message.prompt_digest,
         client_id=require_token(message.client_id, "open.client_id", MAX_CLIENT_CHARS) if message.client_id else "",
+        labels=frozenset(message.labels),
     )
 
 
@@ -331,6 +333,8 @@ def _check_sizes(message: pb.PlaceOpen) -> None:
         raise invalid_field("open.work", f"must be 0 to {MAX_WORK:.0f}")
     if len(message.needed_tools) > MAX_NEEDED_TOOLS:
         raise invalid_field("open.needed_tools", f"has more than {MAX_NEEDED_TOOLS} entries")
+    if len(message.labels) > MAX_REQUEST_LABELS:
+        raise invalid_field("open.labels", f"has more than {MAX_REQUEST_LABELS} entries")
     if len(message.affinity_key) > MAX_AFFINITY_KEY_BYTES:
         raise invalid_field("open.affinity_key", f"has more than {MAX_AFFINITY_KEY_BYTES} bytes")
     if len(message.prefix_digests) > len(PREFIX_ENDS):

@@ -98,6 +98,10 @@ class RateLimits:
         keys = tuple((claim.key, claim.rate) for claim in claims)
         return Counted(keys, request.prompt_tokens, counted_at, self._windows.status(claims))
 
+    def status(self, request: PlacementRequest) -> RateLimitStatus | None:
+        """Return what is left for a request without counting it; None: no limit applies."""
+        return self._windows.status(self._claims(request, with_client=True))
+
     def correct(self, counted: Counted, tokens: int) -> None:
         """Correct the count of a finished request to the tokens that it used."""
         if tokens != counted.tokens:

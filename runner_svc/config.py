@@ -58,6 +58,8 @@ class RunnerConfig:
     """Maximum wait of a load for accelerator memory."""
     worker_hosts: tuple[str, ...] = ()
     """Other hosts that run parts of its models."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels by which conditions of routes choose runners."""
     max_requests: int | None = None
     """Maximum concurrent requests over all its models; None: limited only by its slots."""
     stored_prompts_mb: int = 0

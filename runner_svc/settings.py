@@ -144,6 +144,8 @@ class RunnerSettings:
     """Its models, one process each, by the settings class of its runtime."""
     agents: Annotated[tuple[AgentSettings, ...], MaxLen(256), PUBLIC] = ()
     """Agents that the runner publishes with its models."""
+    labels: Annotated[Mapping[LabelKey, LabelValue], MaxLen(MAX_LABELS), PUBLIC] = field(default_factory=dict)
+    """Labels by which conditions of routes choose runners, such as `zone: office`."""
     max_requests: Annotated[int, Ge(1), Le(65_536)] | None = None
     """Maximum number of concurrent requests over all models of the runner. Default: the sum of its slots."""
     devices: Annotated[tuple[Annotated[int, Ge(0), Le(63)], ...], MaxLen(64), PUBLIC] = ()

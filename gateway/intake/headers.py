@@ -18,9 +18,18 @@ from weft.dispatch.agents import name_asked_for, require_model_name
 from weft.dispatch.aliases import AskedName
 from weft.dispatch.parameter_checks import cache_tag, prefix_seconds, require_session
 from weft.dispatch.request_trace import Journal, RequestContext, WhenLeft
+from weft.durable.batches import MAX_METADATA, MAX_METADATA_VALUE_CHARS
 from weft.durable.tasks import MAX_IDEMPOTENCY_KEY_CHARS
 from weft.kernel.errors import FieldError, WeftError, invalid_field
-from weft.kernel.names import MAX_CLIENT_CHARS, MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, is_token, new_id, require_token
+from weft.kernel.names import (
+    MAX_CLIENT_CHARS,
+    MAX_REQUEST_ID_CHARS,
+    MAX_TENANT_CHARS,
+    is_name,
+    is_token,
+    new_id,
+    require_token,
+)
 from weft.kernel.principal import LOCAL, MAY_LEAVE, USE_MODELS
 from weft.kernel.reasons import Reason
 from weft.kernel.request import TASK_OPERATIONS, CacheMode, Handling, Operation, Priority
@@ -41,6 +50,7 @@ _AGENT_HEADERS = {b"x-claude-code-agent-id": "X-Claude-Code-Agent-Id", b"thread-
 """Sub-agents of Claude Code and Codex share their parent's session, but their prompts differ from the first character
 on. Those of OpenCode have their own session."""
 _AS_CONFIGURED = Handling()
+LABELS_HEADER = "X-Labels"
 MAX_WAIT_HEADER = "X-Max-Wait-Seconds"
 _RECEIPT_COMMENT = "X-Receipt-Comment"
 _SWITCHES = {b"true": True, b"false": False}
@@ -171,7 +181,7 @@ def request_context(
         client_id=_client_id(headers, params),
         session=_session(headers, params),
         user=params.end_user,
-        metadata=params.own_metadata,
+        metadata=_labels(headers, params),
     )
 
 
@@ -217,6 +227,21 @@ def _client_id(headers: Headers, params: HandledRequest) -> str:
     if not params.x_client_id:
         return ""
     return require_token(params.x_client_id, "x_client_id", MAX_CLIENT_CHARS)
+
+
+def _labels(headers: Headers, params: HandledRequest) -> Mapping[str, str]:
+    """Returns the caller's metadata with the labels of the header. Raises INVALID_ARGUMENT naming the header."""
+    given, labels = headers.get(LABELS_HEADER.lower().encode()), params.own_metadata
+    if given is None:
+        return labels
+    parts = (part.strip().partition("=") for part in given.decode("latin-1").split(","))
+    found = {key: value for key, _, value in parts if key or value}
+    if not all(is_name(key) and is_token(found[key], MAX_METADATA_VALUE_CHARS) for key in found):
+        raise invalid_field(LABELS_HEADER, "must be KEY=VALUE pairs joined by commas, such as team=a,kind=review")
+    labels = {**labels, **found}
+    if len(labels) > MAX_METADATA:
+        raise invalid_field(LABELS_HEADER, f"must be at most {MAX_METADATA} labels with the request's metadata")
+    return labels
 
 
 def _session(headers: Headers, params: HandledRequest) -> str:

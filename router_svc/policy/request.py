@@ -162,6 +162,8 @@ class Request:
     """Decisions with their times, for its record; status messages that differ only in figures are merged."""
     status: Waits | Loads | Placed | FailedAttempt | None = None
     """The last of these."""
+    budget_left: float = 1.0
+    """Share of its tightest rate limit window that was left when it arrived."""
     cancelled_by: str = ""
     """Who cancelled it; empty: it was not cancelled."""
 

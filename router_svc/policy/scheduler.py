@@ -263,8 +263,12 @@ class Scheduler:
     def _receive(self, request: Request, queue: Queue, now: float) -> None:
         route = self._cluster.route_of(queue.name)
         if route is not None and route.conditions:
-            allow_remote = request.needs.allow_remote
-            skipped = route.skipped(request.spec, request.arrived_wall, allow_remote=allow_remote)
+            skipped = route.skipped(
+                request.spec,
+                request.arrived_wall,
+                allow_remote=request.needs.allow_remote,
+                budget_left=request.budget_left,
+            )
             request.needs = replace(request.needs, skipped=skipped)
         deadline_at = request.own_deadline_at
         is_durable = request.spec.priority is _DURABLE

@@ -85,6 +85,7 @@ class RunnerReport:
             followed_servers=self.followed_servers(),
             tool_names=self._tool_names()[:MAX_REPORTED_TOOLS],
             host_use=self.host_use(),
+            labels=self._config.labels,
         )
 
     def runner(self) -> runner_pb2.Runner:

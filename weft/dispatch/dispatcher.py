@@ -32,6 +32,7 @@ from weft.dispatch.captured import CapturedRequest, CaptureSender, captured_requ
 from weft.dispatch.end_reporter import EndReporter
 from weft.dispatch.fleet import FleetSource, FleetView
 from weft.dispatch.frames import Frame
+from weft.dispatch.labelers import Labelers
 from weft.dispatch.operations import ChunkT, OperationSpec, PayloadT, ended_early
 from weft.dispatch.parameter_checks import serve_options
 from weft.dispatch.payload_description import Payload, TokenCounter, affinity_key, cache_scope, describe
@@ -96,6 +97,7 @@ class Dispatcher(RequestDispatcher):
         """Reports how requests ended after their router was lost; None: those ends are dropped."""
         self.beginnings = PromptBeginnings()
         self.holders = PrefixHolders()
+        self.labelers = Labelers()
 
     def call(
         self, spec: OperationSpec[PayloadT, ChunkT], context: RequestContext, payload: PayloadT, *, whole: bool = False
@@ -146,6 +148,7 @@ def placement_request(
     behaviour: agent_behaviour_pb2.AgentBehaviour | None = None,
     unread: Callable[[], frozenset[Skill]] = frozenset,
     holders: PrefixHolders | None = None,
+    labelers: Labelers,
 ) -> PlacementRequest:
     """Returns a request as schedulers see it; `seconds_left` is the time to its deadline, None: no deadline.
 
@@ -177,6 +180,7 @@ def placement_request(
         client_id=context.client_id,
         asked_model=context.asked_model,
         caller=context.caller,
+        labels=labelers.labels(context, payload),
         task_id=context.task_id,
     )
 
@@ -287,6 +291,7 @@ class _RequestRun(Generic[T]):
             behaviour=self.behaviour,
             unread=lambda: skills_lacking_behind(self.deps.view(), self.context.model),
             holders=self.deps.holders,
+            labelers=self.deps.labelers,
         )
         self._prefix_digests = request.prefix_digests
         if request.affinity_key and isinstance(self.payload, chat_pb2.ChatPayload):

@@ -32,6 +32,7 @@ from weft.kernel.clock import Clock
 from weft.kernel.health import WELL, HealthCheck, Observation, degraded, down
 from weft.kernel.log import get_logger
 from weft.kernel.names import AGENT_PREFIX, ROUTE_PREFIX, WORKFLOW_PREFIX
+from weft.kernel.placement_request import label_set
 from weft.kernel.reasons import Reason
 from weft.kernel.request import JournalMode, Operation, Skill, journal_in
 from weft.kernel.rpc import calling
@@ -65,6 +66,8 @@ class RunnerView:
     """Maximum concurrent requests over all its models; 0: limited only by its slots."""
     tool_names: frozenset[str] = frozenset()
     """The mesh's tools that it offers."""
+    labels: frozenset[str] = frozenset()
+    """Its labels, as KEY=VALUE."""
     clock_offset_seconds: float = 0.0
     """How far its clock is ahead of the mesh's; negative: behind; 0: no significant offset."""
     clock_refused: bool = False
@@ -102,6 +105,8 @@ class ModelView:
     """Whether its requests are durable tasks."""
     id: str = ""
     """Its id; empty: unknown."""
+    labels: frozenset[str] = frozenset()
+    """Its labels, as KEY=VALUE."""
 
     @property
     def reachable(self) -> bool:
@@ -250,6 +255,7 @@ def _runner(watched: registry_service_pb2.WatchedRunner) -> RunnerView:
         instances=MappingProxyType(instances),
         max_requests=runner.capability.max_requests,
         tool_names=frozenset(runner.capability.tool_names),
+        labels=label_set(runner.capability.labels),
         clock_offset_seconds=seconds_of(runner.capability.clock_offset),
         clock_refused=runner.capability.clock_refused,
     )
@@ -285,6 +291,7 @@ def _model(model: model_pb2.Model) -> ModelView:
         # Its runner runs in the mesh itself and starts with the first such model.
         expected=not model.runner and manifest.HasField("provider"),
         id=model.id,
+        labels=label_set(manifest.tags.labels),
     )
 
 

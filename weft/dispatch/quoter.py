@@ -6,6 +6,7 @@ from weft.api.router.v1.quote_pb2 import Quote
 from weft.dispatch.agents import resolve, skills_lacking_behind
 from weft.dispatch.dispatcher import placement_request
 from weft.dispatch.fleet import FleetSource
+from weft.dispatch.labelers import Labelers
 from weft.dispatch.payload_description import Payload
 from weft.dispatch.placement import QuoteSource
 from weft.dispatch.request_trace import RequestContext
@@ -17,6 +18,7 @@ class Quoter:
     def __init__(self, router: QuoteSource, fleet: FleetSource) -> None:
         self._router = router
         self._fleet = fleet
+        self._labelers = Labelers()
 
     async def quote(self, context: RequestContext, payload: Payload) -> Sequence[Quote]:
         """Returns the quotes, the soonest first. Raises what a refusal of the request would."""
@@ -29,5 +31,6 @@ class Quoter:
             seconds_left=context.timeout_seconds,
             behaviour=behaviour,
             unread=lambda: skills_lacking_behind(view, context.model),
+            labelers=self._labelers,
         )
         return await self._router.quote(request)

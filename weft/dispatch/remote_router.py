@@ -376,6 +376,7 @@ def _open_to_proto(request: PlacementRequest) -> pb.PlaceOpen:
         asked_model=request.asked_model,
         caller=request.caller,
         is_counted=request.is_counted,
+        labels=sorted(request.labels),
     )
     if (holder := request.prefix_holder) is not None:
         message.prefix_holder.model, message.prefix_holder.runner = holder.model, holder.runner

@@ -1,4 +1,4 @@
-"""Label selectors, such as `tier=fast,team=a`, that restrict commands and lists to matching models and agents."""
+"""Label selectors, such as `tier=fast,team=a`, that restrict commands and lists to matching resources."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -9,6 +9,7 @@ from weft.kernel.names import is_name, is_token
 if TYPE_CHECKING:
     from weft.api.registry.v1.agent_pb2 import AgentManifest
     from weft.api.registry.v1.model_pb2 import ModelManifest
+    from weft.api.registry.v1.route_pb2 import RouteManifest
     from weft.api.registry.v1.tags_pb2 import Tags
 
 MAX_SELECTOR_CHARS = 2048
@@ -55,7 +56,7 @@ def parse_selector(text: str, field: str) -> Selector:
 
 
 def selects(selector: Selector, tags: "Tags") -> bool:
-    """Whether tags of a model or an agent match."""
+    """Whether tags match."""
     return all(requirement.holds(tags) for requirement in selector)
 
 
@@ -68,7 +69,7 @@ def require_labels(tags: "Tags", field: str) -> None:
             raise invalid_field(f"{field}[{key}]", "must not be empty")
 
 
-def to_canonical_tags(manifest: "ModelManifest | AgentManifest", field: str) -> None:
+def to_canonical_tags(manifest: "ModelManifest | AgentManifest | RouteManifest", field: str) -> None:
     """Clears empty tags. Raises INVALID_ARGUMENT for a label with a reserved name."""
     require_labels(manifest.tags, f"{field}.tags.labels")
     if not manifest.tags.ByteSize():

@@ -1,5 +1,6 @@
 """The placement request that a dispatcher sends to a scheduler, and the load of a scheduler's queues."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,6 +17,11 @@ class PrefixHolder(NamedTuple):
     incarnation: str
     digest_count: int
     """Number of equal digests."""
+
+
+def label_set(labels: Mapping[str, str]) -> frozenset[str]:
+    """Returns labels as KEY=VALUE."""
+    return frozenset(f"{key}={value}" for key, value in labels.items())
 
 
 @value_class(kw_only=True)
@@ -67,6 +73,8 @@ class PlacementRequest:
     """The alias that the caller requested; empty: it requested `model` directly."""
     caller: str = ""
     """The sender: `key:<id>`, `service:<name>` or `local`; empty: unknown."""
+    labels: frozenset[str] = frozenset()
+    """Labels for conditions of routes, as KEY=VALUE."""
     task_id: str = ""
     """The task of this attempt; empty: none. Only set inside the router, never sent."""
 

@@ -134,7 +134,7 @@ _ROUTE = custom_columns(
 )
 _ROUTE_WIDE = custom_columns(
     "NAME:name STATUS:status.state CANDIDATES:candidates:commas BUDGET:budgetSeconds:{:g}s KEEP:keepAlive:keep "
-    f"PINNED:pinPrimary ID:status.id {_AGE} {_WHOLE}"
+    f"PINNED:pinPrimary LABELS:labels:labels ID:status.id {_AGE} {_WHOLE}"
 )
 _ALIAS = custom_columns("NAME:name PATTERN:pattern TARGET:target TENANT:tenant SOURCE:status.source")
 _ALIAS_WIDE = _ALIAS + custom_columns(f"{_AGE} {_WHOLE}")

@@ -99,7 +99,7 @@ def get(
         record = record_kind(resources[0])
         is_about_requests = record == "request" and "/" not in resources[0]
         if selector and (is_about_requests or record == "task" or record in RECORDS):
-            raise invalid_field("--selector", "goes with models and agents")
+            raise invalid_field("--selector", "goes with models, agents and routes")
         if caller and record != "task":
             raise invalid_field("--caller", "goes with tasks")
         if states and not is_about_requests and record != "task":

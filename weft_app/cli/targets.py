@@ -23,11 +23,11 @@ _RECORDS = {
 _RECORDS |= {"batches" if word == "batch" else f"{word}s": kind for word, kind in _RECORDS.items()}
 """Kinds of records that are never declared, by their words."""
 TENANTS = (ResourceKind.TENANT,)
-LABELLED = frozenset({ResourceKind.MODEL, ResourceKind.AGENT})
+LABELLED = frozenset({ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.ROUTE})
 SelectorOption = Annotated[
     str,
     typer.Option(
-        "--selector", "-l", metavar="SELECTOR", help="Label selector of models or agents, such as tier=fast,team=a."
+        "--selector", "-l", metavar="SELECTOR", help="Label selector of models, agents or routes, such as tier=fast."
     ),
 ]
 MAX_SELECTED = 100
@@ -200,7 +200,7 @@ def labelled(scope: Scope, selector: str) -> Scope:
         return scope
     if not kinds or scope.targets:
         without = next(kind for kind in scope.kinds if kind not in LABELLED)
-        raise invalid_field("--selector", f"is only for models and agents; {without.plural} have no labels")
+        raise invalid_field("--selector", f"is only for models, agents and routes; {without.plural} have no labels")
     return Scope(kinds)
 
 

@@ -139,6 +139,7 @@ def runner_config(  # noqa: PLR0913 - what the file says about this host, by its
         tools=tool_sources(section, os.environ),
         max_requests=section.max_requests,
         worker_hosts=section.worker_hosts,
+        labels=section.labels,
     )
 
 

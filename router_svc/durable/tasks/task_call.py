@@ -227,4 +227,5 @@ def context_of(task: PendingTask, spec: task_pb2.TaskSpec, operation: Operation,
         client_id=client_of(spec.options),
         session=session_of(spec.options),
         asked_model=spec.asked_model,
+        metadata=spec.metadata,
     )

@@ -71,7 +71,12 @@ class CandidateIndex:
             message = f"no candidate of {name or queue} accepts the request: {reasons}"
             return GateSummary(reason=Reason.NO_RUNNER_AVAILABLE, message=message, gates={})
         stripped = [endpoint.candidate for step in steps for endpoint in step.stripped()]
-        members = {endpoint.key: endpoint.candidate for step in steps for endpoint in step.endpoints()}
+        members = {endpoint.key: endpoint.candidate for step in steps for endpoint in step.labeled()}
+        if not members and (labels := {label for step in steps for label in step.labels}):
+            message = (
+                f"no candidate of {name or queue} has the label {', '.join(sorted(labels))} that a condition requires"
+            )
+            return GateSummary(reason=Reason.NO_RUNNER_AVAILABLE, message=message, gates={})
         return summarize(name or queue, members.values(), stripped, needs)
 
     def is_out_of_reach(self, queue: str, needs: Needs) -> bool:

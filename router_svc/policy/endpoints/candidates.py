@@ -27,12 +27,14 @@ class Needs:
     """Rounded down to a power of two to limit the number of distinct needs; 0: unknown."""
     skipped: tuple[tuple[int, str], ...] = ()
     """Positions of the candidates of a route whose conditions exclude the request, each with the reason as text."""
+    labels: frozenset[str] = frozenset()
+    """Labels that the model or runner must have, as KEY=VALUE; from the conditions of a route's candidate."""
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         # Needs are hashed several times per request, and a dataclass would hash all fields each time.
         parts = (self.operation, self.allow_remote, self.skills, self.thinking, self.tools, self.context_tokens)
-        object.__setattr__(self, "_hash", hash((parts, self.skipped)))
+        object.__setattr__(self, "_hash", hash((parts, self.skipped, self.labels)))
 
     def __hash__(self) -> int:
         return self._hash
@@ -121,6 +123,8 @@ class Candidate:
     """Whether its runner refuses requests because of its clock; it is then down, and `detail` has the difference."""
     tools: frozenset[str] = frozenset()
     """Mesh tools available on its runner."""
+    labels: frozenset[str] = frozenset()
+    """Labels of the model and its runner, as KEY=VALUE."""
     context_tokens: int = 0
     """Context of one slot; 0: unknown."""
     base_model: str = ""

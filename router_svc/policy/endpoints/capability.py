@@ -20,7 +20,7 @@ _HOW_OFFERED = {
     Operation.TRANSCRIPTION: f"from the runtime faster_whisper, or {_BY_SECTION}",
     Operation.SPEECH: f"from the runtimes espeak_ng and piper, or {_BY_SECTION}",
 }
-_GATES_IN_ORDER = ("operation", "remote", "skills", "tools", "context")
+_GATES_IN_ORDER = ("operation", "remote", "skills", "tools", "labels", "context")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,7 @@ class Profile:
     skills: frozenset[Skill] | None
     thinking_modes: frozenset[ThinkingMode]
     tools: frozenset[str]
+    labels: frozenset[str]
     context_tokens: int
     """Rounded down to a power of two, as in `Needs`."""
 
@@ -45,6 +46,7 @@ def profile_of(candidate: Candidate) -> Profile:
         skills=candidate.skills,
         thinking_modes=candidate.thinking_modes,
         tools=candidate.tools,
+        labels=candidate.labels,
         context_tokens=1 << (context.bit_length() - 1) if context > 0 else 0,
     )
 
@@ -69,9 +71,10 @@ def gate(candidate: Candidate | Profile, needs: Needs) -> str:
         return "skills"
     if not needs.tools <= candidate.tools:
         return "tools"
-    if candidate.context_tokens and needs.context_tokens > candidate.context_tokens:
-        return "context"
-    return ""
+    if not needs.labels <= candidate.labels:
+        return "labels"
+    is_long = candidate.context_tokens and needs.context_tokens > candidate.context_tokens
+    return "context" if is_long else ""
 
 
 def _takes(candidate: Candidate | Profile, needs: Needs) -> bool:
@@ -83,20 +86,22 @@ def _takes(candidate: Candidate | Profile, needs: Needs) -> bool:
 
 def fits(candidate: Candidate | Profile, needs: Needs) -> str:
     """Return why a candidate can never serve such a request, as text; empty: it can."""
+    words = ""
     match gate(candidate, needs):
         case "operation":
-            return f"does not offer {needs.operation.name.lower()}"
+            words = f"does not offer {needs.operation.name.lower()}"
         case "remote":
-            return REMOTE
+            words = REMOTE
         case "skills":
             lacking = frozenset[Skill]() if candidate.skills is None else needs.skills - candidate.skills
-            return untaken_words(lacking, candidate.thinking_modes, needs.thinking)
+            words = untaken_words(lacking, candidate.thinking_modes, needs.thinking)
         case "tools":
-            return f"its runner lacks {', '.join(sorted(needs.tools - candidate.tools))}"
+            words = f"its runner lacks {', '.join(sorted(needs.tools - candidate.tools))}"
+        case "labels":
+            words = f"lacks the label {', '.join(sorted(needs.labels - candidate.labels))}"
         case "context":
-            return f"its context of {candidate.context_tokens} tokens is too short"
-        case _:
-            return ""
+            words = f"its context of {candidate.context_tokens} tokens is too short"
+    return words
 
 
 def summarize(name: str, members: Iterable[Candidate], stripped: Iterable[Candidate], needs: Needs) -> GateSummary:

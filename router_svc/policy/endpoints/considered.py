@@ -140,7 +140,7 @@ def _as_it_is(endpoint: Endpoint, position: int) -> Considered:
 
 
 def _consider(step: RouteStep, endpoint: Endpoint, pick: PickRequest, now: float) -> Considered:
-    lacking = fits(endpoint.candidate, pick.needs)
+    lacking = fits(endpoint.candidate, step.needs(pick.needs))
     why_not = lacking or gate(endpoint, pick, now) or step.gate
     warm = _WARMTH[endpoint.candidate.readiness] if why_not else FREE
     warmth = _UNFIT if lacking else warm

@@ -29,12 +29,22 @@ class RouteCondition:
     """First hour of the day, in UTC ..."""
     to_hour: Annotated[int, Ge(0), Le(24)] = 24
     """... and the hour at which it ends; a lower one is on the next day."""
+    labels: frozenset[str] = frozenset()
+    """Labels of the request, as KEY=VALUE."""
+    runner_labels: frozenset[str] = frozenset()
+    """Labels that the candidate's model or runner must have. They choose among runners, so `unmet` ignores them."""
+    min_budget: Annotated[float, Ge(0), Le(1)] = 0.0
+    """Minimum share of the tightest rate limit window that must be left."""
 
-    def unmet(self, spec: PlacementRequest, arrived: datetime, *, allow_remote: bool) -> str:
+    def unmet(self, spec: PlacementRequest, arrived: datetime, *, allow_remote: bool, budget_left: float = 1.0) -> str:
         """Return what does not hold for a request that arrived at this time (UTC), as text; empty: it is accepted."""
+        if budget_left < self.min_budget:
+            return f"takes requests while at least {self.min_budget:.0%} of the rate limit is left"
         return next(self._unmet(spec, arrived, allow_remote=allow_remote), "")
 
     def _unmet(self, spec: PlacementRequest, arrived: datetime, *, allow_remote: bool) -> Iterator[str]:
+        if not self.labels <= spec.labels:
+            yield f"takes requests labeled {', '.join(sorted(self.labels))}"
         if spec.prompt_tokens < self.min_prompt_tokens:
             yield f"takes prompts of at least {self.min_prompt_tokens} tokens"
         if self.max_prompt_tokens and spec.prompt_tokens > self.max_prompt_tokens:

@@ -37,10 +37,19 @@ class Route:
     conditions: Annotated[tuple[RouteCondition, ...], MaxLen(64)] = ()
     """Which requests candidates accept; one without conditions accepts all."""
 
-    def skipped(self, spec: PlacementRequest, arrived: datetime, *, allow_remote: bool) -> tuple[tuple[int, str], ...]:
+    def skipped(
+        self, spec: PlacementRequest, arrived: datetime, *, allow_remote: bool, budget_left: float
+    ) -> tuple[tuple[int, str], ...]:
         """Return the positions of the candidates that do not accept a request, each with the reason as text."""
-        unmet = ((each, each.unmet(spec, arrived, allow_remote=allow_remote)) for each in self.conditions)
+        unmet = (
+            (each, each.unmet(spec, arrived, allow_remote=allow_remote, budget_left=budget_left))
+            for each in self.conditions
+        )
         return tuple((self.candidates.index(each.candidate), why) for each, why in unmet if why)
+
+    def runner_labels(self, name: str) -> frozenset[str]:
+        """Return the labels that a runner must have to serve a candidate of the route."""
+        return next((each.runner_labels for each in self.conditions if each.candidate == name), frozenset())
 
 
 PRIMARY = 0
@@ -52,12 +61,22 @@ class RouteStep:
     It applies the route's rule for remote candidates: if it takes none, the request's permission is ignored.
     """
 
-    __slots__ = ("_only", "gate", "pool", "position", "takes_remote")
+    __slots__ = ("_only", "gate", "labels", "pool", "position", "takes_remote")
 
-    def __init__(self, position: int, pool: Pool, only: Endpoint | None, *, takes_remote: bool) -> None:
+    def __init__(
+        self,
+        position: int,
+        pool: Pool,
+        only: Endpoint | None,
+        *,
+        takes_remote: bool,
+        labels: frozenset[str] = frozenset(),
+    ) -> None:
         self.position = position
         self.pool = pool
         self.takes_remote = takes_remote
+        self.labels = labels
+        """Labels that its runners must have."""
         self.gate = ""
         """Why the whole step cannot serve the current request, as text; empty: it can."""
         self._only = only
@@ -66,6 +85,8 @@ class RouteStep:
 
     def needs(self, needs: Needs) -> Needs:
         """Return the needs that apply to the candidates of this step."""
+        if self.labels:
+            needs = replace(needs, labels=self.labels)
         return replace(needs, allow_remote=False) if needs.allow_remote and not self.takes_remote else needs
 
     def skip(self, needs: Needs) -> str:
@@ -132,6 +153,10 @@ class RouteStep:
         """Yield the endpoints of this step that the mesh's settings do not exclude."""
         return (endpoint for endpoint in self._all() if not self.leaves_out(endpoint))
 
+    def labeled(self) -> Iterator[Endpoint]:
+        """Yield those of `endpoints` that have the labels of this step."""
+        return (endpoint for endpoint in self.endpoints() if self.labels <= endpoint.candidate.labels)
+
     def stripped(self) -> Iterator[Endpoint]:
         """Yield the remote endpoints that the mesh's settings exclude from this step."""
         return (endpoint for endpoint in self._all() if self.leaves_out(endpoint))
@@ -157,7 +182,7 @@ class RouteStep:
         return self.pool.in_flight if self._only is None else self._only.in_flight
 
     def _allowed(self, pick: PickRequest) -> PickRequest:
-        if self.takes_remote or not pick.needs.allow_remote:
+        if not self.labels and (self.takes_remote or not pick.needs.allow_remote):
             return pick
         return pick._replace(needs=self.needs(pick.needs))
 
@@ -188,14 +213,14 @@ class ResolvedRoute:
     ) -> Iterator[RouteStep]:
         """Yield the entries that exist in the mesh, best first. A name of both a pool and a model is the pool's."""
         for position, name in enumerate(self.route.candidates):
-            takes_remote = position == PRIMARY or self._cloud_fallback
+            takes_remote, labels = position == PRIMARY or self._cloud_fallback, self.route.runner_labels(name)
             pool = pool_called(name)
             if pool is not None:
-                yield RouteStep(position, pool, None, takes_remote=takes_remote)
+                yield RouteStep(position, pool, None, takes_remote=takes_remote, labels=labels)
                 continue
             endpoint = endpoint_of(name)
             if endpoint is not None:
-                yield RouteStep(position, endpoint.pool, endpoint, takes_remote=takes_remote)
+                yield RouteStep(position, endpoint.pool, endpoint, takes_remote=takes_remote, labels=labels)
 
 
 class RouteTable:

@@ -52,6 +52,21 @@ async def test_quote_is_asked_for_what_the_request_would_be() -> None:
     assert dispatcher.calls == []
 
 
+async def test_labels_of_the_header_and_the_metadata_reach_the_router() -> None:
+    router = ScriptedRouter()
+    body = CHAT | {"model": "route/r", "metadata": {"team": "b", "kind": "review"}}
+    async with serving(quotes=Quoter(router, FixedFleet.of(model("tiny")))) as gateway:
+        await gateway.request("POST", "/v1/quotes", body, JSON | {"x-labels": "team=a, difficulty=hard"})
+    assert router.asked[0].labels == {"team=a", "kind=review", "difficulty=hard"}
+
+
+@pytest.mark.parametrize("labels", ["team", "=a", "two words=a", "team=", ",".join(f"k{n}=v" for n in range(17))])
+async def test_wrong_labels_name_their_header(labels: str) -> None:
+    async with serving() as gateway:
+        answer = await gateway.request("POST", "/v1/chat/completions", CHAT, JSON | {"x-labels": labels})
+    assert (answer.status, answer.error["param"]) == (400, "X-Labels")
+
+
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "1e9", "soon"])
 async def test_wrong_limit_of_the_wait_names_its_header(seconds: str) -> None:
     async with serving() as gateway:

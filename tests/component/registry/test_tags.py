@@ -1,4 +1,4 @@
-"""Tier, labels and owner of models and agents: published, declared, kept and selected by."""
+"""Tier, labels and owner of models, agents and routes: published, declared, kept and selected by."""
 
 import pytest
 from kit.refusals import refused
@@ -7,6 +7,7 @@ from registry_harness import RunningRegistry, SomeRunner, an_agent, declare, man
 
 from weft.api.registry.v1 import agent_pb2, model_pb2
 from weft.api.registry.v1.registry_service_pb2 import ListResourcesRequest
+from weft.api.registry.v1.route_pb2 import RouteManifest
 from weft.api.registry.v1.tags_pb2 import Tags
 from weft.kernel.reasons import Reason
 
@@ -51,6 +52,8 @@ async def test_lists_filter_by_selector(
         declare(tagged("m3", tier="fast", labels={"team": "b"})),
         declared(agent=tagged_agent("a1", "m1", tier="fast")),
         declared(agent=an_agent("a2", "m1")),
+        declared(route=RouteManifest(name="r1", candidates=["m1"], tags=Tags(tier="fast"))),
+        declared(route=RouteManifest(name="r2", candidates=["m1"])),
     )
     found, token = [], ""
     while True:
@@ -64,6 +67,8 @@ async def test_lists_filter_by_selector(
     assert found == models
     listed = await mesh.listed("agent", labels=labels)
     assert [agent.manifest.name for agent in listed] == agents
+    listed = await mesh.listed("route", labels=labels)
+    assert [route.manifest.name for route in listed] == [f"r{agent[1:]}" for agent in agents]
 
 
 @pytest.mark.parametrize(

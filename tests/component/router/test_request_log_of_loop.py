@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from router_svc.placement import LocalPlacement, PlacementServicer
 from router_svc.policy.settings import ClientProfile, RateLimitConfig
 from router_svc.request_servicer import RequestServicer
 from weft.api.common.v1 import receipt_pb2
+from weft.api.registry.v1.route_pb2 import Route, RouteManifest
 from weft.api.router.v1 import placement_service_pb2_grpc, request_service_pb2_grpc
 from weft.api.router.v1 import request_pb2 as pb
 from weft.dispatch.fleet import FleetView
@@ -50,12 +52,12 @@ def mesh_view(slots: int = 1) -> FleetView:
 
 
 @asynccontextmanager
-async def router(rates: RateLimitConfig | None = None) -> AsyncIterator[Router]:
+async def router(rates: RateLimitConfig | None = None, view: FleetView | None = None) -> AsyncIterator[Router]:
     clock = SystemClock()
     profiles = {"nightly": ClientProfile(priority=Priority.LOW)}
     books = RouterRecords.empty(clock, clients=ClientsConfig(profiles=profiles), rate_limits=rates)
     metrics = RouterMetrics()
-    loop = scheduling_loop(mesh_view(), clock=clock, records=books, observer=metrics)
+    loop = scheduling_loop(view or mesh_view(), clock=clock, records=books, observer=metrics)
     try:
         yield Router(loop, books, metrics)
     finally:
@@ -131,6 +133,39 @@ async def test_request_over_the_limit_is_rejected_before_the_queue_and_recorded(
         record = await mesh.told("r-2")
         assert (record.state, record.reason) == (pb.RequestRecord.STATE_ENDED, Reason.RATE_LIMIT_EXCEEDED.value)
         assert record.priority == Priority.LOW.wire, "as its client's profile says"
+
+
+def conditional_view() -> FleetView:
+    """A route to hard requests' model on labeled runners, then one for callers with half of their limit, then any."""
+    names = ("large", "medium", "small")
+    manifest = RouteManifest(name="by-difficulty", candidates=names)
+    manifest.conditions.add(candidate="large", labels={"difficulty": "hard"}, runner_labels={"zone": "office"})
+    manifest.conditions.add(candidate="medium", min_budget_percent=50)
+    runners = {
+        name: runner_view(name, instances={name: ready(name, slots=9)}, labels=frozenset({"zone=office"}))
+        for name in names
+    }
+    models = {name: model_view(name, name) for name in names}
+    return FleetView(1, runners, models, routes={manifest.name: Route(manifest=manifest)})
+
+
+async def test_labels_and_the_budget_left_choose_the_candidate_of_a_route_and_are_recorded(tmp_path: Path) -> None:
+    limits = RateLimitConfig(default=(Rate(3, 60),))
+    answered = []
+    async with router(limits, conditional_view()) as mesh, both_ways(mesh, tmp_path, is_remote=True) as (port, _):
+        for number, label in enumerate(("hard", "easy", "easy"), 1):
+            wanted = asked(f"r-{number}", model="route/by-difficulty", labels=frozenset({f"difficulty={label}"}))
+            async with port.place(wanted) as place:
+                answered.append((await place.next_decision()).granted.model)
+        quoted = await mesh.placement.quote(replace(wanted, request_id="r-4"))
+        record = await mesh.told("r-3")
+    assert answered == ["large", "small", "small"]
+    assert {one.model: one.gate for one in record.decisions[-1].candidates} == {
+        "large": "takes requests labeled difficulty=hard",
+        "medium": "takes requests while at least 50% of the rate limit is left",
+        "small": "",
+    }
+    assert [quote.model for quote in quoted] == ["small"]
 
 
 async def test_failed_attempt_is_recorded_as_a_decision() -> None:

@@ -186,6 +186,7 @@ def request(key: int = 1, **facts: Any) -> Request:
         ({"tools": True}, {"skills": frozenset({Skill.TOOLS})}, {}, "requests with tools"),
         ({"tools": False}, {}, {"tools": frozenset({"search"})}, "requests without tools"),
         ({"images": False}, {}, {"skills": frozenset({Skill.IMAGE})}, "requests without images"),
+        ({"labels": frozenset({"a=1"})}, {"labels": frozenset({"a=1", "b=2"})}, {}, "requests labeled a=1"),
         ({"tenants": ("ann", "bob")}, {"tenant": "bob"}, {"tenant": "eve"}, "requests of ann, bob"),
     ],
 )
@@ -201,6 +202,12 @@ def test_condition_decides_which_requests_a_candidate_takes(
 def test_hours_of_a_condition_may_pass_midnight(first: int, last: int, is_open: bool) -> None:
     found = RouteCondition(candidate="small", from_hour=first, to_hour=last)
     assert bool(found.unmet(request().spec, NOON, allow_remote=False)) is not is_open
+
+
+def test_candidate_may_be_kept_for_callers_with_enough_of_their_rate_limit_left() -> None:
+    found = RouteCondition(candidate="small", min_budget=0.2)
+    unmet = [found.unmet(request().spec, NOON, allow_remote=False, budget_left=left) for left in (0.2, 0.19)]
+    assert unmet == ["", "takes requests while at least 20% of the rate limit is left"]
 
 
 def test_condition_may_require_or_exclude_permission_for_remote_models() -> None:
@@ -223,6 +230,37 @@ def test_first_candidate_that_accepts_the_request_answers_and_the_decision_expla
     assert long.choice is not None
     others = {each.model: each.gate for each in long.choice.others}
     assert others == {"small": "takes prompts of at most 100 tokens"}
+
+
+OFFICE = RouteCondition(candidate="p", runner_labels=frozenset({"zone=office"}))
+
+
+def labeled(*zones: str) -> Scheduler:
+    found = scheduler(
+        *(candidate(zone, f"at-{zone}", pool="p", labels=frozenset({f"zone={zone}"})) for zone in zones),
+        candidate("b", "large"),
+    )
+    found.apply(MeshChange(routes={"r": Route(name="r", candidates=("p", "large"), conditions=(OFFICE,))}), 0.0)
+    return found
+
+
+def test_condition_may_choose_the_labels_of_runners_and_is_explained() -> None:
+    found = labeled("home", "office")
+    (first,), (second,) = (found.submit(request(key), 0.0) for key in (1, 2))
+    assert isinstance(first, Placed)
+    assert isinstance(second, Placed)
+    assert (first.candidate.model, second.candidate.model) == ("at-office", "large")
+    assert second.choice is not None
+    others = {each.model: each.gate for each in second.choice.others}
+    assert others == {"at-home": "lacks the label zone=office", "at-office": "its slot is busy"}
+
+
+def test_refusal_states_the_label_that_no_runner_has() -> None:
+    found = labeled("home")
+    found.apply(MeshChange(routes={"r": Route(name="r", candidates=("p",), conditions=(OFFICE,))}), 0.0)
+    (refused,) = found.submit(request(), 0.0)
+    assert isinstance(refused, Rejects)
+    assert refused.message == "no candidate of route/r has the label zone=office that a condition requires"
 
 
 def test_request_that_no_candidate_accepts_is_refused_with_the_conditions() -> None:

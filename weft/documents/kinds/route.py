@@ -4,6 +4,7 @@ from weft.api.registry.v1.route_pb2 import Route, RouteManifest
 from weft.documents.conditions import route_conditions
 from weft.documents.kind import DeclaredKind, PointsTo, ReferenceField, check_named
 from weft.documents.resource_kinds import ResourceKind
+from weft.documents.selectors import to_canonical_tags
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import ROUTE_PREFIX
 from weft.kernel.timestamps import duration_of
@@ -13,6 +14,7 @@ from weft.kernel.units import hours_of, keep_alive_seconds
 def check_route(manifest: RouteManifest, field: str) -> None:
     """Checks a route; see `DeclaredKind.check`."""
     check_named(manifest, field)
+    to_canonical_tags(manifest, field)
     if manifest.HasField("budget"):
         manifest.budget.FromNanoseconds(manifest.budget.ToNanoseconds())
     if manifest.HasField("keep_alive"):

@@ -13,6 +13,7 @@ import google.protobuf.message
 import google.protobuf.timestamp_pb2
 import sys
 import typing
+import weft.api.registry.v1.tags_pb2
 
 if sys.version_info >= (3, 10):
     import typing as typing_extensions
@@ -39,6 +40,7 @@ class RouteManifest(google.protobuf.message.Message):
     KEEP_ALIVE_FIELD_NUMBER: builtins.int
     PIN_PRIMARY_FIELD_NUMBER: builtins.int
     CONDITIONS_FIELD_NUMBER: builtins.int
+    TAGS_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Name, unique in the mesh; same format as a model name."""
     description: builtins.str
@@ -68,6 +70,10 @@ class RouteManifest(google.protobuf.message.Message):
     def conditions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RouteCondition]:
         """Which requests candidates accept; a candidate without conditions accepts all. At most one entry per candidate."""
 
+    @property
+    def tags(self) -> weft.api.registry.v1.tags_pb2.Tags:
+        """Tier, labels and owner, which is not set automatically. Not set: none."""
+
     def __init__(
         self,
         *,
@@ -78,9 +84,10 @@ class RouteManifest(google.protobuf.message.Message):
         keep_alive: google.protobuf.duration_pb2.Duration | None = ...,
         pin_primary: builtins.bool = ...,
         conditions: collections.abc.Iterable[global___RouteCondition] | None = ...,
+        tags: weft.api.registry.v1.tags_pb2.Tags | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["budget", b"budget", "keep_alive", b"keep_alive"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["budget", b"budget", "candidates", b"candidates", "conditions", b"conditions", "description", b"description", "keep_alive", b"keep_alive", "name", b"name", "pin_primary", b"pin_primary"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["budget", b"budget", "keep_alive", b"keep_alive", "tags", b"tags"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["budget", b"budget", "candidates", b"candidates", "conditions", b"conditions", "description", b"description", "keep_alive", b"keep_alive", "name", b"name", "pin_primary", b"pin_primary", "tags", b"tags"]) -> None: ...
 
 global___RouteManifest = RouteManifest
 
@@ -92,6 +99,38 @@ class RouteCondition(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class LabelsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    @typing.final
+    class RunnerLabelsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     CANDIDATE_FIELD_NUMBER: builtins.int
     MIN_PROMPT_TOKENS_FIELD_NUMBER: builtins.int
     MAX_PROMPT_TOKENS_FIELD_NUMBER: builtins.int
@@ -100,6 +139,9 @@ class RouteCondition(google.protobuf.message.Message):
     ALLOW_REMOTE_FIELD_NUMBER: builtins.int
     TENANTS_FIELD_NUMBER: builtins.int
     HOURS_FIELD_NUMBER: builtins.int
+    LABELS_FIELD_NUMBER: builtins.int
+    RUNNER_LABELS_FIELD_NUMBER: builtins.int
+    MIN_BUDGET_PERCENT_FIELD_NUMBER: builtins.int
     candidate: builtins.str
     """The candidate, one of the route's."""
     min_prompt_tokens: builtins.int
@@ -114,9 +156,21 @@ class RouteCondition(google.protobuf.message.Message):
     """Whether the request and its tenant allow remote models. Not set: either."""
     hours: builtins.str
     """Hours of the day in UTC, such as "22-6" for 22:00 to 06:00. Empty: all."""
+    min_budget_percent: builtins.int
+    """Minimum share of the tightest rate limit window of the request that must be left, in percent. 0: no minimum; a
+    request without a limit has everything left.
+    """
     @property
     def tenants(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Tenants of the request. Empty: all."""
+
+    @property
+    def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """Labels of the request, all of which it must have: from `X-Labels`, its metadata or a labeler. Empty: any."""
+
+    @property
+    def runner_labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """Labels of the candidate's runner or model, all of which it must have. Empty: any."""
 
     def __init__(
         self,
@@ -129,9 +183,12 @@ class RouteCondition(google.protobuf.message.Message):
         allow_remote: builtins.bool | None = ...,
         tenants: collections.abc.Iterable[builtins.str] | None = ...,
         hours: builtins.str = ...,
+        labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        runner_labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        min_budget_percent: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_allow_remote", b"_allow_remote", "_images", b"_images", "_tools", b"_tools", "allow_remote", b"allow_remote", "images", b"images", "tools", b"tools"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_allow_remote", b"_allow_remote", "_images", b"_images", "_tools", b"_tools", "allow_remote", b"allow_remote", "candidate", b"candidate", "hours", b"hours", "images", b"images", "max_prompt_tokens", b"max_prompt_tokens", "min_prompt_tokens", b"min_prompt_tokens", "tenants", b"tenants", "tools", b"tools"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_allow_remote", b"_allow_remote", "_images", b"_images", "_tools", b"_tools", "allow_remote", b"allow_remote", "candidate", b"candidate", "hours", b"hours", "images", b"images", "labels", b"labels", "max_prompt_tokens", b"max_prompt_tokens", "min_budget_percent", b"min_budget_percent", "min_prompt_tokens", b"min_prompt_tokens", "runner_labels", b"runner_labels", "tenants", b"tenants", "tools", b"tools"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_allow_remote", b"_allow_remote"]) -> typing.Literal["allow_remote"] | None: ...
     @typing.overload

@@ -119,6 +119,22 @@ class Capability(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class LabelsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     INSTANCES_FIELD_NUMBER: builtins.int
     DRAINING_FIELD_NUMBER: builtins.int
     MAX_REQUESTS_FIELD_NUMBER: builtins.int
@@ -131,6 +147,7 @@ class Capability(google.protobuf.message.Message):
     WORKER_HOSTS_FIELD_NUMBER: builtins.int
     FOLLOWED_SERVERS_FIELD_NUMBER: builtins.int
     HOST_USE_FIELD_NUMBER: builtins.int
+    LABELS_FIELD_NUMBER: builtins.int
     draining: builtins.bool
     """Whether it is draining: running requests continue, new ones are refused."""
     max_requests: builtins.int
@@ -173,6 +190,10 @@ class Capability(google.protobuf.message.Message):
     def host_use(self) -> global___HostUse:
         """Use of its host. Not set: unknown."""
 
+    @property
+    def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """Labels by which conditions of routes choose runners; at most 16."""
+
     def __init__(
         self,
         *,
@@ -188,9 +209,10 @@ class Capability(google.protobuf.message.Message):
         worker_hosts: collections.abc.Iterable[builtins.str] | None = ...,
         followed_servers: collections.abc.Iterable[global___FollowedServer] | None = ...,
         host_use: global___HostUse | None = ...,
+        labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["clock_offset", b"clock_offset", "host_use", b"host_use"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["adds_models", b"adds_models", "attached_servers", b"attached_servers", "attaches_servers", b"attaches_servers", "clock_offset", b"clock_offset", "clock_refused", b"clock_refused", "draining", b"draining", "followed_servers", b"followed_servers", "host_use", b"host_use", "instances", b"instances", "max_requests", b"max_requests", "tool_names", b"tool_names", "worker_hosts", b"worker_hosts"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adds_models", b"adds_models", "attached_servers", b"attached_servers", "attaches_servers", b"attaches_servers", "clock_offset", b"clock_offset", "clock_refused", b"clock_refused", "draining", b"draining", "followed_servers", b"followed_servers", "host_use", b"host_use", "instances", b"instances", "labels", b"labels", "max_requests", b"max_requests", "tool_names", b"tool_names", "worker_hosts", b"worker_hosts"]) -> None: ...
 
 global___Capability = Capability
 

@@ -14,7 +14,9 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class Tags(google.protobuf.message.Message):
-    """Tags are metadata of a model or an agent for people and selectors. They do not affect requests."""
+    """Tags are metadata of a model, an agent or a route for people and selectors. Only the labels of a model affect
+    requests, if a route's condition names them.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
