@@ -278,7 +278,7 @@ def _is_valid(model: model_store_pb2.StoredModel) -> bool:
 
 
 def _partial(store: ModelStore, file: model_store_pb2.StoredFile) -> Path:
-    """Returns the partial file of a pull, which goes on where a copy ended, and a copy where a pull did."""
+    """Returns the partial file of a pull, so that pulls continue copies, and copies pulls."""
     return store.partial / f"sha256-{file.sha256}"
 
 
