@@ -7,7 +7,7 @@
 - uncached: prompt tokens of this request that the endpoint has not cached and does not restore;
 - restore: time in which its runner restores a stored prompt, if that is shorter than processing its tokens; if another
   runner has a longer one, with the time of its transfer;
-- prefill: measured seconds per prompt token;
+- prefill: measured seconds per prompt token; if unknown, those of the engine that processed a stored prompt;
 - token: measured seconds between two tokens of an answer, by which each running request delays a prefill;
 - wait: for an engine slot, if requests wait inside the engine or its KV cache is full.
 
