@@ -649,11 +649,12 @@ def _served(receipt: receipt_pb2.Receipt | None, operation: Operation) -> Served
     was_made = receipt.outcome == receipt_pb2.OUTCOME_COMPLETED and operation in MEDIA_UNITS
     if not (was_made or receipt.HasField("usage")):
         return None
-    usage = receipt.usage
+    usage, energy = receipt.usage, receipt.device_usage.energy_millijoules
     return Served(
         prompt_tokens=usage.prompt_tokens,
         cached_tokens=usage.cached_prompt_tokens,
         output_tokens=usage.completion_tokens,
+        energy_joules=energy / 1e3 if receipt.device_usage.HasField("energy_millijoules") else None,
     )
 
 

@@ -325,6 +325,17 @@ def _state_metrics(state: RouterState, page: MetricsPage) -> Iterator[Metric]:
         ("tenant",),
         (((tenant,), account) for tenant, account in shares if account is not None),
     )
+    yield page.count(
+        "weft_router_quotes",
+        "Answers by whether they kept a time: first_token or completion as quoted, which nine of ten should keep, or "
+        "max_wait, the limit of the caller.",
+        ("time", "kept"),
+        (
+            ((time, kept), number)
+            for time, each in state.quotes().items()
+            for kept, number in (("yes", each.kept), ("no", each.answers - each.kept))
+        ),
+    )
     yield page.figure("weft_router_active_tenants", "Tenants with waiting or running requests.", state.active_tenants())
 
 

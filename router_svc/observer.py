@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from router_svc.policy.decisions import RequestDecision, WaitKind
 from router_svc.policy.endpoints.candidates import HostMemory
+from router_svc.policy.quotes import Coverage
 from router_svc.policy.request import Request
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.fleet import FleetView
@@ -56,6 +57,8 @@ class RouterState:
     fair_share: Callable[[str], float | None] = lambda _: None
     """A tenant's fair-share account in weighted tokens; None: it has none."""
     active_tenants: Callable[[], int] = lambda: 0
+    quotes: Callable[[], Mapping[str, Coverage]] = dict
+    """How often quoted times were kept, by what was quoted."""
 
 
 class SchedulingObserver:

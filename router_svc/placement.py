@@ -356,6 +356,8 @@ def _quote_to_proto(quote: quotes.Quote, request: PlacementRequest) -> Quote:
         if spread is not None:
             set_seconds(shown.p50, round(spread.p50, 3))
             set_seconds(shown.p90, round(spread.p90, 3))
+    if quote.energy_joules is not None:
+        message.energy_millijoules = round(quote.energy_joules * 1e3)
     return message
 
 

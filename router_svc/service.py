@@ -127,6 +127,7 @@ class RouterService(Service):
                 watch_lag_seconds=lambda: None if self._fleet is None else self._fleet.lost_seconds,
                 fair_share=scheduler.fair_share,
                 active_tenants=lambda: scheduler.active_tenants,
+                quotes=scheduler.quotes.coverage,
             )
         )
         self.requests = RequestServicer(

@@ -114,6 +114,8 @@ class Served:
     cached_tokens: int
     """Prompt tokens that came from a cache."""
     output_tokens: int
+    energy_joules: float | None = None
+    """Its share of the energy of the accelerators; None: not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from router_svc.policy.endpoints.candidate_index import CandidateIndex
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, ModelHost
 from router_svc.policy.endpoints.first_token import Busy, first_token
 from router_svc.policy.endpoints.prefix_affinity import NO_HIT, Hit
-from router_svc.policy.estimates import MAX_MEASURED_MODELS, Recent
+from router_svc.policy.estimates import MAX_MEASURED_MODELS, Averages, Recent
 from router_svc.policy.progress.wait_estimator import WaitEstimator
 from router_svc.policy.queue.queue import Queue
 from router_svc.policy.queue.queues import TenantCaps
@@ -59,6 +59,8 @@ class Quote:
     first_token: Spread | None
     completion: Spread | None
     output_tokens: float
+    energy_joules: float | None
+    """Expected energy of its accelerators; None: none was measured there."""
     measured: int
     """Answers of this place from which the spread of its first token follows; 0: it is assumed."""
 
@@ -120,7 +122,7 @@ class EstimateErrors:
 
 @dataclass(slots=True)
 class Coverage:
-    """How often the time held of which nine of ten answers should keep it."""
+    """How often a time was kept, such as one that nine of ten answers should keep."""
 
     kept: int = 0
     answers: int = 0
@@ -139,7 +141,15 @@ class Quotes:
         self._caps = caps
         self._estimator = estimator
         self._errors = EstimateErrors()
+        self.watts: Averages[ModelHost] = Averages(MAX_MEASURED_MODELS)
+        """Energy per second of an answer's share of the accelerators, where it is measured."""
         self.first_tokens, self.completions = Coverage(), Coverage()
+        self.promises = Coverage()
+        """Of the times that callers set as their limits."""
+
+    def coverage(self) -> dict[str, Coverage]:
+        """Return how often times were kept, by what was quoted or promised."""
+        return {"first_token": self.first_tokens, "completion": self.completions, "max_wait": self.promises}
 
     def quote(self, request: Request, queue: Queue, now: float) -> list[Quote]:
         """Return the quotes of all places that can serve a request, the soonest first; at most MAX_QUOTED_PLACES ready.
@@ -171,8 +181,10 @@ class Quotes:
 
     def note_first_token(self, request: Request, now: float) -> None:
         """Compare a request's first token with the estimate."""
+        seconds, limit = now - request.arrived_at, request.spec.max_wait_seconds
+        if limit is not None:
+            self.promises.note(seconds, limit)
         if (known := request.estimate) is not None:
-            seconds = now - request.arrived_at
             self._errors.note(known.candidate, known.first_part, known.first, seconds)
             self.first_tokens.note(seconds, known.first_most)
 
@@ -185,13 +197,14 @@ class Quotes:
 
     def _quote(self, known: Estimate) -> Quote:
         candidate, errors = known.candidate, self._errors
-        is_known = known.wait < math.inf
+        is_known, watts = known.wait < math.inf, self.watts.get(candidate.model_host)
         return Quote(
             candidate=candidate,
             wait_seconds=known.wait if is_known else None,
             first_token=errors.spread(candidate, known.first_part, known.first) if is_known else None,
             completion=errors.spread(candidate, known.end_part, known.end) if is_known else None,
             output_tokens=known.output_tokens,
+            energy_joules=watts * (known.end - known.wait) if is_known and watts is not None else None,
             measured=errors.measured(candidate, known.first_part),
         )
 

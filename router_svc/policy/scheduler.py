@@ -594,6 +594,8 @@ class Placements:
             else:
                 self._note_answer(request, candidate, served, seconds)
                 self._quotes.note_end(request, now)
+                if served.energy_joules is not None and seconds > 0:
+                    self._quotes.watts.note(candidate.model_host, served.energy_joules / seconds)
             if UNITS.get(request.kind.needs.operation) is WorkUnit.TOKENS:
                 self._estimates.note_exchange(candidate, tokens, device_seconds)
             if content_at is None:

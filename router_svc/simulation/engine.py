@@ -19,6 +19,8 @@ from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.choice import Considered
 from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.port import SchedulerPort
+from router_svc.policy.quotes import Quotes
+from router_svc.policy.scheduler import Scheduler
 from router_svc.simulation.event_queue import EventQueue
 from router_svc.simulation.hosts import Host, Instance, Phase, Targets, World
 from router_svc.simulation.invariants import InvariantChecker
@@ -163,6 +165,11 @@ class Simulation:
     def is_over(self) -> bool:
         """Whether every request has ended and none will arrive."""
         return self.events.next_at is None or (self._all_arrived and not self.open)
+
+    @property
+    def quotes(self) -> Quotes | None:
+        """The quotes of the router's scheduler; None: another one runs."""
+        return self._scheduler.quotes if isinstance(self._scheduler, Scheduler) else None
 
     def run(self, progress: Callable[[], None] | None = None, every_events: int = 20_000) -> None:
         """Runs to the end; `progress` is called every `every_events` events.

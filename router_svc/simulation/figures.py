@@ -65,6 +65,8 @@ class Figures:
     """Errors of the first estimates of requests that waited, in seconds."""
     estimate_error_shares: Waits | None
     """The same as shares of the wait after the estimate, which counts as at least a second."""
+    quotes_kept: Mapping[str, float]
+    """Shares of the answers that kept the time quoted for nine of ten; empty: none was quoted."""
     attempts: int
     attempts_per_request: float
     """Attempts per request with at least one."""
@@ -108,6 +110,7 @@ def figures_of(simulation: Simulation) -> Figures:
         cold_wait_bound_seconds=cold_wait_bound(scenario, simulation.world),
         estimate_errors=Waits.of(metrics.estimate_errors),
         estimate_error_shares=Waits.of(metrics.estimate_error_shares),
+        quotes_kept=quotes_kept(simulation),
         attempts=metrics.attempts,
         attempts_per_request=metrics.attempts / first if first else 0.0,
         attempts_per_request_in_outage=(
@@ -116,6 +119,12 @@ def figures_of(simulation: Simulation) -> Figures:
         fairness=jain_index(list(shares.values())),
         hosts=_hosts(simulation.world.hosts.values(), simulation.events.now),
     )
+
+
+def quotes_kept(simulation: Simulation) -> dict[str, float]:
+    """Returns the shares of the answers that kept the first token and the end quoted for nine of ten."""
+    known = {} if simulation.quotes is None else simulation.quotes.coverage()
+    return {name: round(each.kept / each.answers, 4) for name, each in known.items() if each.answers}
 
 
 def served_shares(tenants: Mapping[str, GroupMetrics], weights: Mapping[str, float]) -> dict[str, float]:

@@ -173,6 +173,13 @@ def time_words(seconds: float) -> str:
     return f"{milliseconds:.0f} ms" if milliseconds >= 1 else f"{milliseconds:g} ms"
 
 
+def dollars_words(nanodollars: float) -> str:
+    """Returns an amount of money given in billionths of a dollar: "$12.30", "$0.0042", "$0.00"."""
+    dollars = nanodollars / 1e9
+    digits = 1 - math.floor(math.log10(dollars)) if 0 < dollars < 1 else 2
+    return f"${dollars:,.{max(2, digits)}f}"
+
+
 MAX_SIZE_CHARS = 32
 MAX_SIZE_BYTES = 2**62
 MIN_PLAIN_BYTES = 1024**2

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from weft.kernel.units import time_words
+from weft.kernel.units import dollars_words, time_words
 from weft_app.cli.completion import complete_model
 from weft_app.cli.media import AllowRemoteOption
 from weft_app.cli.mesh_api import Document, connect
@@ -18,10 +18,13 @@ def _spread(quote: Document, name: str) -> str | None:
 
 
 _COLUMNS = custom_columns(
-    "MODEL:model RUNNER:runner HOST:host? WAIT FIRST_TOKEN COMPLETION TOKENS REMOTE:remote MEASURED:measuredCount?",
+    "MODEL:model RUNNER:runner HOST:host? WAIT FIRST_TOKEN COMPLETION TOKENS ENERGY PRICE REMOTE:remote "
+    "MEASURED:measuredCount?",
     WAIT=lambda quote: time_words(quote["waitSeconds"]) if "waitSeconds" in quote else "unknown",
     FIRST_TOKEN=lambda quote: _spread(quote, "firstToken"),
     COMPLETION=lambda quote: _spread(quote, "completion"),
+    ENERGY=lambda quote: f"{quote['energyMillijoules'] / 1e3:.3g} J" if "energyMillijoules" in quote else None,
+    PRICE=lambda quote: dollars_words(quote["priceNanodollars"]) if "priceNanodollars" in quote else None,
     TOKENS=lambda quote: f"{quote.get('promptTokens', 0)} in, {quote['completionTokens']} out",
 )
 
@@ -36,7 +39,8 @@ def quote(
 ) -> None:
     """Show when each place of the mesh would answer a prompt, without sending it.
 
-    Half of such answers arrive within the first time, 90 % within the second.
+    Half of such answers arrive within the first time, 90 % within the second. Energy and price are empty where no power
+    was measured and no price is known.
 
     Example: weft models quote qwen3:0.6b "Write a haiku." --max-tokens 50
     """

@@ -199,6 +199,11 @@ def _totals(runs: Sequence[Figures]) -> Iterator[tuple[str, list[str]]]:
     yield "prompt tokens cached", ["-" if share is None else f"{share:.1%}" for share in shares]
     yield "until refused p50, p95, p99, longest", [_waits_text(run.total.refusal_waits) for run in runs]
     yield "first estimate off by p50, p95, ...", [_waits_text(run.estimate_errors) for run in runs]
+    kept = [run.quotes_kept for run in runs]
+    yield (
+        "answers within the quoted p90",
+        [", ".join(f"{name.replace('_', ' ')} {share:.1%}" for name, share in each.items()) or "-" for each in kept],
+    )
     yield "loads, of them swaps", [f"{run.loads:,}, {run.swaps:,}" for run in runs]
     yield "swaps per 1,000 served", [f"{run.swaps_per_1000:.1f}" for run in runs]
     longest = [None if run.cold_waits is None else run.cold_waits.longest for run in runs]

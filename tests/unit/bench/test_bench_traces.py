@@ -10,7 +10,9 @@ from bench.traces import SCENARIO, SHAPES, trace
 from router_svc.policy.scheduler import Scheduler
 from router_svc.simulation.engine import Simulation
 from router_svc.simulation.fifo_baseline import OracleScheduler
+from router_svc.simulation.figures import quotes_kept
 from router_svc.simulation.metrics import Waits
+from router_svc.simulation.scenario import Scenario
 from weft_app.config.scenario import load_scenario
 
 PUBLISHED = {"conversation": (12_031, 12_035, 343, 0.40), "tool-agents": (23_608, 8_596, 182, 0.59)}
@@ -30,14 +32,29 @@ def test_trace_has_the_published_figures(name: str) -> None:
     assert known / sum(len(line.hash_ids) for line in lines) == pytest.approx(share, abs=0.02)
 
 
+def replayed(name: str, folder: Path) -> Scenario:
+    """A scenario of the beginning of a trace."""
+    lines = trace(**SHAPES[name])[:4_000]
+    (folder / f"{name}.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(lines))
+    (folder / "x.yaml").write_text(SCENARIO.format(name=name))
+    return load_scenario(folder / "x.yaml")
+
+
+@pytest.mark.slow("4,000 requests")
+@pytest.mark.parametrize("name", SHAPES)
+def test_nine_of_ten_quotes_are_kept_on_a_trace(name: str, tmp_path: Path) -> None:
+    scenario = replayed(name, tmp_path)
+    simulation = Simulation(scenario, Scheduler(scenario.limits, scenario.settings))
+    simulation.run()
+    kept = quotes_kept(simulation)
+    assert kept.keys() == {"first_token", "completion"}
+    assert all(0.85 <= share <= 0.95 for share in kept.values()), kept
+
+
 @pytest.mark.slow("4,000 requests, placed twice")
 @pytest.mark.parametrize("name", SHAPES)
 def test_first_tokens_of_a_trace_are_about_as_soon_as_an_oracles(name: str, tmp_path: Path) -> None:
-    lines = trace(**SHAPES[name])[:4_000]
-    (tmp_path / f"{name}.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(lines))
-    (tmp_path / "x.yaml").write_text(SCENARIO.format(name=name))
-    scenario = load_scenario(tmp_path / "x.yaml")
-    times = []
+    scenario, times = replayed(name, tmp_path), []
     for scheduler in (OracleScheduler(scenario), Scheduler(scenario.limits, scenario.settings)):
         simulation = Simulation(scenario, scheduler)
         if isinstance(scheduler, OracleScheduler):

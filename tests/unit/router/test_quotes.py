@@ -26,7 +26,9 @@ STATISTICS = pytest.mark.nightly("statistics of the simulator")
 TOOK = Served(prompt_tokens=1000, cached_tokens=0, output_tokens=101)
 
 
-def serve(mesh: Mesh, count: int, *, first_seconds: float, seconds: float, begin: float = 0.0) -> float:
+def serve(
+    mesh: Mesh, count: int, *, first_seconds: float, seconds: float, begin: float = 0.0, took: Served = TOOK
+) -> float:
     """Serve requests one after the other; returns when the last one ended."""
     now = begin
     for index in range(count):
@@ -34,7 +36,7 @@ def serve(mesh: Mesh, count: int, *, first_seconds: float, seconds: float, begin
         mesh.submit(arrival(key, arrived_at=now, prompt_tokens=1000, max_output_tokens=101), now)
         mesh.report_first_content(key, now + first_seconds)
         now += seconds
-        mesh.finish(key, now, TOOK)
+        mesh.finish(key, now, took)
     return now
 
 
@@ -72,6 +74,26 @@ def test_busy_place_adds_the_wait_for_its_slot() -> None:
     assert quote.wait_seconds == pytest.approx(10.0, rel=0.2)
     assert quote.first_token is not None
     assert quote.first_token.p50 > 10.0
+
+
+def test_energy_is_quoted_only_where_it_was_measured() -> None:
+    mesh = scheduler(candidate())
+    now = serve(mesh, MIN_SHARES, first_seconds=2.0, seconds=12.0)
+    wanted: dict[str, Any] = {"prompt_tokens": 1000, "max_output_tokens": 101}
+    assert [quote.energy_joules for quote in quoted(mesh, now, **wanted)] == [None]
+    now = serve(mesh, 1, first_seconds=2.0, seconds=12.0, begin=now, took=replace(TOOK, energy_joules=600.0))
+    (quote,) = quoted(mesh, now, **wanted)
+    assert quote.energy_joules == pytest.approx(600.0, rel=0.2)
+
+
+def test_kept_and_broken_limits_are_counted() -> None:
+    mesh = scheduler(candidate())
+    for key, seconds in ((1, 4.0), (2, 6.0)):
+        mesh.submit(arrival(key, max_wait_seconds=5.0), 0.0)
+        mesh.report_first_content(key, seconds)
+        mesh.finish(key, seconds, TOOK)
+    found = mesh.quotes.coverage()["max_wait"]
+    assert (found.kept, found.answers) == (1, 2)
 
 
 def test_free_place_comes_alone_if_no_request_would_be_sent_elsewhere() -> None:

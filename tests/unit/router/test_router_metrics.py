@@ -12,6 +12,7 @@ from router_svc.metrics import RouterMetrics
 from router_svc.observer import RouterState
 from router_svc.policy.decisions import Rejects, Waits
 from router_svc.policy.endpoints.candidates import HostMemory, MemoryHolder
+from router_svc.policy.quotes import Coverage
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.fleet import FleetView
 from weft.kernel.errors import WeftError
@@ -140,6 +141,7 @@ def test_tenants_have_a_label_only_if_configured() -> None:
             watch_lag_seconds=lambda: 2.5,
             fair_share=accounts.get,
             active_tenants=lambda: 2,
+            quotes=lambda: {"max_wait": Coverage(kept=3, answers=4)},
         )
     )
     found = _samples(metrics)
@@ -147,6 +149,8 @@ def test_tenants_have_a_label_only_if_configured() -> None:
         "weft_router_fair_share_tokens{tenant=team-a}": 120.0
     }
     assert found["weft_router_active_tenants{}"] == 2
+    quotes = [found[f"weft_router_quotes_total{{kept={kept},time=max_wait}}"] for kept in ("yes", "no")]
+    assert quotes == [3, 1]
     assert found["weft_router_view_revision{}"] == 9
     assert found["weft_router_watch_lag_seconds{}"] == 2.5
 

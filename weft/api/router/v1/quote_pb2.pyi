@@ -27,6 +27,8 @@ class Quote(google.protobuf.message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: builtins.int
     COMPLETION_TOKENS_FIELD_NUMBER: builtins.int
     MEASURED_COUNT_FIELD_NUMBER: builtins.int
+    ENERGY_MILLIJOULES_FIELD_NUMBER: builtins.int
+    PRICE_NANODOLLARS_FIELD_NUMBER: builtins.int
     model: builtins.str
     """The model, by its name in the mesh."""
     runner: builtins.str
@@ -42,6 +44,12 @@ class Quote(google.protobuf.message.Message):
     measured_count: builtins.int
     """Answers of this place from which the certainty of the first token follows. 0: too few were measured, so that of all
     places is used, or an assumed one.
+    """
+    energy_millijoules: builtins.int
+    """Expected energy of its accelerators, by the power measured for the latest answers. Absent: none was measured."""
+    price_nanodollars: builtins.int
+    """Price of the prompt, without what the provider has cached, and of the expected answer, in billionths of a US dollar.
+    Absent: it is not remote, or the price is unknown.
     """
     @property
     def wait(self) -> google.protobuf.duration_pb2.Duration:
@@ -68,9 +76,15 @@ class Quote(google.protobuf.message.Message):
         prompt_tokens: builtins.int = ...,
         completion_tokens: builtins.int = ...,
         measured_count: builtins.int = ...,
+        energy_millijoules: builtins.int | None = ...,
+        price_nanodollars: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["completion", b"completion", "first_token", b"first_token", "wait", b"wait"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["completion", b"completion", "completion_tokens", b"completion_tokens", "first_token", b"first_token", "host", b"host", "measured_count", b"measured_count", "model", b"model", "prompt_tokens", b"prompt_tokens", "remote", b"remote", "runner", b"runner", "wait", b"wait"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_energy_millijoules", b"_energy_millijoules", "_price_nanodollars", b"_price_nanodollars", "completion", b"completion", "energy_millijoules", b"energy_millijoules", "first_token", b"first_token", "price_nanodollars", b"price_nanodollars", "wait", b"wait"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_energy_millijoules", b"_energy_millijoules", "_price_nanodollars", b"_price_nanodollars", "completion", b"completion", "completion_tokens", b"completion_tokens", "energy_millijoules", b"energy_millijoules", "first_token", b"first_token", "host", b"host", "measured_count", b"measured_count", "model", b"model", "price_nanodollars", b"price_nanodollars", "prompt_tokens", b"prompt_tokens", "remote", b"remote", "runner", b"runner", "wait", b"wait"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_energy_millijoules", b"_energy_millijoules"]) -> typing.Literal["energy_millijoules"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_price_nanodollars", b"_price_nanodollars"]) -> typing.Literal["price_nanodollars"] | None: ...
 
 global___Quote = Quote
 
