@@ -25,6 +25,8 @@ MAX_COUNTED_GPU_NANOSECONDS = 10**6 * 10**9
 """Maximum counted accelerator time per request: 1,000,000 s."""
 MAX_COUNTED_MILLIJOULES = 10**6 * 10**6
 """Maximum counted energy per request: 1,000 W for 1,000,000 s."""
+MAX_COUNTED_NANODOLLARS = 10**3 * 10**9
+"""Maximum counted price per request: 1,000 dollars."""
 MAX_COUNTED_STEPS = 10**6
 MAX_COUNTED_PIXELS = 10**11
 MAX_COUNTED_AUDIO_MILLISECONDS = 10**6 * 1_000
@@ -100,6 +102,9 @@ def spent_of(receipt: receipt_pb2.Receipt) -> UsageSums:
     if receipt.device_usage.HasField("energy_millijoules"):
         sums["energy_millijoules"] = _bounded(receipt.device_usage.energy_millijoules, MAX_COUNTED_MILLIJOULES)
         sums["measured_energy_count"] = 1
+    if receipt.HasField("price_nanodollars"):
+        sums["price_nanodollars"] = _bounded(receipt.price_nanodollars, MAX_COUNTED_NANODOLLARS)
+        sums["priced_count"] = 1
     return sums
 
 

@@ -263,7 +263,7 @@ class RunnerService(Service):
         self._in_order.append(instance)
         self._report.models.append(model)
         self._note_models()
-        if model.model_path is not None:
+        if model.model_path is not None or model.list_price is not None:
             self._read_digests_again()
         return words
 
@@ -492,12 +492,22 @@ class RunnerService(Service):
 
     async def _read_digests(self) -> None:
         memory, published = self._config.session_file.with_name("digests.json"), self._report.manifests()
-        for instance in list(self._instances.values()):
-            instance.digest = instance.digest or await _digest(instance.model, instance.model_path, memory)
-            for adapter in instance.config.adapters:
-                instance.adapter_digests[adapter.name] = await _digest(adapter.name, adapter.file, memory)
+        read: set[str] = set()
+        # Models may be added meanwhile.
+        while left := [each for each in self._instances.values() if each.model not in read]:
+            for instance in left:
+                read.add(instance.model)
+                await self._read_facts(instance, memory)
         if self._report.manifests() != published:
             self._note_models()
+
+    async def _read_facts(self, instance: Instance, memory: Path) -> None:
+        """Reads the digests of a model's files, and its price."""
+        instance.digest = instance.digest or await _digest(instance.model, instance.model_path, memory)
+        for adapter in instance.config.adapters:
+            instance.adapter_digests[adapter.name] = await _digest(adapter.name, adapter.file, memory)
+        if instance.price is None and instance.config.list_price is not None:
+            instance.price = await asyncio.to_thread(instance.config.list_price)
 
     def _prepare(self, instance: Instance) -> None:
         instance.on_adopted = self._note_adopted

@@ -62,6 +62,8 @@ def combined(declared: model_pb2.ModelManifest, published: model_pb2.ModelManife
         manifest.tags.owner = declared.tags.owner or published.tags.owner
         if not declared.tags.labels:
             manifest.tags.labels.update(published.tags.labels)
+    if published.HasField("price") and not declared.HasField("price"):
+        manifest.price.CopyFrom(published.price)
     manifest.journal = declared.journal or published.journal
     if not declared.skills:
         manifest.skills.extend(published.skills)

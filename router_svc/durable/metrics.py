@@ -70,6 +70,7 @@ _SUMS = (
         "energy_millijoules",
         1e3,
     ),
+    _Sum("weft_usage_price_dollars", "Price of remote requests, as far as known.", "price_nanodollars", 1e9),
     _Sum("weft_usage_image_steps", "Steps of denoising, over all images.", "image_steps"),
     _Sum("weft_usage_image_pixels", "Pixels of the generated images.", "image_pixels"),
     _Sum("weft_usage_audio_seconds", "Length of transcribed or generated recordings.", "audio_milliseconds", 1e3),

@@ -211,9 +211,12 @@ def _row_of(row: Row) -> usage_pb2.UsageRow:
 def _counts_of(row: Row) -> usage_pb2.UsageCounts:
     values: dict[str, Any] = {name: getattr(row, name) or 0 for name in COLUMNS}
     nanoseconds, millijoules = values.pop("gpu_nanoseconds"), values.pop("energy_millijoules")
+    nanodollars = values.pop("price_nanodollars")
     counts = usage_pb2.UsageCounts(**values)
     if counts.measured_energy_count:
         counts.energy_millijoules = millijoules
+    if counts.priced_count:
+        counts.price_nanodollars = nanodollars
     if nanoseconds or not counts.unknown_gpu_count:
         counts.gpu_time.FromNanoseconds(nanoseconds)
     return counts

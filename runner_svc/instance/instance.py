@@ -32,6 +32,8 @@ from weft.kernel.service import start_critical, stop_tasks
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from weft.api.registry.v1 import model_pb2
+
 log = get_logger("weft.instance")
 
 LOADING_RETRY_SECONDS = 1.0
@@ -67,6 +69,8 @@ class Instance:
         self.memory = ModelMemory(config.name, backend, self.records, ledger or MemoryLedger(), config.forecast)
         self.memory.pinned = config.hibernation.pinned
         self.digest = ""
+        self.price: model_pb2.ModelPrice | None = None
+        """What its provider charges; None: unknown, or not read yet."""
         """Digest of the model file; empty until it is known."""
         self.adapter_digests: dict[str, str] = {}
         """Known digests of adapter files, by name."""

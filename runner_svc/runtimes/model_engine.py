@@ -118,6 +118,8 @@ class ModelEngine:
     forecast: MemoryForecast = field(default_factory=MemoryForecast)
     remote: bool = False
     """Whether serving it sends data to a remote provider."""
+    list_price: Callable[[], model_pb2.ModelPrice | None] | None = field(default=None, repr=False)
+    """Returns what its provider charges, None if unknown; called in another thread. None: it has no provider."""
     timeouts: TimeoutProfile = field(default_factory=TimeoutProfile)
     abilities: Abilities = UNKNOWN
     """The model's capabilities according to its files."""

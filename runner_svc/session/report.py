@@ -103,13 +103,14 @@ class RunnerReport:
     def manifests(self) -> list[model_pb2.ModelManifest]:
         """The manifests of the published models."""
         memory_wait_seconds = 0.0 if self._config.observer is None else self._config.memory_wait_seconds
+        prices = {instance.model: instance.price for instance in self._instances}
         digests = {
             name: instance.digest if name == instance.model else instance.adapter_digests.get(name, "")
             for instance in self._instances
             for name in instance.names
         }
         return [
-            _manifest(model, model.adapter(name), memory_wait_seconds, digests)
+            _manifest(model, model.adapter(name), memory_wait_seconds, digests, prices.get(model.name))
             for model in self.models
             for name in model.names
         ]
@@ -211,7 +212,11 @@ def _memory(instance: Instance) -> runner_pb2.InstanceMemory | None:
 
 
 def _manifest(
-    model: ServedModel, adapter: ServedAdapter | None, memory_wait_seconds: float, digests: Mapping[str, str]
+    model: ServedModel,
+    adapter: ServedAdapter | None,
+    memory_wait_seconds: float,
+    digests: Mapping[str, str],
+    price: model_pb2.ModelPrice | None,
 ) -> model_pb2.ModelManifest:
     operations = model.operations if adapter is None else model.adapter_operations
     skills = model.skills if adapter is None else adapter.skills or model.skills
@@ -225,6 +230,7 @@ def _manifest(
         tags=model.tags if model.tags.ByteSize() else None,
         upstream=model.upstream_name,
         digest=digests.get(model.name if adapter is None else adapter.name, ""),
+        price=price,
         journal=model.journal.value,  # type: ignore[arg-type]  # same numbers
     )
     hibernation = model.hibernation

@@ -93,6 +93,8 @@ def a_receipt(chance: random.Random, outcome: "receipt_pb2.Outcome.ValueType") -
             receipt.usage.audio_milliseconds = chance.randrange(10**6)
         if chance.random() < 0.3:
             receipt.device_usage.energy_millijoules = chance.randrange(10**6)
+        if chance.random() < 0.3:
+            receipt.price_nanodollars = chance.randrange(10**6)
     return receipt
 
 
@@ -110,6 +112,8 @@ def sums_of(receipts: Iterable[receipt_pb2.Receipt]) -> Sums:
         sums["unknown_tokens_count"] += bool(receipt.attempts) and not receipt.HasField("usage")
         sums["energy_millijoules"] += receipt.device_usage.energy_millijoules
         sums["measured_energy_count"] += receipt.device_usage.HasField("energy_millijoules")
+        sums["price_nanodollars"] += receipt.price_nanodollars
+        sums["priced_count"] += receipt.HasField("price_nanodollars")
         if receipt.left_premises:
             sums["remote_count"] += 1
             sums["remote_prompt_tokens"] += receipt.usage.prompt_tokens

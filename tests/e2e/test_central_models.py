@@ -75,6 +75,30 @@ async def test_model_is_served_without_a_config_section_and_requests_carry_the_s
     assert (secret["name"], secret["usedBy"]) == (SECRET, [MODEL])
 
 
+async def test_declared_price_is_in_quotes_receipts_and_usage(mesh: MeshProcess, provider: CountingProvider) -> None:
+    document = {
+        "kind": "model",
+        "name": MODEL,
+        "provider": {"url": URL, "apiKeyRef": f"secret/{SECRET}"},
+        "price": {"promptDollars": 2.0, "completionDollars": 10.0},
+    }
+    await _weft(mesh, "apply", "-f", "-", stdin=json.dumps(document))
+
+    async def quoted() -> bool:
+        found = json.loads(await _weft(mesh, "models", "quote", MODEL, "Count.", "--allow-remote", "-o", "json"))
+        return "priceNanodollars" in found["items"][0]
+
+    await eventually(quoted, SECONDS, "no price is quoted")
+    status, body, _ = await _chat(mesh)
+    assert (status, provider.bodies[-1]["model"]) == (200, MODEL)
+    price = 2_000 * body["usage"]["prompt_tokens"] + 10_000 * body["usage"]["completion_tokens"]
+    record = json.loads(await _weft(mesh, "explain", "-o", "json"))
+    assert record["receipt"]["priceNanodollars"] == price
+    used = json.loads(await _weft(mesh, "mesh", "usage", "--by", "model", "--model", MODEL, "-o", "json"))
+    assert (used["total"]["priced"], used["total"]["priceNanodollars"], used["comparedWith"]) == (1, price, MODEL)
+    assert "COST" in await _weft(mesh, "mesh", "usage", "--by", "model", "--model", MODEL)
+
+
 async def _under_load(mesh: MeshProcess, change: Callable[[], Awaitable[object]]) -> list[int]:
     """The statuses of requests that four callers send one after the other, before, during and after `change`."""
     statuses: list[int] = []

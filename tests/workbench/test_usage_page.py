@@ -122,6 +122,31 @@ def test_typed_input_survives_the_first_response(page: "Page", mesh: MeshProcess
     assert page.get_by_label("Tenant", exact=True).input_value() == "ann"
 
 
+def test_cost_and_savings_are_shown_with_the_model_that_is_compared_with(page: "Page", mesh: MeshProcess) -> None:
+    """The mesh has no provider, so its answer is completed."""
+
+    def add_money(route: "Route") -> None:
+        found = route.fetch().json()
+        for row in found["items"]:
+            row |= {"priceNanodollars": 4_200_000, "priced": 1, "savedNanodollars": 12_300_000_000}
+        found |= {"savedNanodollars": 36_900_000_000, "comparedWith": "cloud"}
+        route.fulfill(json=found)
+
+    page.route("**/v1/admin/usage?**", add_money)
+    opened(page, mesh, "usage", "Usage")
+    page.get_by_role("cell", name="total").wait_for()
+    assert [row[-2:] for row in cells(page)] == [*3 * [["$0.0042", "$12.30"]], ["-", "$36.90"]]
+    page.get_by_text("would have cost at cloud.").wait_for()
+
+
+def test_model_without_a_price_cannot_be_compared_with(page: "Page", mesh: MeshProcess) -> None:
+    opened(page, mesh, "usage", "Usage")
+    page.get_by_label("Compare with").fill("m-a")
+    page.get_by_label("Compare with").press("Enter")
+    page.get_by_role("alert").get_by_text("must be a remote model of the mesh with a known price").wait_for()
+    page.wait_for_url("**compareWith=m-a**")
+
+
 def test_saved_csv_matches_weft_usage(page: "Page", mesh: MeshProcess) -> None:
     opened(page, mesh, "usage?by=tenant,model,day", "Usage")
     page.get_by_role("cell", name="total").wait_for()

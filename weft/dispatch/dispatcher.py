@@ -38,6 +38,7 @@ from weft.dispatch.parameter_checks import serve_options
 from weft.dispatch.payload_description import Payload, TokenCounter, affinity_key, cache_scope, describe
 from weft.dispatch.placement import Decision, PlacementPort, canceller_of
 from weft.dispatch.prefix_holders import PrefixHolders
+from weft.dispatch.prices import known_price
 from weft.dispatch.prompt_beginnings import PromptBeginnings
 from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
 from weft.dispatch.request_spans import request_spans
@@ -148,7 +149,7 @@ def placement_request(
     behaviour: agent_behaviour_pb2.AgentBehaviour | None = None,
     unread: Callable[[], frozenset[Skill]] = frozenset,
     holders: PrefixHolders | None = None,
-    labelers: Labelers,
+    labels: frozenset[str] = frozenset(),
 ) -> PlacementRequest:
     """Returns a request as schedulers see it; `seconds_left` is the time to its deadline, None: no deadline.
 
@@ -180,7 +181,7 @@ def placement_request(
         client_id=context.client_id,
         asked_model=context.asked_model,
         caller=context.caller,
-        labels=labelers.labels(context, payload),
+        labels=labels,
         task_id=context.task_id,
     )
 
@@ -291,7 +292,7 @@ class _RequestRun(Generic[T]):
             behaviour=self.behaviour,
             unread=lambda: skills_lacking_behind(self.deps.view(), self.context.model),
             holders=self.deps.holders,
-            labelers=self.deps.labelers,
+            labels=self.deps.labelers.labels(self.context, self.payload),
         )
         self._prefix_digests = request.prefix_digests
         if request.affinity_key and isinstance(self.payload, chat_pb2.ChatPayload):
@@ -322,7 +323,8 @@ class _RequestRun(Generic[T]):
         now = self.deps.clock.monotonic()
         if decision.HasField("granted"):
             grant = decision.granted
-            self.trace.note_grant(grant, now, remote=self.deps.may_leave(grant))
+            price = known_price(self.deps.view(), grant.model)
+            self.trace.note_grant(grant, now, remote=self.deps.may_leave(grant), price=price)
             holder = PrefixHolder(grant.model, grant.runner, grant.runner_incarnation, len(self._prefix_digests))
             self.deps.holders.note(self._prefix_digests, holder)
         else:

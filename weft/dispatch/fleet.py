@@ -107,6 +107,8 @@ class ModelView:
     """Its id; empty: unknown."""
     labels: frozenset[str] = frozenset()
     """Its labels, as KEY=VALUE."""
+    price: model_pb2.ModelPrice | None = None
+    """What its provider charges; None: unknown. Read-only."""
 
     @property
     def reachable(self) -> bool:
@@ -292,6 +294,7 @@ def _model(model: model_pb2.Model) -> ModelView:
         expected=not model.runner and manifest.HasField("provider"),
         id=model.id,
         labels=label_set(manifest.tags.labels),
+        price=_kept(manifest.price) if manifest.HasField("price") else None,
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from weft.api.common.v1.usage_pb2 import Usage
 from weft.api.router.v1.quote_pb2 import Quote
 from weft.dispatch.agents import resolve, skills_lacking_behind
 from weft.dispatch.dispatcher import placement_request
@@ -9,6 +10,7 @@ from weft.dispatch.fleet import FleetSource
 from weft.dispatch.labelers import Labelers
 from weft.dispatch.payload_description import Payload
 from weft.dispatch.placement import QuoteSource
+from weft.dispatch.prices import known_price, price_of
 from weft.dispatch.request_trace import RequestContext
 
 
@@ -31,6 +33,11 @@ class Quoter:
             seconds_left=context.timeout_seconds,
             behaviour=behaviour,
             unread=lambda: skills_lacking_behind(view, context.model),
-            labelers=self._labelers,
+            labels=self._labelers.labels(context, payload),
         )
-        return await self._router.quote(request)
+        quotes = await self._router.quote(request)
+        for quote in quotes:
+            if (price := known_price(view, quote.model)) is not None:
+                tokens = Usage(prompt_tokens=quote.prompt_tokens, completion_tokens=quote.completion_tokens)
+                quote.price_nanodollars = price_of(price, tokens)
+        return quotes

@@ -7,10 +7,12 @@ from enum import Enum, StrEnum
 from google.protobuf.duration_pb2 import Duration
 
 from weft.api.common.v1 import receipt_pb2, usage_pb2
+from weft.api.registry.v1 import model_pb2
 from weft.api.router.v1.placement_service_pb2 import Granted
 from weft.dispatch.frames import Frame
 from weft.dispatch.payload_description import TokenCounter
 from weft.dispatch.placement import MAX_ATTEMPT_MESSAGE_CHARS, Decision
+from weft.dispatch.prices import price_of
 from weft.kernel.errors import WeftError
 from weft.kernel.failures import quotes_model
 from weft.kernel.log import get_logger
@@ -109,6 +111,8 @@ class AttemptRecord:
     remote: bool
     """Whether the runner may send the request to a remote provider."""
     began: float
+    price: model_pb2.ModelPrice | None = None
+    """What its remote provider charges; None: unknown, or the model is not remote."""
     ended: float | None = None
     """When it failed; None: it is the last one, and ended with the request."""
     reason: Reason = Reason.UNSPECIFIED
@@ -213,14 +217,16 @@ class RequestTrace:
         if len(self.waits) < MAX_WAIT_PERIODS:
             self.waits.append(WaitPeriod(now, is_load, reason))
 
-    def note_grant(self, grant: Granted, now: float, *, remote: bool = False) -> None:
-        """Records a new attempt; `remote`: its runner may send the request to a remote provider."""
+    def note_grant(
+        self, grant: Granted, now: float, *, remote: bool = False, price: model_pb2.ModelPrice | None = None
+    ) -> None:
+        """Records a new attempt; `remote`: its runner may send the request to a remote provider, at this price."""
         self._end_load_wait(now)
         if self.waits and self.waits[-1].ended is None:
             self.waits[-1].ended = now
         self.granted, self.usage = now, None
         self._load_wait_at_grant = self.load_wait
-        self.attempts.append(AttemptRecord(grant, remote, now))
+        self.attempts.append(AttemptRecord(grant, remote, now, price))
 
     def note_attempt_failed(self, error: WeftError, now: float) -> None:
         """Records that the current attempt failed; see `AttemptRecord.note_error`."""
@@ -293,6 +299,7 @@ class RequestTrace:
         if self.prompt_change is not None:
             receipt.prompt_change.CopyFrom(self.prompt_change)
         _note_outside(receipt)
+        self._note_price(receipt)
         if self.first_content is not None:
             set_seconds(receipt.time_to_first_token, self.first_content - self.arrived)
         self._note_promise(receipt, now)
@@ -304,6 +311,11 @@ class RequestTrace:
             set_seconds(shown.start, run.began - self.arrived)
             if run.ended is not None:
                 set_seconds(shown.duration, run.ended - run.began)
+
+    def _note_price(self, receipt: receipt_pb2.Receipt) -> None:
+        price = self.attempts[-1].price if self.attempts else None
+        if price is not None and receipt.HasField("usage"):
+            receipt.price_nanodollars = price_of(price, receipt.usage)
 
     def _note_promise(self, receipt: receipt_pb2.Receipt, now: float) -> None:
         """Sets whether the first content came within the caller's limit, if the request was accepted with one."""

@@ -83,7 +83,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "wait": "Wait for a condition of a resource, or for the end of a task. Exit code 5 on timeout.",
         "figures": "Show figures of the last hour: requests, tokens, latency percentiles, waits and devices.",
         "usage": (
-            "Show the usage of tenants, keys and models: requests, tokens, media, accelerator time, remote requests."
+            "Show the usage of tenants, keys and models: requests, tokens, media, accelerator time, prices and savings."
         ),
         "simulate": "Simulate a mesh: waits, throughput, refusals and the cost of model swaps.",
         "profile": (

@@ -8,7 +8,7 @@ import typer
 
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.units import time_words, wait_words
+from weft.kernel.units import dollars_words, time_words, wait_words
 from weft_app.cli.mesh_api import Document, MeshApi, connect
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, PageOutputOption
 from weft_app.cli.output import (
@@ -113,6 +113,10 @@ def _tokens(receipt: Document) -> str | None:
     return f"{receipt['promptTokens']} in{cached}, {receipt['completionTokens']} out"
 
 
+def _price(receipt: Document) -> str | None:
+    return dollars_words(receipt["priceNanodollars"]) if "priceNanodollars" in receipt else None
+
+
 def _restored(receipt: Document) -> str | None:
     """Returns what was restored from a saved prompt; None: nothing."""
     if (restored := receipt.get("restoredPrompt")) is None:
@@ -161,13 +165,15 @@ def prompt_change(receipt: Document) -> str | None:
 
 _OUTCOME = Column("Outcome", "outcome")
 _COSTS = custom_columns(
-    "Waited First_token Engine GPU Tokens Restored Tool_calls Not_cached Work Captured Remote:leftPremises Cancelled "
+    "Waited First_token Engine GPU Tokens Price Restored Tool_calls Not_cached Work Captured Remote:leftPremises "
+    "Cancelled "
     "Router",
     Waited=_waited,
     First_token=_first_token,
     Engine=_engine,
     GPU=_device_usage,
     Tokens=_tokens,
+    Price=_price,
     Restored=_restored,
     Tool_calls=_repaired,
     Not_cached=prompt_change,

@@ -10,7 +10,9 @@ from typing import Annotated, Literal
 import typer
 
 from weft.documents.resource_kinds import ResourceKind
+from weft.kernel.units import dollars_words
 from weft.kernel.unknown_names import MODEL_OR_POOL, unknown_name
+from weft_app.cli.completion import complete_model
 from weft_app.cli.mesh_api import Document, connect
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, note
 from weft_app.cli.output import Column, TextTable, custom_columns, moment_in, print_document, say
@@ -22,11 +24,13 @@ CALL_TIMEOUT_SECONDS = 30.0
 UsageFormat = Literal["table", "wide", "csv", "json", "yaml"]
 _GROUPS = {"tenant": "TENANT", "key": "KEY", "model": "MODEL", "asked": "ASKED FOR"}
 _TIMES = {"hour": ("HOUR (UTC)", "%Y-%m-%d %H:00"), "day": ("DAY (UTC)", "%Y-%m-%d")}
+PRICE, SAVED = "priceNanodollars", "savedNanodollars"
 _CSV_COUNTS = (
     *("completed_count", "failed_count", "cancelled_count", "rejected_count", "unknown_count", "retried_count"),
     *("prompt_tokens", "cached_prompt_tokens", "completion_tokens", "unknown_tokens_count", "gpu_seconds"),
     *("unknown_gpu_count", "remote_count", "remote_prompt_tokens", "remote_completion_tokens", "energy_millijoules"),
     *("measured_energy_count", "image_steps", "image_pixels", "audio_milliseconds"),
+    *("price_nanodollars", "priced_count", "saved_nanodollars"),
 )
 
 
@@ -40,14 +44,23 @@ def usage(
     until: Annotated[
         str, typer.Option(help="Only requests that ended before a date, or before a time such as 12h ago.")
     ] = "",
+    *,
+    compare_with: Annotated[
+        str,
+        typer.Option(
+            help="Remote model by whose price savings are computed. Default: the cheapest one with a known price.",
+            autocompletion=complete_model,
+        ),
+    ] = "",
     tenant: Annotated[str, typer.Option(help="Only this tenant.")] = "",
     model: Annotated[str, typer.Option(help="Only this model.")] = "",
     output: Annotated[UsageFormat, typer.Option("--output", "-o", help="Output format.")] = "table",
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Show the usage of tenants, keys and models: requests, tokens, media, accelerator time, remote requests.
+    """Show the usage of tenants, keys and models: requests, tokens, media, accelerator time, prices and savings.
 
-    Whole hours are counted, in UTC. Values missing from receipts are counted as unknown, never as zero.
+    Whole hours are counted, in UTC. Values missing from receipts are counted as unknown, never as zero. SAVED is what
+    the tokens that were not sent to a provider would have cost at a remote model.
 
     Example: weft mesh usage --by tenant,day --since 7d -o csv
     """
@@ -60,6 +73,7 @@ def usage(
             until=until,
             tenant=tenant,
             model=model,
+            compareWith=compare_with,
             limit=MAX_ROWS,
         )
     if model and not found["items"]:
@@ -74,16 +88,19 @@ def usage(
         print_document(found, output)
     else:
         say(table_text(found, groups, is_wide=output == "wide"))
+    if found.get("comparedWith") and output in ("table", "wide"):
+        note(f"saved: by the price of {found['comparedWith']}")
     if found["hasMore"]:
         note(f"there are more than {MAX_ROWS} rows; choose a shorter period, a tenant or a model")
 
 
 def table_text(found: Document, groups: Sequence[str], *, is_wide: bool = False) -> str:
     """Returns the table, with the sum of several rows last."""
-    columns = [*_group_columns(groups), *(_WIDE if is_wide else _COUNTS)]
     rows = list(found["items"])
+    money = [each for each, name in zip(_MONEY, (PRICE, SAVED), strict=True) if any(name in row for row in rows)]
+    columns = [*_group_columns(groups), *(_WIDE if is_wide else _COUNTS), *money]
     if len(rows) > 1 and groups:
-        rows.append(total := found["total"])
+        rows.append(total := found["total"] | ({SAVED: found[SAVED]} if SAVED in found else {}))
         first = columns[0]
         columns[0] = Column(first.title, lambda row: "total" if row is total else first.text(row))
     return TextTable(columns, is_cut=not is_wide, wider="-o wide").text(rows)
@@ -131,6 +148,10 @@ def _gpu(row: Document) -> str:
     return f"{known} (+{row['unknownGpu']} unknown)" if row["unknownGpu"] else known
 
 
+def _dollars(row: Document, name: str) -> str:
+    return dollars_words(row[name]) if name in row else "-"
+
+
 _OUTCOMES = ("completed", "failed", "cancelled", "rejected", "unknown")
 _COUNTS = custom_columns(
     "REQUESTS COMPLETED:completed FAILED:failed CANCELLED:cancelled? REJECTED:rejected? IN:promptTokens "
@@ -138,6 +159,7 @@ _COUNTS = custom_columns(
     REQUESTS=lambda row: str(sum(row[name] for name in _OUTCOMES)),
     GPU_SECONDS=_gpu,
 )
+_MONEY = custom_columns("COST SAVED", COST=lambda row: _dollars(row, PRICE), SAVED=lambda row: _dollars(row, SAVED))
 _WIDE = _COUNTS + custom_columns(
     "WATT_HOURS IMAGE_STEPS:imageSteps MEGAPIXELS AUDIO_SECONDS REMOTE_IN:remotePromptTokens "
     "REMOTE_OUT:remoteCompletionTokens UNKNOWN:unknown RETRIED:retried TOKENS_UNKNOWN:unknownTokens",

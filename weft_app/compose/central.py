@@ -102,10 +102,11 @@ class CentralModelsFollower(StreamFollower, Service):
 
 
 def _served_bytes(manifest: model_pb2.ModelManifest) -> bytes:
-    """Returns a manifest without its tags: a change of tags must not interrupt requests."""
+    """Returns a manifest without its tags and price: a change of them must not interrupt requests."""
     served = model_pb2.ModelManifest()
     served.CopyFrom(manifest)
     served.ClearField("tags")
+    served.ClearField("price")
     return served.SerializeToString(deterministic=True)
 
 

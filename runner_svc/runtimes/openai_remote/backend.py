@@ -6,6 +6,7 @@ Admission has already allowed sending the request out: `runner_svc.servicers.inf
 import asyncio
 import itertools
 from dataclasses import replace
+from functools import partial
 
 from typing_extensions import override
 from yarl import URL
@@ -21,6 +22,7 @@ from runner_svc.openai_upstream.request import Json, PreparedBody, call_ids
 from runner_svc.openai_upstream.server_probes import MODELS
 from runner_svc.openai_upstream.stream import StreamReader
 from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, parameter_profile, served_operations
+from runner_svc.runtimes.openai_remote.list_price import list_price
 from runner_svc.runtimes.openai_remote.runtime import (
     MESSAGES_PARAMETERS,
     PARAMETERS,
@@ -205,6 +207,7 @@ def build(model: OpenAiRemoteModel, context: ModelContext) -> ModelEngine:
         slots=model.slots,
         context_tokens=model.context_tokens or 0,
         remote=True,
+        list_price=partial(list_price, provider.url, provider.upstream_name),
         timeouts=timeouts,
         requests_fail_alone=True,
     )

@@ -1,9 +1,12 @@
 """`/v1/quotes` says when a chat request would be answered; X-Max-Wait-Seconds makes such a time a condition."""
 
+from dataclasses import replace
+
 import pytest
 from gateway_script import FixedFleet, ScriptedDispatcher, model, serving
 from task_script import ScriptedTasks
 
+from weft.api.registry.v1.model_pb2 import ModelPrice
 from weft.api.router.v1.quote_pb2 import Quote
 from weft.dispatch.quoter import Quoter
 from weft.kernel.placement_request import PlacementRequest
@@ -50,6 +53,13 @@ async def test_quote_is_asked_for_what_the_request_would_be() -> None:
     (asked,) = router.asked
     assert (asked.model, asked.max_output_tokens, asked.prompt_tokens > 0) == ("tiny", 7, True)
     assert dispatcher.calls == []
+
+
+async def test_quote_of_a_remote_model_with_a_known_price_has_the_price() -> None:
+    remote = replace(model("tiny"), remote=True, price=ModelPrice(completion_dollars=3.0))
+    async with serving(quotes=Quoter(ScriptedRouter(), FixedFleet.of(remote))) as gateway:
+        answer = await gateway.request("POST", "/v1/quotes", CHAT, JSON)
+    assert answer.json["items"][0]["priceNanodollars"] == 7 * 3_000
 
 
 async def test_labels_of_the_header_and_the_metadata_reach_the_router() -> None:

@@ -1,12 +1,13 @@
 """`/v1/usage` shows a tenant its own usage, `/v1/admin/usage` that of all tenants, and `weft mesh usage` prints it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 import pytest
-from gateway_script import serving
+from gateway_script import FixedFleet, model, serving
 from kit.keys import Keys, bearer
 
+from weft.api.registry.v1.model_pb2 import ModelPrice
 from weft.api.router.v1 import usage_pb2
 from weft.api.router.v1 import usage_service_pb2 as pb
 from weft.documents.codec import document_of
@@ -58,6 +59,30 @@ async def test_tenant_sees_its_own_usage_and_an_admin_sees_all() -> None:
         ):
             assert (await gateway.request("GET", f"/v1/{path}", key=key)).status == status
         assert [wanted.tenant for wanted in source.asked[1:]] == ["bob", ""]
+
+
+CLOUD = replace(model("cloud"), remote=True, price=ModelPrice(prompt_dollars=1.0, completion_dollars=10.0))
+DEAR = replace(model("dear"), remote=True, price=ModelPrice(prompt_dollars=2.0, completion_dollars=20.0))
+
+
+@pytest.mark.parametrize(
+    ("query", "reference", "saved"), [("", "cloud", 100_000), ("?compareWith=dear", "dear", 200_000)]
+)
+async def test_savings_are_the_price_of_local_tokens_at_a_remote_model(query: str, reference: str, saved: int) -> None:
+    async with serving(usage_source=ScriptedUsage(), fleet=FixedFleet.of(model("tiny"), CLOUD, DEAR)) as gateway:
+        body = await gateway.read(f"/v1/admin/usage{query}")
+    assert (body["comparedWith"], body["savedNanodollars"]) == (reference, saved)
+    assert [row["savedNanodollars"] for row in body["items"]] == [saved, 0]
+    lines = [line.split() for line in table_text(body, ["tenant"]).splitlines()]
+    assert [line[-1] for line in lines] == ["SAVED", f"${saved / 1e9:.5f}", "$0.00", f"${saved / 1e9:.5f}"]
+
+
+async def test_model_without_a_known_price_cannot_be_compared_with() -> None:
+    async with serving(usage_source=ScriptedUsage(), fleet=FixedFleet.of(model("tiny"), CLOUD)) as gateway:
+        answer = await gateway.request("GET", "/v1/usage?compareWith=tiny")
+        body = await gateway.read("/v1/usage")
+    assert answer.refusal[::2] == (400, "compareWith")
+    assert body["comparedWith"] == "cloud"
 
 
 @pytest.mark.parametrize("query", ["by=colour", "by=day,day", "since=soon", "until=2026-13-01", "limit=0", "order=asc"])

@@ -53,6 +53,15 @@ async def test_provider_is_sent_no_byte_without_a_permit_and_the_receipt_reports
         assert len(provider.requests) == 1
 
 
+async def test_price_of_the_provider_is_published_once_it_is_known(tmp_path: Path) -> None:
+    price = model_pb2.ModelPrice(prompt_dollars=0.5, completion_dollars=2.0)
+    async with counting_provider() as provider:
+        model = replace(_model(provider.base_url), list_price=lambda: price)
+        async with ready_runner(tmp_path, [model], runtime="openai_remote") as runner:
+            while runner.registry.opened[-1].models[0].price != price:
+                await runner.until_opened(len(runner.registry.opened) + 1)
+
+
 async def test_remote_model_is_declared_chat_only_without_a_wake_plan(tmp_path: Path) -> None:
     async with _stage(tmp_path, slots=2, context_tokens=4096) as (_, runner):
         (manifest,) = runner.registry.opened[-1].models

@@ -53,4 +53,4 @@ def test_usage_has_work_in_wide_tables_and_csv() -> None:
     assert "IMAGE STEPS  MEGAPIXELS  AUDIO SECONDS" in title
     assert {"40", "2.10", "1.5"} <= set(row.split())
     assert "MEGAPIXELS" not in table_text(found, ["tenant"])
-    assert csv_text(found, ["tenant"]).splitlines()[1].endswith("40,2097152,1500")
+    assert csv_text(found, ["tenant"]).splitlines()[1].endswith("40,2097152,1500,,0,")

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from weft.api.common.v1 import event_pb2, receipt_pb2, usage_pb2
+from weft.api.registry.v1.model_pb2 import ModelPrice
 from weft.api.router.v1.placement_service_pb2 import Granted
 from weft.dispatch.placement import for_load, in_queue
 from weft.dispatch.request_trace import MAX_TOOL_RUNS, RequestContext, RequestTrace
@@ -51,6 +52,16 @@ def test_receipt_says_whether_the_limit_of_the_wait_was_kept(first_content: floa
     journey.note_first_content(first_content)
     promised = journey.receipt(Reason.UNSPECIFIED, None, 110.0).promised_wait
     assert (_seconds(promised.limit), promised.kept) == (5.0, kept)
+
+
+def test_receipt_has_the_price_of_the_last_attempt_if_it_and_the_tokens_are_known() -> None:
+    journey = RequestTrace(CONTEXT, arrived=100.0)
+    journey.note_grant(GRANT, 101.0, remote=True, price=ModelPrice(completion_dollars=2.0))
+    part = receipt_pb2.Receipt(usage=usage_pb2.Usage(completion_tokens=5))
+    assert journey.receipt(Reason.UNSPECIFIED, part, 110.0).price_nanodollars == 10_000
+    assert not journey.receipt(Reason.UNSPECIFIED, None, 110.0).HasField("price_nanodollars")
+    journey.note_grant(GRANT, 102.0)
+    assert not journey.receipt(Reason.UNSPECIFIED, part, 110.0).HasField("price_nanodollars")
 
 
 def test_refused_request_was_promised_nothing() -> None:

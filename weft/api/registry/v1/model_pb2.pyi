@@ -304,6 +304,38 @@ class ModelProvider(google.protobuf.message.Message):
 global___ModelProvider = ModelProvider
 
 @typing.final
+class ModelPrice(google.protobuf.message.Message):
+    """ModelPrice is what a provider charges for a model, in US dollars per million tokens, without surcharges for long
+    prompts and discounts.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PROMPT_DOLLARS_FIELD_NUMBER: builtins.int
+    CACHED_PROMPT_DOLLARS_FIELD_NUMBER: builtins.int
+    CACHE_WRITE_PROMPT_DOLLARS_FIELD_NUMBER: builtins.int
+    COMPLETION_DOLLARS_FIELD_NUMBER: builtins.int
+    prompt_dollars: builtins.float
+    """Prompt tokens that are not cached."""
+    cached_prompt_dollars: builtins.float
+    """Prompt tokens from the provider's cache. 0: as the others."""
+    cache_write_prompt_dollars: builtins.float
+    """Prompt tokens that are written to the provider's cache. 0: as the others."""
+    completion_dollars: builtins.float
+    """Tokens of answers."""
+    def __init__(
+        self,
+        *,
+        prompt_dollars: builtins.float = ...,
+        cached_prompt_dollars: builtins.float = ...,
+        cache_write_prompt_dollars: builtins.float = ...,
+        completion_dollars: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cache_write_prompt_dollars", b"cache_write_prompt_dollars", "cached_prompt_dollars", b"cached_prompt_dollars", "completion_dollars", b"completion_dollars", "prompt_dollars", b"prompt_dollars"]) -> None: ...
+
+global___ModelPrice = ModelPrice
+
+@typing.final
 class ModelManifest(google.protobuf.message.Message):
     """ModelManifest is the description of a model that a runner publishes or an operator declares."""
 
@@ -321,6 +353,7 @@ class ModelManifest(google.protobuf.message.Message):
     TAGS_FIELD_NUMBER: builtins.int
     UPSTREAM_FIELD_NUMBER: builtins.int
     JOURNAL_FIELD_NUMBER: builtins.int
+    PRICE_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Unique name in the mesh: letters, digits, '.', '_', '-' and ':', starting with a letter or digit; or several such parts
     joined by '/', such as "Qwen/Qwen3-8B". At most 128 characters.
@@ -361,6 +394,10 @@ class ModelManifest(google.protobuf.message.Message):
     def tags(self) -> weft.api.registry.v1.tags_pb2.Tags:
         """Tier, labels and owner. Not set: none."""
 
+    @property
+    def price(self) -> global___ModelPrice:
+        """Price of a remote model. Not set: as the runner finds it in its list of providers' prices, else unknown."""
+
     def __init__(
         self,
         *,
@@ -376,9 +413,10 @@ class ModelManifest(google.protobuf.message.Message):
         tags: weft.api.registry.v1.tags_pb2.Tags | None = ...,
         upstream: builtins.str = ...,
         journal: weft.api.registry.v1.journal_pb2.JournalMode.ValueType = ...,
+        price: global___ModelPrice | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["provider", b"provider", "tags", b"tags", "wake", b"wake"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["context_tokens", b"context_tokens", "digest", b"digest", "journal", b"journal", "name", b"name", "operations", b"operations", "pool_name", b"pool_name", "provider", b"provider", "remote", b"remote", "skills", b"skills", "tags", b"tags", "upstream", b"upstream", "wake", b"wake"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["price", b"price", "provider", b"provider", "tags", b"tags", "wake", b"wake"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["context_tokens", b"context_tokens", "digest", b"digest", "journal", b"journal", "name", b"name", "operations", b"operations", "pool_name", b"pool_name", "price", b"price", "provider", b"provider", "remote", b"remote", "skills", b"skills", "tags", b"tags", "upstream", b"upstream", "wake", b"wake"]) -> None: ...
 
 global___ModelManifest = ModelManifest
 

@@ -87,6 +87,8 @@ class UsageCounts(google.protobuf.message.Message):
     IMAGE_STEPS_FIELD_NUMBER: builtins.int
     IMAGE_PIXELS_FIELD_NUMBER: builtins.int
     AUDIO_MILLISECONDS_FIELD_NUMBER: builtins.int
+    PRICE_NANODOLLARS_FIELD_NUMBER: builtins.int
+    PRICED_COUNT_FIELD_NUMBER: builtins.int
     completed_count: builtins.int
     """Requests that completed."""
     failed_count: builtins.int
@@ -125,6 +127,12 @@ class UsageCounts(google.protobuf.message.Message):
     """Pixels of the generated images."""
     audio_milliseconds: builtins.int
     """Length of the transcribed or generated recordings, in milliseconds."""
+    price_nanodollars: builtins.int
+    """Price of the remote requests and attempts for which it is known, in billionths of a US dollar. Not set: unknown for
+    all of them, or there were none.
+    """
+    priced_count: builtins.int
+    """Requests and attempts with a known price; that of the other remote ones is unknown."""
     @property
     def gpu_time(self) -> google.protobuf.duration_pb2.Duration:
         """Accelerator time of the requests and attempts for which it is known: the measured share of the devices' time, else
@@ -154,10 +162,15 @@ class UsageCounts(google.protobuf.message.Message):
         image_steps: builtins.int = ...,
         image_pixels: builtins.int = ...,
         audio_milliseconds: builtins.int = ...,
+        price_nanodollars: builtins.int | None = ...,
+        priced_count: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_energy_millijoules", b"_energy_millijoules", "energy_millijoules", b"energy_millijoules", "gpu_time", b"gpu_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_energy_millijoules", b"_energy_millijoules", "audio_milliseconds", b"audio_milliseconds", "cached_prompt_tokens", b"cached_prompt_tokens", "cancelled_count", b"cancelled_count", "completed_count", b"completed_count", "completion_tokens", b"completion_tokens", "energy_millijoules", b"energy_millijoules", "failed_count", b"failed_count", "gpu_time", b"gpu_time", "image_pixels", b"image_pixels", "image_steps", b"image_steps", "measured_energy_count", b"measured_energy_count", "prompt_tokens", b"prompt_tokens", "rejected_count", b"rejected_count", "remote_completion_tokens", b"remote_completion_tokens", "remote_count", b"remote_count", "remote_prompt_tokens", b"remote_prompt_tokens", "retried_count", b"retried_count", "unknown_count", b"unknown_count", "unknown_gpu_count", b"unknown_gpu_count", "unknown_tokens_count", b"unknown_tokens_count"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_energy_millijoules", b"_energy_millijoules", "_price_nanodollars", b"_price_nanodollars", "energy_millijoules", b"energy_millijoules", "gpu_time", b"gpu_time", "price_nanodollars", b"price_nanodollars"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_energy_millijoules", b"_energy_millijoules", "_price_nanodollars", b"_price_nanodollars", "audio_milliseconds", b"audio_milliseconds", "cached_prompt_tokens", b"cached_prompt_tokens", "cancelled_count", b"cancelled_count", "completed_count", b"completed_count", "completion_tokens", b"completion_tokens", "energy_millijoules", b"energy_millijoules", "failed_count", b"failed_count", "gpu_time", b"gpu_time", "image_pixels", b"image_pixels", "image_steps", b"image_steps", "measured_energy_count", b"measured_energy_count", "price_nanodollars", b"price_nanodollars", "priced_count", b"priced_count", "prompt_tokens", b"prompt_tokens", "rejected_count", b"rejected_count", "remote_completion_tokens", b"remote_completion_tokens", "remote_count", b"remote_count", "remote_prompt_tokens", b"remote_prompt_tokens", "retried_count", b"retried_count", "unknown_count", b"unknown_count", "unknown_gpu_count", b"unknown_gpu_count", "unknown_tokens_count", b"unknown_tokens_count"]) -> None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_energy_millijoules", b"_energy_millijoules"]) -> typing.Literal["energy_millijoules"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_price_nanodollars", b"_price_nanodollars"]) -> typing.Literal["price_nanodollars"] | None: ...
 
 global___UsageCounts = UsageCounts
 
@@ -173,6 +186,7 @@ class UsageRow(google.protobuf.message.Message):
     MODEL_FIELD_NUMBER: builtins.int
     ASKED_FIELD_NUMBER: builtins.int
     COUNTS_FIELD_NUMBER: builtins.int
+    SAVED_NANODOLLARS_FIELD_NUMBER: builtins.int
     tenant: builtins.str
     """Tenant. Empty: all. "_other": beyond the 1,000 rows of one hour."""
     key: builtins.str
@@ -183,6 +197,10 @@ class UsageRow(google.protobuf.message.Message):
     """
     asked: builtins.str
     """Requested name. Empty: all, or the model's own; "_other" as for the tenant."""
+    saved_nanodollars: builtins.int
+    """What the tokens of its other requests would have cost at `compared_with`, in billionths of a US dollar. Not set:
+    there is no such model.
+    """
     @property
     def start_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """Start of its hour or day. Not set: rows are not grouped by time."""
@@ -200,8 +218,10 @@ class UsageRow(google.protobuf.message.Message):
         model: builtins.str = ...,
         asked: builtins.str = ...,
         counts: global___UsageCounts | None = ...,
+        saved_nanodollars: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["counts", b"counts", "start_time", b"start_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["asked", b"asked", "counts", b"counts", "key", b"key", "model", b"model", "start_time", b"start_time", "tenant", b"tenant"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_saved_nanodollars", b"_saved_nanodollars", "counts", b"counts", "saved_nanodollars", b"saved_nanodollars", "start_time", b"start_time"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_saved_nanodollars", b"_saved_nanodollars", "asked", b"asked", "counts", b"counts", "key", b"key", "model", b"model", "saved_nanodollars", b"saved_nanodollars", "start_time", b"start_time", "tenant", b"tenant"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_saved_nanodollars", b"_saved_nanodollars"]) -> typing.Literal["saved_nanodollars"] | None: ...
 
 global___UsageRow = UsageRow

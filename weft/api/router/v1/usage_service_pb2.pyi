@@ -70,8 +70,14 @@ class ListUsageResponse(google.protobuf.message.Message):
     SINCE_FIELD_NUMBER: builtins.int
     UNTIL_FIELD_NUMBER: builtins.int
     HAS_MORE_FIELD_NUMBER: builtins.int
+    COMPARED_WITH_FIELD_NUMBER: builtins.int
+    SAVED_NANODOLLARS_FIELD_NUMBER: builtins.int
     has_more: builtins.bool
     """Whether there are more rows than the limit."""
+    compared_with: builtins.str
+    """Remote model by whose price the savings are computed. Empty: no price is known. Set by the gateway."""
+    saved_nanodollars: builtins.int
+    """Savings of all rows, including those beyond the limit. Not set: no price is known."""
     @property
     def rows(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.router.v1.usage_pb2.UsageRow]:
         """Rows, ordered by time, then by names."""
@@ -96,8 +102,11 @@ class ListUsageResponse(google.protobuf.message.Message):
         since: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         until: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         has_more: builtins.bool = ...,
+        compared_with: builtins.str = ...,
+        saved_nanodollars: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["since", b"since", "total", b"total", "until", b"until"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["has_more", b"has_more", "rows", b"rows", "since", b"since", "total", b"total", "until", b"until"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_saved_nanodollars", b"_saved_nanodollars", "saved_nanodollars", b"saved_nanodollars", "since", b"since", "total", b"total", "until", b"until"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_saved_nanodollars", b"_saved_nanodollars", "compared_with", b"compared_with", "has_more", b"has_more", "rows", b"rows", "saved_nanodollars", b"saved_nanodollars", "since", b"since", "total", b"total", "until", b"until"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_saved_nanodollars", b"_saved_nanodollars"]) -> typing.Literal["saved_nanodollars"] | None: ...
 
 global___ListUsageResponse = ListUsageResponse

@@ -3,7 +3,7 @@ import { html, useEffect, useState } from "../parts/html.js";
 import { get } from "../api.js";
 import { address } from "../navigation.js";
 import { caller, can } from "../session.js";
-import { actor, clock, count, figure, seconds, words } from "../parts/format.js";
+import { actor, clock, count, dollars, figure, seconds, words } from "../parts/format.js";
 import { attempt } from "../parts/notices.js";
 import { Code, ErrorNote, Facts } from "../parts/widgets.js";
 import { Table } from "../parts/table.js";
@@ -73,6 +73,7 @@ function Summary({ record }) {
       ["Time to first token", seconds(receipt.timeToFirstTokenSeconds)],
       ["Tokens in", receipt.promptTokens === undefined ? "" : `${count(receipt.promptTokens)}${receipt.cachedPromptTokens ? ` (${count(receipt.cachedPromptTokens)} cached)` : ""}`],
       ["Tokens out", count(receipt.completionTokens)],
+      ["Price", dollars(receipt.priceNanodollars)],
       ["Promised", receipt.promisedWait && `first token within ${seconds(receipt.promisedWait.limitSeconds)}: ${receipt.promisedWait.kept ? "kept" : "broken"}`],
       ["Restored", restored && `${count(restored.tokenCount)} tokens from ${restored.source}${restored.savedSeconds ? `, about ${seconds(restored.savedSeconds)} saved` : ""}`],
       ["Tool calls", [[receipt.repairedCallCount, "repaired"], [receipt.retriedCallCount, "made again"]].filter(([times]) => times).map(([times, what]) => `${count(times)} ${what}`).join(", ")],

@@ -3,7 +3,7 @@ import { html, useEffect, useState } from "../parts/html.js";
 import { ApiError, get } from "../api.js";
 import { go } from "../navigation.js";
 import { caller, can } from "../session.js";
-import { count, figure } from "../parts/format.js";
+import { count, dollars, figure } from "../parts/format.js";
 import { CommittedText, DateField } from "../parts/fields.js";
 import { attempt } from "../parts/notices.js";
 import { Table } from "../parts/table.js";
@@ -41,11 +41,12 @@ export function Page({ query }) {
     until: query.get("until") ?? "",
     tenant: query.get("tenant") ?? "",
     model: query.get("model") ?? "",
+    compareWith: query.get("compareWith") ?? "",
     measure: query.get("measure") ?? "requests",
     whose: query.get("whose") ?? (seesAll ? "all" : "own"),
   };
   const path = chosen.whose === "all" && seesAll ? "/v1/admin/usage" : "/v1/usage";
-  const asked = { since: chosen.since, until: chosen.until, model: chosen.model, tenant: path === "/v1/usage" ? "" : chosen.tenant };
+  const asked = { since: chosen.since, until: chosen.until, model: chosen.model, compareWith: chosen.compareWith, tenant: path === "/v1/usage" ? "" : chosen.tenant };
   const rows = useAnswer(path, { ...asked, by: chosen.by, limit: MAX_ROWS });
   const unit = isShort(chosen.since) ? "hour" : "day";
   const times = useAnswer(path, { ...asked, by: unit, limit: MAX_ROWS });
@@ -77,6 +78,7 @@ function Choices({ chosen, set, seesAll, isAll }) {
       <${DateField} label="Until" value=${chosen.until} onCommit=${(/** @type {string} */ until) => set({ until })} />
       ${isAll && html`<${CommittedText} label="Tenant" value=${chosen.tenant} onCommit=${(/** @type {string} */ tenant) => set({ tenant })} />`}
       <${CommittedText} label="Model" value=${chosen.model} onCommit=${(/** @type {string} */ model) => set({ model })} />
+      <${CommittedText} label="Compare with" value=${chosen.compareWith} onCommit=${(/** @type {string} */ compareWith) => set({ compareWith })} />
     </div>
     <fieldset class="row tools"><legend>Rows by</legend>
       ${GROUPS.filter(([name]) => isAll || name !== "tenant").map(
@@ -90,12 +92,12 @@ function Rows({ found, by }) {
   const groups = by.split(",");
   const name = `usage-${groups.join("-")}.csv`;
   const rows = found.items.map((/** @type {any} */ row, /** @type {number} */ at) => ({ ...row, at: String(at) }));
-  if (rows.length > 1) rows.push({ ...found.total, at: "total", isTotal: true });
+  if (rows.length > 1) rows.push({ ...found.total, savedNanodollars: found.savedNanodollars, at: "total", isTotal: true });
   return html`<div class="row tools"><h2>By ${GROUPS.filter(([group]) => groups.includes(group)).map(([, words]) => words).join(", ")}</h2>
       <button disabled=${!found.items.length} onClick=${() => attempt(async () => saveText(csvText(found.items, groups), name, "text/csv"))}>Save as CSV</button></div>
     ${found.hasMore && html`<p class="problem" role="status">There are more than ${count(MAX_ROWS)} rows: choose a shorter time, a tenant or a model. The total counts all.</p>`}
     <${Table} label="Usage" rows=${rows} rowKey=${(/** @type {any} */ row) => row.at} columns=${columnsOf(groups, rows)} empty="No usage in this time." />
-    <p class="faint">Whole hours in UTC. Unknown values are counted as unknown, not as zero.</p>`;
+    <p class="faint">Whole hours in UTC. Unknown values are counted as unknown, not as zero.${found.comparedWith ? ` Saved: what the tokens that were not sent to a provider would have cost at ${found.comparedWith}.` : ""}</p>`;
 }
 
 /** @param {string[]} groups @param {any[]} rows @returns {import("../parts/table.js").Column[]} */
@@ -117,11 +119,17 @@ function columnsOf(groups, rows) {
     { title: "GPU seconds", className: "number", cell: gpu, hint: "time that accelerators computed" },
     { title: "Wh", className: "number", cell: wattHours, hint: "accelerator energy, if measured" },
     number("remote", (row) => row.remote, "requests sent to a remote provider"),
+    ...moneyColumn(rows, "cost", "priceNanodollars", "price of remote requests, if known"),
+    ...moneyColumn(rows, "saved", "savedNanodollars", "price of the other requests' tokens at the model that is compared with"),
   ];
 }
 
 /** @param {string} title @param {(row: any) => number} of @param {string} [hint] */
 const number = (title, of, hint) => ({ title, className: "number", hint, cell: (/** @type {any} */ row) => html`<span title=${of(row)}>${count(of(row))}</span>` });
+
+/** A column of money, where there is any. @param {any[]} rows @param {string} title @param {string} name @param {string} hint */
+const moneyColumn = (rows, title, name, hint) =>
+  rows.some((row) => row[name] !== undefined) ? [{ title, className: "number", hint, cell: (/** @type {any} */ row) => dollars(row[name]) || "-" }] : [];
 
 /** The columns of pictures and recordings, where there are any. @param {any[]} rows */
 function mediaColumns(rows) {
@@ -153,8 +161,8 @@ const isShort = (since) => /^\d+[mh]$/.test(since);
 const timeText = (start, unit) => (start ?? "").slice(0, unit === "day" ? 10 : 16).replace("T", " ");
 
 /** @param {Record<string, string>} chosen */
-function command({ by, since, until, tenant, model }) {
-  const options = Object.entries({ by, since, until, tenant, model }).filter(([, value]) => value);
+function command({ by, since, until, tenant, model, compareWith }) {
+  const options = Object.entries({ by, since, until, tenant, model, "compare-with": compareWith }).filter(([, value]) => value);
   return ["weft mesh usage", ...options.map(([name, value]) => `--${name} ${/^[\w.,:-]+$/.test(value) ? value : `'${value.replaceAll("'", "'\\''")}'`}`)].join(" ");
 }
 

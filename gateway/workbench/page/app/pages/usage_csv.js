@@ -7,6 +7,7 @@ const COUNTS = {
   remote_prompt_tokens: "remotePromptTokens", remote_completion_tokens: "remoteCompletionTokens",
   energy_millijoules: "energyMillijoules", measured_energy_count: "measuredEnergy",
   image_steps: "imageSteps", image_pixels: "imagePixels", audio_milliseconds: "audioMilliseconds",
+  price_nanodollars: "priceNanodollars", priced_count: "priced", saved_nanodollars: "savedNanodollars",
 };
 
 /** @param {any[]} items @param {string[]} groups */

@@ -28,6 +28,13 @@ export function figure(value) {
   return value >= 100 ? String(Math.round(value)) : value.toPrecision(value >= 1 ? 3 : 2);
 }
 
+/** An amount of money in billionths of a dollar: "$12.30", "$0.0042". @param {number | undefined | null} value */
+export function dollars(value) {
+  if (value === undefined || value === null) return "";
+  const amount = value / 1e9;
+  return `$${amount.toFixed(amount > 0 && amount < 1 ? Math.max(2, 1 - Math.floor(Math.log10(amount))) : 2)}`;
+}
+
 /** Seconds, such as "420 ms", "1.2 s", "3 min 5 s", "2 h 4 min". @param {number | string | undefined | null} value */
 export function seconds(value) {
   const number = toNumber(value);

@@ -1,0 +1,4 @@
+ALTER TABLE usage_hours ADD COLUMN price_nanodollars BIGINT DEFAULT 0 NOT NULL;
+ALTER TABLE usage_hours ADD COLUMN priced_count BIGINT DEFAULT 0 NOT NULL;
+ALTER TABLE usage_entries ADD COLUMN price_nanodollars BIGINT DEFAULT 0 NOT NULL;
+ALTER TABLE usage_entries ADD COLUMN priced_count BIGINT DEFAULT 0 NOT NULL;

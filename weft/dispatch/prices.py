@@ -1,0 +1,59 @@
+"""What tokens cost at remote models, by the prices that runners find or operators declare."""
+
+from collections.abc import Iterable
+
+from weft.api.common.v1.usage_pb2 import Usage
+from weft.api.registry.v1.model_pb2 import ModelPrice
+from weft.dispatch.fleet import FleetView, ModelView
+from weft.kernel.request import Operation
+
+NANODOLLARS = 1_000
+"""Billionths of a dollar per token at a price of one dollar per million tokens."""
+
+
+def price_of(price: ModelPrice, usage: Usage) -> int:
+    """Returns the price of tokens in billionths of a dollar."""
+    cached = min(usage.cached_prompt_tokens, usage.prompt_tokens)
+    written = min(usage.cache_write_prompt_tokens, usage.prompt_tokens - cached)
+    return round(
+        NANODOLLARS
+        * (
+            (usage.prompt_tokens - cached - written) * price.prompt_dollars
+            + cached * (price.cached_prompt_dollars or price.prompt_dollars)
+            + written * (price.cache_write_prompt_dollars or price.prompt_dollars)
+            + usage.completion_tokens * price.completion_dollars
+        )
+    )
+
+
+def known_price(view: FleetView, name: str) -> ModelPrice | None:
+    """Returns the price of a remote model; None: it is not remote, or its price is unknown."""
+    model = view.models.get(name)
+    return model.price if model is not None and model.remote else None
+
+
+def cheapest(view: FleetView, names: Iterable[str]) -> str:
+    """Returns the remote chat model with the lowest price for as many prompt as answer tokens; empty: none is known."""
+    priced = (model for name in names if (model := view.models.get(name)) is not None and _is_priced(model))
+    return min(priced, key=_dollars, default=_NONE).name
+
+
+_NONE = ModelView(
+    name="",
+    pool="",
+    runner="",
+    operations=frozenset(),
+    remote=True,
+    active=False,
+    context_tokens=0,
+    created_at_seconds=0,
+)
+
+
+def _is_priced(model: ModelView) -> bool:
+    return model.remote and model.price is not None and Operation.CHAT in model.operations
+
+
+def _dollars(model: ModelView) -> tuple[float, str]:
+    assert model.price is not None, "it is priced"
+    return model.price.prompt_dollars + model.price.completion_dollars, model.name
