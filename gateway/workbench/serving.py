@@ -49,7 +49,7 @@ async def get_page(deps: Gateway, files: Pages, request: Request) -> Response:
 
 
 async def get_caller(deps: Gateway, request: Request) -> Response:
-    """Returns the caller's name, tenant and scopes, whether callers need a key and prompts are captured, and the version of weft.
+    """Returns the caller's name, tenant and scopes, whether keys are needed and prompts captured, and the version.
 
     Without a key, the answer only says that one is needed; a wrong key is refused.
     """
