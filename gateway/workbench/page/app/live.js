@@ -23,6 +23,8 @@ const MAX_EVENTS = 1000;
 const collections = new Map();
 /** How many shown components look at each kind. @type {Map<string, number>} */
 const wanted = new Map();
+/** Kinds that the gateway refused; they are asked again after it was away. @type {Set<string>} */
+const refusedKinds = new Set();
 /** The kinds of the stream that is open. */
 let openKinds = "";
 /** @type {AbortController | null} */
@@ -53,6 +55,7 @@ export function useLive(...kinds) {
 export function restart() {
   for (const each of collections.values()) each.value = { items: new Map(), isComplete: false, problem: "" };
   openKinds = "";
+  refusedKinds.clear();
   schedule();
 }
 
@@ -62,7 +65,7 @@ function schedule() {
   isScheduled = true;
   setTimeout(() => {
     isScheduled = false;
-    const kinds = [...wanted].filter(([, count]) => count > 0).map(([kind]) => kind);
+    const kinds = [...wanted].filter(([kind, count]) => count > 0 && !refusedKinds.has(kind)).map(([kind]) => kind);
     const names = kinds.sort().join(",");
     if (names === openKinds) return;
     openKinds = names;
@@ -106,6 +109,7 @@ async function follow(kinds, signal) {
       if (!signal.aborted) updates.show();
     }
     connection.value = "away";
+    refusedKinds.clear();
     asked = kinds;
     await new Promise((resolve) => setTimeout(resolve, RETRY_MILLISECONDS[Math.min(failures, RETRY_MILLISECONDS.length - 1)]));
   }
@@ -125,6 +129,7 @@ function opened() {
 function withoutRefused(kinds, failure) {
   const refused = kinds[Number(/^kinds\[(\d+)\]$/.exec(failure.param)?.[1] ?? -1)];
   if (refused === undefined) return null;
+  refusedKinds.add(refused);
   collection(refused).value = { ...collection(refused).value, problem: failure.message.replace(`${failure.param}: `, "") };
   return kinds.filter((kind) => kind !== refused);
 }
