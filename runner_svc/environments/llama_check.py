@@ -18,7 +18,8 @@ from urllib.error import URLError
 from urllib.request import ProxyHandler, Request, build_opener
 
 TOKENS = 16
-START_SECONDS = 120.0
+START_SECONDS = 600.0
+"""A driver may compile its shaders for minutes."""
 END_SECONDS = 10.0
 MAX_LOG_LINES = 20
 WIDTH, HEADS, HIDDEN, CONTEXT = 64, 2, 128, 256
@@ -48,7 +49,8 @@ def main(program: str, variant: str) -> str:
         pattern = DEVICES.get(variant)
         if not fault and pattern is not None and not re.search(rf"{pattern}\S* +(?:model|KV) buffer size", said):
             fault = f"it decodes, but on no {variant} device"
-        return f"{fault}\n" + "\n".join(said.splitlines()[-MAX_LOG_LINES:]) if fault else ""
+        # The installation keeps only the last lines.
+        return "\n".join([*said.splitlines()[-MAX_LOG_LINES:], fault]) if fault else ""
 
 
 def _ask(server: "subprocess.Popen[bytes]", log: Path) -> str:

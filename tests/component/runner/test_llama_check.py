@@ -14,7 +14,7 @@ REAL = f"""#!{sys.executable}
 import os, sys
 os.execv({sys.executable!r}, [{sys.executable!r}, "-m", {LAUNCHER!r}, *sys.argv[1:-2]])
 """
-BROKEN = "#!/bin/sh\necho no such kernel; exit 3\n"
+BROKEN = "#!/bin/sh\nseq 40; exit 3\n"
 
 pytestmark = pytest.mark.slow("starts a real engine")
 
@@ -36,9 +36,10 @@ def test_server_that_decodes_passes(tmp_path: Path) -> None:
 def test_server_without_the_device_of_its_variant_fails(tmp_path: Path) -> None:
     ended = _checked(tmp_path, REAL, "vulkan")
     assert ended.returncode == 1
-    assert ended.stderr.startswith("it decodes, but on no vulkan device")
+    assert ended.stderr.endswith("\nit decodes, but on no vulkan device\n")
 
 
-def test_server_that_ends_fails_with_its_last_lines(tmp_path: Path) -> None:
+def test_reason_of_a_failed_check_was_before_the_lines_that_are_kept(tmp_path: Path) -> None:
     ended = _checked(tmp_path, BROKEN)
-    assert (ended.returncode, ended.stderr) == (1, "it ended with code 3\nno such kernel\n")
+    said = [*map(str, range(41 - llama_check.MAX_LOG_LINES, 41)), "it ended with code 3"]
+    assert (ended.returncode, ended.stderr.splitlines()) == (1, said)
