@@ -126,7 +126,9 @@ _RUNNER = custom_columns(
     MODELS=lambda runner: ",".join(each["model"] for each in runner["status"]["instances"]),
     SLOTS=lambda runner: slots(runner["status"]["instances"]),
 )
-_RUNNER_WIDE = _RUNNER + custom_columns("VERSION:status.version DRAINING:status.draining ADDRESS:status.address")
+_RUNNER_WIDE = _RUNNER + custom_columns(
+    "VERSION:status.version DRAINING:status.draining LABELS:status.labels:labels ADDRESS:status.address"
+)
 _POOL = custom_columns("NAME:name MEMBERS:status.size ACTIVE:status.activeCount NAMED:status.explicit")
 _POOL_WIDE = _POOL + custom_columns("MODELS:members:commas")
 _ROUTE = custom_columns(

@@ -90,6 +90,13 @@ def test_declared_values_take_precedence_over_published_ones() -> None:
     assert combined(changed(PLAIN, remote=True), PLAIN).remote
 
 
+def test_declared_price_takes_precedence_over_the_list_price_of_the_runner() -> None:
+    listed, own = (model_pb2.ModelPrice(completion_dollars=dollars) for dollars in (10.0, 7.0))
+    published = changed(PLAIN, price=listed)
+    assert combined(PLAIN, published).price == listed
+    assert combined(changed(PLAIN, price=own), published).price == own
+
+
 def test_pin_allows_only_one_runner_to_serve() -> None:
     assert may_serve(DECLARED, "r1")
     assert not may_serve(DECLARED, "r2")

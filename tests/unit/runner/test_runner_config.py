@@ -49,6 +49,13 @@ def _manifest(section: RunnerSettings, tmp_path: Path) -> model_pb2.ModelManifes
     return _report(_config(section, tmp_path)).manifests()[0]
 
 
+def test_labels_of_a_runner_are_reported(tmp_path: Path) -> None:
+    config = _config(_section(labels={"zone": "office"}), tmp_path)
+    assert dict(_report(config).capability().labels) == {"zone": "office"}
+    with pytest.raises(FieldError, match="labels"):
+        _section(labels={"two words": "x"})
+
+
 def test_runner_wake_recipe_is_not_published(tmp_path: Path) -> None:
     section = _section(model={"wake": HTTP_WAKE, "api_key_env": "UPSTREAM_KEY", "remote": True, "pool": "p"})
     manifest = _manifest(section, tmp_path)
