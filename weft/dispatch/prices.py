@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from weft.api.common.v1.usage_pb2 import Usage
 from weft.api.registry.v1.model_pb2 import ModelPrice
-from weft.dispatch.fleet import FleetView, ModelView
+from weft.dispatch.fleet import FleetView
 from weft.kernel.request import Operation
 
 NANODOLLARS = 1_000
@@ -34,26 +34,6 @@ def known_price(view: FleetView, name: str) -> ModelPrice | None:
 
 def cheapest(view: FleetView, names: Iterable[str]) -> str:
     """Returns the remote chat model with the lowest price for as many prompt as answer tokens; empty: none is known."""
-    priced = (model for name in names if (model := view.models.get(name)) is not None and _is_priced(model))
-    return min(priced, key=_dollars, default=_NONE).name
-
-
-_NONE = ModelView(
-    name="",
-    pool="",
-    runner="",
-    operations=frozenset(),
-    remote=True,
-    active=False,
-    context_tokens=0,
-    created_at_seconds=0,
-)
-
-
-def _is_priced(model: ModelView) -> bool:
-    return model.remote and model.price is not None and Operation.CHAT in model.operations
-
-
-def _dollars(model: ModelView) -> tuple[float, str]:
-    assert model.price is not None, "it is priced"
-    return model.price.prompt_dollars + model.price.completion_dollars, model.name
+    chats = (name for name in names if Operation.CHAT in view.models[name].operations)
+    priced = ((price, name) for name in chats if (price := known_price(view, name)) is not None)
+    return min(((price.prompt_dollars + price.completion_dollars, name) for price, name in priced), default=(0, ""))[1]
