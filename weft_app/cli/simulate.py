@@ -288,6 +288,8 @@ def _document(value: Any, digits: int = 6) -> Any:
     found = {}
     for each in fields(value):
         inner, key = getattr(value, each.name), _KEYS.get(each.name) or camel(each.name)
+        if key == "quotesKept":
+            inner = {camel(name): share for name, share in inner.items()}
         if isinstance(value, HostFigures) and key == "hosts":
             key = "count"
         if inner is not None or key != "servedShare":
