@@ -133,7 +133,7 @@ def test_delete_accepts_a_kind_with_a_selector_but_no_names_beside_it(mesh: Scri
     assert mesh.run("delete", "models", "-l", "tier=heavy").stdout == ""
     for wrong in (
         ("models", "solo", "-l", "tier=fast"),
-        ("routes", "-l", "a=b"),
+        ("aliases", "-l", "a=b"),
         ("task", "t1", "-l", "a=b"),
         ("-l", "a"),
     ):
