@@ -201,7 +201,7 @@ def explain(
         ),
     ] = "",
     content: Annotated[
-        bool, typer.Option("--content", help="Show the captured prompt and answer; the audit log gets the reader.")
+        bool, typer.Option("--content", help="Show the captured prompt and answer (audited).")
     ] = False,
     output: PageOutputOption = OutputFormat.TABLE,
     home: HomeOption = DEFAULT_HOME,
