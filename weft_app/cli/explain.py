@@ -200,9 +200,7 @@ def explain(
             show_default=False,
         ),
     ] = "",
-    content: Annotated[
-        bool, typer.Option("--content", help="Show the captured prompt and answer (audited).")
-    ] = False,
+    content: Annotated[bool, typer.Option("--content", help="Show the captured prompt and answer (audited).")] = False,
     output: PageOutputOption = OutputFormat.TABLE,
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
