@@ -53,6 +53,7 @@ async def test_provider_is_sent_no_byte_without_a_permit_and_the_receipt_reports
         assert len(provider.requests) == 1
 
 
+@pytest.mark.slow("waits for the next report to the registry")
 async def test_price_of_the_provider_is_published_once_it_is_known(tmp_path: Path) -> None:
     price = model_pb2.ModelPrice(prompt_dollars=0.5, completion_dollars=2.0)
     async with counting_provider() as provider:
