@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 from starlette.requests import Request
 
+from gateway.auth.authentication import HOME_SOCKET
 from gateway.config import GatewayConfig
 from gateway.intake.body import read_json_body
 from gateway.intake.headers import stated_traceparent
@@ -29,7 +30,7 @@ from weft.documents.rights import require_operable
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.model_source import asked_source, reaches_anywhere, server_source
-from weft.kernel.names import new_id
+from weft.kernel.names import DEFAULT_TENANT, MAX_TENANT_CHARS, is_token, new_id
 from weft.kernel.principal import ANY_SOURCE, LOCAL, USE_SECRETS
 from weft.kernel.reasons import Reason
 from weft.kernel.telemetry import TRACEPARENT
@@ -237,3 +238,14 @@ def requester(request: Request, keyless: str) -> str:
     """Returns the caller's name for the audit log: that of its key, or `keyless` if callers need none."""
     principal = facts_of(request.scope).principal
     return keyless if principal is LOCAL else principal.name
+
+
+def keyless_name(request: Request) -> str:
+    """Returns the audit log name of a caller without a key: the user of the home's socket.
+
+    Over a port it is the self-reported tenant.
+    """
+    if request.scope.get(HOME_SOCKET):
+        return LOCAL.name
+    tenant = headers_of(request.scope).get(b"x-tenant-id", b"").decode("latin-1")
+    return f"http:{tenant if is_token(tenant, MAX_TENANT_CHARS) else DEFAULT_TENANT}"

@@ -242,9 +242,11 @@ class RegistryClient:
         answer = await self._calls.call(self._declarations.Apply, request, APPLY_TIMEOUT_SECONDS)
         return [_known(result) for result in answer.results]
 
-    async def delete(self, kind: ResourceKind, name: str, *, force: bool) -> None:
+    async def delete(self, kind: ResourceKind, name: str, *, force: bool, requested_by: str) -> None:
         """Removes a resource; `force`: unload its loaded models first."""
-        request = declaration_service_pb2.DeleteRequest(kind=kind.value, name=name, force=force)
+        request = declaration_service_pb2.DeleteRequest(
+            kind=kind.value, name=name, force=force, requested_by=requested_by
+        )
         timeout_seconds = FORCED_DELETE_TIMEOUT_SECONDS if force else None
         await self._calls.call(self._declarations.Delete, request, timeout_seconds)
 

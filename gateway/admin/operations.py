@@ -11,13 +11,19 @@ from gateway.admin.instances import EngineLogClient, RunnerDescriptions
 from gateway.admin.process_client import ProcessesClient
 from gateway.answers.sse_writer import EventStream, encoded_records
 from gateway.answers.unary import json_response
-from gateway.auth.authentication import HOME_SOCKET
 from gateway.deps import Gateway
 from gateway.intake.headers import tenant_of
 from gateway.intake.query import Query, begin_change, begin_read
-from gateway.operations import OPERATION_PREFIX, OperationsClient, create_operation, idempotency_key, requester
+from gateway.operations import (
+    OPERATION_PREFIX,
+    OperationsClient,
+    create_operation,
+    idempotency_key,
+    keyless_name,
+    requester,
+)
 from gateway.registry_client import RegistryService
-from gateway.request_facts import facts_of, headers_of
+from gateway.request_facts import facts_of
 from gateway.routing import collaborator
 from weft.api.gateway.v1.discovery_pb2 import Discovery
 from weft.api.gateway.v1.model_catalog_pb2 import ModelCatalog
@@ -34,15 +40,11 @@ from weft.durable.requests import DEFAULT_LISTED, MAX_LISTED, UNDER_WAY, Request
 from weft.kernel.errors import WeftError, invalid_field, renaming_fields
 from weft.kernel.field_rules import enum_words
 from weft.kernel.names import (
-    DEFAULT_TENANT,
     MAX_NAME_CHARS,
     MAX_REQUEST_ID_CHARS,
-    MAX_TENANT_CHARS,
-    is_token,
     require_request_id,
     require_token,
 )
-from weft.kernel.principal import LOCAL
 from weft.kernel.reasons import Reason
 
 DiscoverySource = Callable[[], Awaitable[Discovery]]
@@ -92,7 +94,7 @@ async def accept_operation(
         request,
         ports.operations,
         action,
-        keyless=_keyless(request),
+        keyless=keyless_name(request),
         request_id=require_request_id(key, "Idempotency-Key") if key else "",
         authorization=authorization,
     )
@@ -101,19 +103,8 @@ async def accept_operation(
     return response
 
 
-def _keyless(request: Request) -> str:
-    """Returns the audit log name of a caller without a key: the user of the home's socket.
-
-    Over a port it is the self-reported tenant.
-    """
-    if request.scope.get(HOME_SOCKET):
-        return LOCAL.name
-    tenant = headers_of(request.scope).get(b"x-tenant-id", b"").decode("latin-1")
-    return f"http:{tenant if is_token(tenant, MAX_TENANT_CHARS) else DEFAULT_TENANT}"
-
-
 def _requester(request: Request) -> str:
-    return requester(request, _keyless(request))
+    return requester(request, keyless_name(request))
 
 
 SURFACE = "admin"

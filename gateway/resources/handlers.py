@@ -16,6 +16,7 @@ from gateway.intake.body import read_json_or_yaml_body, read_model
 from gateway.intake.headers import require_local_caller
 from gateway.intake.json_guard import parse, parse_json
 from gateway.intake.query import Query, begin_read
+from gateway.operations import keyless_name, requester
 from gateway.registry_client import Author
 from gateway.request_facts import facts_of
 from gateway.resources.documents import ApplyRequest, MeshConfig, applied_body, members_body, page_body
@@ -116,7 +117,7 @@ async def delete_resource(kind: ResourceKind, deps: Gateway, request: Request) -
         facts.principal.require_name(EDIT_MODELS, name)
     elif KINDS[kind].resource is Resource.MODELS:
         facts.principal.require(EDIT_MODELS)
-    await deps.registry.delete(kind, name, force=force)
+    await deps.registry.delete(kind, name, force=force, requested_by=requester(request, keyless_name(request)))
     log.info("resource deleted", request_id=facts.request_id, kind=kind.value, name=name, force=force)
     return Response(status_code=204)
 

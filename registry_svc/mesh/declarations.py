@@ -152,7 +152,7 @@ class Declarations:
         if kind is ResourceKind.MODEL and self._is_added(name):
             await self._remove_added(name, requested_by, force=force)
             return
-        await self._core.write(lambda: self._delete(kind, name, force=force))
+        await self._core.write(lambda: self._delete(kind, name, requested_by, force=force))
 
     async def _apply(self, batch: Batch, author: Author) -> list[ApplyResult]:
         plan = self.planned(batch, author)
@@ -368,7 +368,7 @@ class Declarations:
             "bytes of all that is declared and published", mesh.sizes.total_bytes, growth, config.max_manifest_bytes
         )
 
-    async def _delete(self, kind: ResourceKind, name: str, *, force: bool) -> None:
+    async def _delete(self, kind: ResourceKind, name: str, requested_by: str, *, force: bool) -> None:
         self._require_deletable(kind, name)
         runner, loaded = self._loaded(kind, name)
         if loaded and not force:
@@ -377,7 +377,7 @@ class Declarations:
             await self._delete_runner(name)
         else:
             if kind is ResourceKind.TENANT:
-                await self._note_capture(name, "", will_be=False)
+                await self._note_capture(name, requested_by, will_be=False)
             await self._core.store.delete_documents([(kind, name)])
             self._core.publish(self._core.mesh.drop([(kind, name)]), _deleted([(kind, name)]))
             self._bell.ring()
@@ -455,12 +455,12 @@ class Declarations:
         if loaded and not force:
             raise still_loaded(ResourceKind.MODEL, name, runner, loaded)
         await self._unloader.remove(name, requested_by)
-        await self._core.write(lambda: self._delete_remaining(name))
+        await self._core.write(lambda: self._delete_remaining(name, requested_by))
 
-    async def _delete_remaining(self, name: str) -> None:
+    async def _delete_remaining(self, name: str, requested_by: str) -> None:
         """Deletes a model that its runner has removed, unless the runner's next session has already withdrawn it."""
         if self._core.mesh.model(name) is not None:
-            await self._delete(ResourceKind.MODEL, name, force=True)
+            await self._delete(ResourceKind.MODEL, name, requested_by, force=True)
 
     def _is_added(self, name: str) -> bool:
         """Whether an active runner serves a model that was added by its source."""

@@ -360,7 +360,7 @@ class DeclarationServicer(AnsweringServicer, declaration_service_pb2_grpc.Declar
             caller().require_name(EDIT_MODELS, name)
         else:
             caller().require(EDIT_MODELS)
-        await self._declarations.delete(kind, name, force=request.force, requested_by=to_actor("weft delete"))
+        await self._declarations.delete(kind, name, force=request.force, requested_by=to_actor(request.requested_by))
         return declaration_pb.DeleteResponse()
 
 

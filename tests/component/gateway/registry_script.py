@@ -158,7 +158,7 @@ class ScriptedRegistry(RegistryClient):
         self._note("apply", [f"{entry.kind}/{entry.name}" for entry in documents], dry_run, adopt)
         return [self._applied(entry) for entry in documents]
 
-    async def delete(self, kind: ResourceKind, name: str, *, force: bool) -> None:
+    async def delete(self, kind: ResourceKind, name: str, *, force: bool, requested_by: str) -> None:
         self._note("delete", kind, name, *(["force"] if force else []))
 
     async def save_profile(self, wanted: SaveProfileRequest) -> ApplyResult:

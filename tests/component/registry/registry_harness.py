@@ -130,8 +130,9 @@ class RunningRegistry:
             for result in response.results
         ]
 
-    async def delete(self, kind: str, name: str) -> None:
-        await self.declarations.Delete(declaration_service_pb2.DeleteRequest(kind=kind, name=name))
+    async def delete(self, kind: str, name: str, requested_by: str = "") -> None:
+        request = declaration_service_pb2.DeleteRequest(kind=kind, name=name, requested_by=requested_by)
+        await self.declarations.Delete(request)
 
     async def events(self, kind: str = "", name: str = "") -> list[str]:
         """All events in words, oldest first, such as "model m1 registered"."""

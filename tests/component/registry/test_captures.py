@@ -88,14 +88,14 @@ async def test_switching_and_each_reading_have_an_audit_entry(tmp_path: Path) ->
         await stage.store()
         await stage.read()
         await stage.read(tenant="acme", reader="key:bob")
-        await stage.switch(capture=False)
+        await stage.mesh.delete("tenant", "acme", requested_by="key:eve")
         read = {"request_id": "r1", "tenant": "acme"}
         switched = "capture.switch_requested"
         assert await stage.audited() == [
             (switched, "local", {"tenant": "acme", "capture": True}),
             ("capture.read", "key:ann", read),
             ("capture.read", "key:bob", read),
-            (switched, "local", {"tenant": "acme", "capture": False}),
+            (switched, "key:eve", {"tenant": "acme", "capture": False}),
         ]
 
 

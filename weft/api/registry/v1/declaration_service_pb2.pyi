@@ -216,6 +216,7 @@ class DeleteRequest(google.protobuf.message.Message):
     KIND_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
     FORCE_FIELD_NUMBER: builtins.int
+    REQUESTED_BY_FIELD_NUMBER: builtins.int
     kind: builtins.str
     """Its kind, such as "model"."""
     name: builtins.str
@@ -224,14 +225,19 @@ class DeleteRequest(google.protobuf.message.Message):
     """Whether to unload a loaded resource before deleting it. If governance is on, a loaded resource is refused even so,
     because an unload needs its own authorization.
     """
+    requested_by: builtins.str
+    """Who deletes it, for the audit log. It is trusted only if the caller may act for others; otherwise it is the caller
+    itself.
+    """
     def __init__(
         self,
         *,
         kind: builtins.str = ...,
         name: builtins.str = ...,
         force: builtins.bool = ...,
+        requested_by: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["force", b"force", "kind", b"kind", "name", b"name"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["force", b"force", "kind", b"kind", "name", b"name", "requested_by", b"requested_by"]) -> None: ...
 
 global___DeleteRequest = DeleteRequest
 
