@@ -1,11 +1,14 @@
 """What tokens cost at remote models, by the prices that runners find or operators declare."""
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from weft.api.common.v1.usage_pb2 import Usage
 from weft.api.registry.v1.model_pb2 import ModelPrice
-from weft.dispatch.fleet import FleetView
 from weft.kernel.request import Operation
+
+if TYPE_CHECKING:
+    from weft.dispatch.fleet import FleetView
 
 NANODOLLARS = 1_000
 """Billionths of a dollar per token at a price of one dollar per million tokens."""
@@ -26,14 +29,18 @@ def price_of(price: ModelPrice, usage: Usage) -> int:
     )
 
 
-def known_price(view: FleetView, name: str) -> ModelPrice | None:
+def known_price(view: "FleetView", name: str) -> ModelPrice | None:
     """Returns the price of a remote model; None: it is not remote, or its price is unknown."""
     model = view.models.get(name)
     return model.price if model is not None and model.remote else None
 
 
-def cheapest(view: FleetView, names: Iterable[str]) -> str:
+def cheapest(view: "FleetView", names: Iterable[str]) -> str:
     """Returns the remote chat model with the lowest price for as many prompt as answer tokens; empty: none is known."""
-    chats = (name for name in names if Operation.CHAT in view.models[name].operations)
-    priced = ((price, name) for name in chats if (price := known_price(view, name)) is not None)
-    return min(((price.prompt_dollars + price.completion_dollars, name) for price, name in priced), default=(0, ""))[1]
+    models = (model for name in names if (model := view.models.get(name)) is not None)
+    priced = (
+        (model.price.prompt_dollars + model.price.completion_dollars, model.name)
+        for model in models
+        if model.remote and model.price is not None and Operation.CHAT in model.operations
+    )
+    return min(priced, default=(0.0, ""))[1]

@@ -381,7 +381,9 @@ def stored_prompt_findings(home: Path) -> Iterator[Finding]:
     for runner, found in sorted(caches.items()):
         count, size = (sum(each[field] for each in found) for field in ("storedPromptCount", "storedBytes"))
         limit = size_words(found[0]["storedLimitBytes"])
-        yield ok("prompts", f"runner {runner}: {count} stored, {size_words(size)} of {limit} (stored_prompts_mb)")
+        yield ok(
+            "stored prompts", f"runner {runner}: {count} stored, {size_words(size)} of {limit} (stored_prompts_mb)"
+        )
 
 
 def examine_mesh(home: Path) -> Iterator[Finding]:

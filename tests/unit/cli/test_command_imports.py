@@ -206,7 +206,7 @@ def test_completion_table_matches_the_commands(command: str, complete: object) -
 
 @pytest.mark.parametrize("words", COMMANDS)
 def test_command_imports_no_large_library_that_it_does_not_use(words: str, ended: Mapping[str, Ended]) -> None:
-    assert "weft up --home" in ended[words].stderr
+    assert "start it with `weft up`" in ended[words].stderr
     assert ended[words].modules & LARGE == set()
 
 
