@@ -77,6 +77,7 @@ def test_day_is_typed_or_chosen_and_a_wrong_one_is_reported(page: "Page", mesh: 
     until.fill("25.11.2026")
     until.press("Enter")
     page.get_by_text("Not a day: write it as YYYY-MM-DD.").wait_for()
+    expect(until).to_have_value("25.11.2026")
     until.fill("2026-11-25")
     until.press("Enter")
     page.wait_for_url("**until=2026-11-25**")
