@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import aiohttp
 import msgspec
 import psutil
 import yaml
@@ -135,8 +136,16 @@ class MeshProcess:
     async def reset(self, *runners: str) -> None:
         """Give the fakes behind these runners their normal behaviour back."""
         for runner in runners:
-            async with await self.backend(runner) as backend:
-                await backend.set_behaviour(**msgspec.to_builtins(Behaviour()))
+
+            async def is_normal(runner: str = runner) -> bool:
+                try:
+                    async with await self.backend(runner) as backend:
+                        await backend.set_behaviour(**msgspec.to_builtins(Behaviour()))
+                except aiohttp.ClientConnectionError:
+                    return False  # It has ended, and its successor has not named its address.
+                return True
+
+            await eventually(is_normal, LOG_SECONDS, f"the server of {runner} does not answer")
 
     def request_line(self, request_id: str) -> dict[str, Any]:
         """The one log line of a request that is over."""
