@@ -9,7 +9,8 @@ from bare_account import ROOT, BareAccount
 
 from weft_app.compose.demo import DEMO_MODEL
 
-pytestmark = [pytest.mark.install, pytest.mark.timeout(300)]
+# It builds 82 MiB, unpacks them, and deletes thousands of files.
+pytestmark = [pytest.mark.install, pytest.mark.timeout(600)]
 
 
 def test_one_file_serves_the_demo_model_and_chats(packages: Path, tmp_path: Path) -> None:
