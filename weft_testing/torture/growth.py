@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -20,6 +21,7 @@ WARM_UP_SHARE = 0.25
 MIN_SAMPLES = 10
 MAX_GROWTH = 0.1
 """Maximum growth over the judged part of a run, as a share of the mean."""
+_WRITTEN = re.compile(r"^Anonymous: +(\d+) kB$", re.MULTILINE)
 TASK_BYTES = 32_768
 """Maximum growth of the disk per task: each is kept with its request, its answer, and its lines in logs."""
 
@@ -32,7 +34,7 @@ class Sample:
     """Since the start of the run."""
     processes: int
     memory_bytes: int
-    """Resident, without what they share."""
+    """See `written_bytes`."""
     descriptors: int
     threads: int
     disk_bytes: int
@@ -97,6 +99,15 @@ def grown(found: Iterable[Growth]) -> list[Violation]:
     return [Violation("growth", "-", str(each)) for each in found if not each.is_flat]
 
 
+def written_bytes(pid: int) -> int:
+    """Returns the resident memory of a process that no file backs.
+
+    A mapped model file is no part of it: it would be memory of this process once no other one on the machine maps it.
+    """
+    (found,) = _WRITTEN.findall(Path(f"/proc/{pid}/smaps_rollup").read_text())
+    return int(found) * 1024
+
+
 class Recorder:
     """Takes a sample every SAMPLE_SECONDS, and writes it to a file."""
 
@@ -127,9 +138,9 @@ class Recorder:
         pids = [service.pid for service in services if service.pid]
         family = [*map(psutil.Process, pids), *(child for pid in pids for child in children(pid))]
         memory, descriptors, threads = 0, 0, 0
-        with suppress(psutil.Error, FileNotFoundError):
+        with suppress(psutil.Error, FileNotFoundError, ProcessLookupError):
             for process in family:
-                memory += process.memory_full_info().uss
+                memory += written_bytes(process.pid)
                 descriptors += process.num_fds()
                 threads += process.num_threads()
             return Sample(
