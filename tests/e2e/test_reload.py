@@ -237,6 +237,11 @@ async def test_sighup_reloads(mesh: Reloadable) -> None:
 
 
 async def test_invalid_file_reports_all_errors_and_changes_nothing(mesh: Reloadable) -> None:
+    async def are_ready() -> bool:
+        return all(each["state"] == "ready" for each in (await mesh.instances()).values())
+
+    # The test before this one may have removed a model, which is loaded again.
+    await _until(are_ready)
     before = await mesh.instances()
     wrong = {**BOX, "models": [_model("steady", slots=0), _model("late", pool="box")], "max_request": 3}
     mesh.write(wrong, prot=1)
