@@ -78,7 +78,7 @@ function Choices({ chosen, set, seesAll, isAll }) {
       <${DateField} label="Until" value=${chosen.until} onCommit=${(/** @type {string} */ until) => set({ until })} />
       ${isAll && html`<${CommittedText} label="Tenant" value=${chosen.tenant} onCommit=${(/** @type {string} */ tenant) => set({ tenant })} />`}
       <${CommittedText} label="Model" value=${chosen.model} onCommit=${(/** @type {string} */ model) => set({ model })} />
-      <${CommittedText} label="Compare with" value=${chosen.compareWith} onCommit=${(/** @type {string} */ compareWith) => set({ compareWith })} />
+      <${CommittedText} label="Compare with" value=${chosen.compareWith} placeholder="the cheapest" onCommit=${(/** @type {string} */ compareWith) => set({ compareWith })} />
     </div>
     <fieldset class="row tools"><legend>Rows by</legend>
       ${GROUPS.filter(([name]) => isAll || name !== "tenant").map(
