@@ -112,7 +112,12 @@ class Captures:
         return json_format.Parse(text, pb.Capture())
 
     async def note_switch(self, tenant: str, is_on: bool, actor: str) -> None:
-        """Records that an operator switches capture on or off. Raises what the audit log raises."""
+        """Records that an operator switches capture on or off.
+
+        Raises UNSUPPORTED_OPERATION without a key file, and what the audit log raises.
+        """
+        if is_on:
+            self._secrets.cipher()
         await self._audit("capture.switch_requested", {"tenant": tenant, "capture": is_on}, actor)
 
     async def sweep(self) -> None:

@@ -153,7 +153,8 @@ class Secrets:
             path = self._config.key_file
             if path is None:
                 raise WeftError(
-                    Reason.UNSUPPORTED_OPERATION, "this registry has no key file, so it cannot store secrets"
+                    Reason.UNSUPPORTED_OPERATION,
+                    "this registry has no key file, so it can store neither secrets nor captures",
                 )
             self._cipher = SecretCipher(read_keys(path) or make_keys(path))
         return self._cipher

@@ -156,6 +156,14 @@ async def test_registry_starts_without_the_key_of_its_captures_and_deletes_them(
         assert (await stage.read()).prompt == PROMPT
 
 
+async def test_capture_cannot_be_switched_on_in_a_registry_without_a_key_file(tmp_path: Path) -> None:
+    async with running_registry(tmp_path) as mesh:
+        stage = Stage(mesh)
+        with refused(Reason.UNSUPPORTED_OPERATION):
+            await stage.switch()
+        await stage.switch(capture=False)
+
+
 async def test_longer_text_than_the_bound_is_refused(tmp_path: Path) -> None:
     async with _stage(tmp_path) as stage:
         await stage.switch()
