@@ -42,7 +42,7 @@ PENDING_LIMIT_SECONDS = 86_400.0
 
 
 def measure_tasks(options: Options, figures: Figures, folder: Path) -> None:
-    """Each on a mesh or a database of its own."""
+    """Measures submissions, starts and claims, each on a new mesh or database."""
     for number in range(options.repetitions):
         with _mesh(folder / f"submits-{number}") as mesh:
             _add_submits(figures, _submitted(mesh.submissions(seconds=options.seconds)))

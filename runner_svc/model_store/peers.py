@@ -268,12 +268,10 @@ def _is_valid(model: model_store_pb2.StoredModel) -> bool:
     """Whether a manifest can be published: what another machine says becomes paths on this one."""
     paths = [model.main_path] if model.main_path else []
     paths += [file.path for file in model.files]
-    return 0 < len(model.files) <= MAX_FILES and all(
-        (
-            all(map(is_safe_path, paths)),
-            all(_SHA256.fullmatch(file.sha256) for file in model.files),
-            all(0 <= file.size_bytes <= MAX_FILE_BYTES for file in model.files),
-        )
+    return (
+        0 < len(model.files) <= MAX_FILES
+        and all(map(is_safe_path, paths))
+        and all(_SHA256.fullmatch(file.sha256) and 0 <= file.size_bytes <= MAX_FILE_BYTES for file in model.files)
     )
 
 

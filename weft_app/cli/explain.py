@@ -166,8 +166,7 @@ def prompt_change(receipt: Document) -> str | None:
 _OUTCOME = Column("Outcome", "outcome")
 _COSTS = custom_columns(
     "Waited First_token Engine GPU Tokens Price Restored Tool_calls Not_cached Work Captured Remote:leftPremises "
-    "Cancelled "
-    "Router",
+    "Cancelled Router",
     Waited=_waited,
     First_token=_first_token,
     Engine=_engine,
