@@ -65,7 +65,7 @@ class StoreCaptureRequest(google.protobuf.message.Message):
     CAPTURE_FIELD_NUMBER: builtins.int
     @property
     def capture(self) -> global___Capture:
-        """They, without a time."""
+        """The capture; the registry sets its time."""
 
     def __init__(
         self,
