@@ -15,6 +15,15 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.workbench, pytest.mark.timeout(180)]
 
+RENAMED_WHILE_MUCH_IS_STORED = """async (title) => {
+  const folder = document.querySelector("script[src$='main.js']").src.replace("app/main.js", "");
+  const {keep} = await import(folder + "app/pages/chat_store.js");
+  const {shown, change} = await import(folder + "app/pages/chat_state.js");
+  for (let at = 0; at < 200; at += 1) void keep(shown.value);
+  change((conversation) => { conversation.title = title; });
+  location.reload();
+}"""
+
 
 @pytest.fixture(autouse=True)
 def slow_model(mesh: MeshProcess) -> Iterator[None]:
@@ -44,6 +53,16 @@ def test_enter_queues_messages_which_are_sent_in_order_also_after_a_reload(page:
     expect(page.get_by_role("list", name="Queued messages")).to_have_count(0)
     sent = [each["content"] for each in until_idle(mesh, "a").last_request_body["messages"]]
     assert sent[::2] == ["One", "Two", "Three"]
+
+
+def test_change_is_stored_though_the_page_is_reloaded_at_once(page: "Page", mesh: MeshProcess) -> None:
+    """A removed message was sent after a reload: its transaction was not committed yet, and was undone."""
+    opened(page, mesh, "chat?model=pool", "Chat")
+    asked(page, "One").get_by_text("tok0 tok1").wait_for()
+    for title in ("Renamed", "Renamed again", "Renamed a third time"):
+        with page.expect_navigation():
+            page.evaluate(f"(title) => void ({RENAMED_WHILE_MUCH_IS_STORED})(title)", title)
+        expect(page.get_by_role("link", name=title, exact=True)).to_be_visible()
 
 
 def test_stopped_answer_holds_the_queue(page: "Page", mesh: MeshProcess) -> None:

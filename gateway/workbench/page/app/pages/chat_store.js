@@ -44,7 +44,7 @@ const resultOf = (request) =>
     request.onerror = () => reject(request.error);
   });
 
-/** Does something in one transaction, which is complete when this returns.
+/** Does something in one transaction, which is complete when this returns. The work makes all its requests before it waits.
  * @template T @param {IDBTransactionMode} mode @param {(conversations: IDBObjectStore, summaries: IDBObjectStore) => Promise<T>} work @returns {Promise<T>} */
 async function within(mode, work) {
   const transaction = (await database()).transaction(["conversations", "summaries"], mode);
@@ -52,7 +52,10 @@ async function within(mode, work) {
     transaction.oncomplete = () => resolve(undefined);
     transaction.onabort = () => reject(transaction.error);
   });
-  const result = await work(transaction.objectStore("conversations"), transaction.objectStore("summaries"));
+  const pending = work(transaction.objectStore("conversations"), transaction.objectStore("summaries"));
+  // All that it asks for is asked for. What is not committed when the page is reloaded is undone.
+  if (mode === "readwrite") transaction.commit();
+  const result = await pending;
   await end;
   return result;
 }
