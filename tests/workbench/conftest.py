@@ -81,7 +81,8 @@ def page(browser: "Browser") -> Iterator["Page"]:
     )
     yield page
     # A request of the page that a test's route answers may still be under way.
-    page.unroute_all(behavior="ignoreErrors")
+    if not page.is_closed():
+        page.unroute_all(behavior="ignoreErrors")
     context.close()
     assert not faults, faults
 

@@ -150,9 +150,10 @@ async def silent(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
 
 
 async def test_silent_host_times_out() -> None:
+    """The time includes that of the connection, which a busy machine may need a tenth of a second for."""
     async with hostile_host(silent) as host:
-        error = await refusal(host, replace(CONFIG, total_timeout_seconds=0.1))
-        assert "within 0.1 seconds" in error.message
+        error = await refusal(host, replace(CONFIG, total_timeout_seconds=0.5))
+        assert "within 0.5 seconds" in error.message
         await host.was_left.wait()
 
 

@@ -101,13 +101,15 @@ def test_lease_renewal_interval_applies_from_the_start(ledger: Script) -> None:
 
 def test_processes_started_in_the_block_are_reported_and_awaited(ledger: Script) -> None:
     with _hold(ledger):
-        child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(0.3)"])
+        child = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
         try:
             _eventually(lambda: child.pid in _pids(ledger.uses()[-1]))
             assert process_id_of(child.pid) is not None
         except BaseException:
             child.kill()
             raise
+        assert child.stdin is not None
+        threading.Timer(0.1, child.communicate, [b"\n"]).start()
     assert process_id_of(child.pid) is None, "the block ended after the child"
     assert child.wait() == 0
     assert child.pid not in _pids(ledger.uses()[-1])
