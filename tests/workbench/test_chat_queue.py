@@ -24,6 +24,17 @@ RENAMED_WHILE_MUCH_IS_STORED = """async (title) => {
   location.reload();
 }"""
 
+SENT_AT_ONCE = """
+new MutationObserver((_, observer) => {
+  const field = document.querySelector("textarea[aria-label=Message]");
+  if (!field) return;
+  observer.disconnect();
+  field.value = "At once";
+  field.dispatchEvent(new Event("input", {bubbles: true}));
+  field.dispatchEvent(new KeyboardEvent("keydown", {key: "Enter", bubbles: true}));
+}).observe(document, {childList: true, subtree: true});
+"""
+
 
 @pytest.fixture(autouse=True)
 def slow_model(mesh: MeshProcess) -> Iterator[None]:
@@ -79,6 +90,23 @@ def test_stopped_answer_holds_the_queue(page: "Page", mesh: MeshProcess) -> None
     page.get_by_role("button", name="Send now").click()
     expect(page.locator(".said")).to_have_text(["One", "Two"])
     page.keyboard.press("Escape")
+
+
+def test_message_sent_as_soon_as_the_chat_is_drawn_is_sent(page: "Page", mesh: MeshProcess) -> None:
+    """The chat began a new conversation for the model of the address only after it was drawn."""
+    page.add_init_script(SENT_AT_ONCE)
+    opened(page, mesh, "chat?model=pool", "Chat")
+    expect(page.locator(".said")).to_have_text("At once")
+
+
+def test_message_without_a_model_is_kept_and_says_why(page: "Page", mesh: MeshProcess) -> None:
+    page.route("**/v1/models*", lambda route: route.abort())
+    opened(page, mesh, "chat", "Chat")
+    field = page.get_by_role("textbox", name="Message")
+    field.fill("Waiting")
+    field.press("Enter")
+    page.get_by_role("alert").get_by_text("Choose a model first.").wait_for()
+    expect(field).to_have_value("Waiting")
 
 
 def test_draft_is_kept_by_conversation(page: "Page", mesh: MeshProcess) -> None:

@@ -1,5 +1,5 @@
 // The chat: conversations with any model, pool, agent or route, kept in this browser.
-import { html, useEffect, useRef, useState } from "../parts/html.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "../parts/html.js";
 import { Confirm, Dialog } from "../parts/dialog.js";
 import { ErrorNote } from "../parts/widgets.js";
 import { collection, useLive } from "../live.js";
@@ -58,7 +58,8 @@ export function Page({ name, query }) {
  * @param {string} name @param {string} model */
 function useAddress(name, model) {
   const isFirst = useRef(true);
-  useEffect(() => {
+  // Before anyone can type: a message that was sent to a chat that is replaced would be lost.
+  useLayoutEffect(() => {
     const comesBack = isFirst.current && !name && !model && shown.value.turns.length > 0;
     isFirst.current = false;
     if (comesBack) go(`chat/${shown.value.id}`, {}, { replace: true });

@@ -48,7 +48,8 @@ export function Composer({ conversation, isBusy }) {
   };
   const submit = () => {
     const text = field.current?.value ?? "";
-    if ((!text.trim() && !files.length) || !conversation.models.every(Boolean)) return;
+    if (!text.trim() && !files.length) return;
+    if (!conversation.models.every(Boolean)) return setProblem("Choose a model first.");
     if (isBusy && !hasRoom(conversation)) return setProblem("The queue is full.");
     write("", []);
     setProblem(null);

@@ -9,10 +9,11 @@ let lastId = 0;
 /** @type {import("@preact/signals").Signal<{id: number, text: string, isError: boolean}[]>} */
 const notices = signal([]);
 
-/** @param {string} text @param {{isError?: boolean}} [how] */
+/** Shows a notice, in place of one with the same text. @param {string} text @param {{isError?: boolean}} [how] */
 export function notify(text, { isError = false } = {}) {
   const id = ++lastId;
-  notices.value = [...notices.value, { id, text, isError }].slice(-MAX_NOTICES);
+  const others = notices.value.filter((notice) => notice.text !== text);
+  notices.value = [...others, { id, text, isError }].slice(-MAX_NOTICES);
   // An error stays until it is dismissed.
   if (!isError) setTimeout(() => dismiss(id), SHOWN_MILLISECONDS);
 }
