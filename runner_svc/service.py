@@ -511,6 +511,7 @@ class RunnerService(Service):
 
     def _prepare(self, instance: Instance) -> None:
         instance.on_adopted = self._note_adopted
+        instance.set_after_start(partial(self._caches.check_restores, instance))
         instance.set_before_end(partial(self._caches.put_away, instance))
         instance.set_idle_work(Prewarmer(instance, self._caches, self._chats, self._mesh_view, self._clock))
 

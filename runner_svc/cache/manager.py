@@ -163,6 +163,11 @@ class CacheManager:
         if self._store is not None:
             self._store.followers.end()
 
+    async def check_restores(self, model: CachedModel) -> None:
+        """Tests whether a model's started engine continues restored prompts, once per build, files and settings."""
+        if self._store is not None:
+            await self._store.check(model.backend)
+
     async def put_away(self, model: CachedModel) -> None:
         """Stores the prompts of a model's idle engine, which ends now, for its next start."""
         if self.has(model):

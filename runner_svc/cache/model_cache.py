@@ -16,6 +16,7 @@ from runner_svc.cache.cached_model import CachedModel, kv_bytes_per_token
 from runner_svc.cache.prompt_keeper import PromptKeeper, Restored
 from runner_svc.cache.prompt_store import DamagedPromptError, PromptStore
 from runner_svc.cache.prompt_transfer import PromptFetcher, description_of, messages_of
+from runner_svc.cache.restore_checks import RestoreCheck
 from runner_svc.openai_upstream.request import choices_per_prompt
 from runner_svc.policy.cache_directory import CacheDirectory, CacheTurn, Partition, SlotState
 from runner_svc.policy.engine_blocks import PromptPrefixes
@@ -43,6 +44,7 @@ MAX_REPORTED_PROMPTS = 256
 """Maximum number of stored prompts of which routers learn: the most recently used ones."""
 MIN_PACE_TOKENS = 64
 """Minimum number of processed prompt tokens from which the engine's pace is learned: fewer are mostly overhead."""
+
 
 log = get_logger("weft.runner")
 
@@ -107,11 +109,22 @@ class ModelCache:
             stored = self._store.prompts.of_model(self.model)
             found.stored_prompt_count, found.stored_bytes = len(stored), sum(each.byte_count for each in stored)
             found.stored_limit_bytes = self._store.prompts.budget_bytes
+        found.ClearField("continues_restored")
+        found.ClearField("not_restored_reason")
+        if (check := self._restore_check) is not None:
+            found.not_restored_reason = check.reason
+            if check.resumes is not None:
+                found.continues_restored = check.resumes
         keeper = self._running_keeper()
         kept = KeptPrompts(0) if keeper is None else keeper.kept
         found.kept_prompt_count, found.kept_bytes = len(kept), kept.byte_count
         found.kept_limit_bytes = kept.budget_bytes if keeper is not None and keeper.works else 0
         return found
+
+    @property
+    def _restore_check(self) -> RestoreCheck | None:
+        """Whether the running or last engine continues restored prompts; None: it was not tested."""
+        return None if self._store is None else self._store.checks.of(self.backend)
 
     @property
     def kind(self) -> str:
@@ -335,8 +348,10 @@ class ModelCache:
             return None
         if self._directory is None or life != self._incarnation:
             budget_bytes = self.backend.kept_prompt_bytes
-            self._keeper = self._keeper_of(budget_bytes) if budget_bytes else None
-            self._incarnation, self._directory = life, CacheDirectory(count, keeps=budget_bytes > 0)
+            check = self._restore_check
+            keeps = budget_bytes > 0 and (check is None or check.resumes is not False)
+            self._keeper = self._keeper_of(budget_bytes) if keeps else None
+            self._incarnation, self._directory = life, CacheDirectory(count, keeps=keeps)
             if self._store is not None:
                 # Only now is it known which prompts the engine can restore.
                 self._store.followers.note_change()

@@ -15,6 +15,8 @@ from typing import BinaryIO
 
 import msgspec
 
+from runner_svc.backend.port import Backend
+from runner_svc.cache.restore_checks import RestoreChecks
 from runner_svc.cache.store_followers import StoreFollowers
 from runner_svc.policy.cache_directory import Partition
 from runner_svc.policy.kept_prompts import KeptPrompt, KeptPrompts
@@ -38,6 +40,7 @@ MIN_MEASURED_BYTES = PIECE_BYTES
 NEWEST_SHARE = 0.3
 """Weight of the newest restore in the measured speed."""
 _SUFFIX, _DRAFT_SUFFIX = ".prompt", ".new"
+_KEY, _CHECKS = "key", "checks"
 _NONCE_BYTES = 8
 _COUNT_BYTES = 4
 _PRIVATE = 0o600
@@ -72,6 +75,7 @@ class PromptStore:
     def __init__(self, folder: Path, budget_bytes: int) -> None:
         self.prompts = KeptPrompts(budget_bytes)
         self.followers = StoreFollowers()
+        self.checks = RestoreChecks(folder / _CHECKS)
         self.bytes_per_second = PRIOR_BYTES_PER_SECOND
         """Speed of restores."""
         self._folder = folder
@@ -90,6 +94,11 @@ class PromptStore:
         for prompt in found:
             self._delete(self.prompts.add(prompt))
         self.followers.note_change()
+
+    async def check(self, backend: Backend) -> None:
+        """Tests whether a started engine continues restored prompts, unless nothing can be stored."""
+        if self._key:
+            await self.checks.examine(backend)
 
     async def settle(self, is_awaited: Callable[[KeptPrompt], bool] = lambda _: True) -> None:
         """Waits until these prompts are written. Default: all."""
@@ -194,10 +203,11 @@ class PromptStore:
     def _scan(self) -> tuple[bytes, list[KeptPrompt]]:
         """Returns the key and the stored prompts, least recently used first. Deletes files that it cannot use."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        key = _key_in(self._folder / "key")
+        key = _key_in(self._folder / _KEY)
+        self.checks.read()
         found: list[tuple[float, KeptPrompt]] = []
         for file in self._folder.iterdir():
-            if file.name == "key":
+            if file.name in (_KEY, _CHECKS):
                 continue
             used_at = file.stat().st_mtime
             is_used = file.suffix == _SUFFIX and used_at + MAX_AGE_SECONDS > time.time()

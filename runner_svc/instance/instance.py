@@ -115,6 +115,10 @@ class Instance:
         """Sets the work of the engine while it has no requests."""
         self.idle_work, self._lifecycle.while_serving = work, work.run
 
+    def set_after_start(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
+        """Sets what is done with the started engine before its first request."""
+        self._lifecycle.after_start = work
+
     def set_before_end(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
         """Sets what is done with the idle engine before it is ended."""
         self._lifecycle.before_end = work

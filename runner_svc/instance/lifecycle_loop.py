@@ -97,6 +97,8 @@ class LifecycleLoop:
         self.restart_log = RestartLog(clock)
         self.idle_timer = IdleTimer(config.hibernation, memory, records, clock)
         self.while_serving: Callable[[], Coroutine[None, None, None]] = IdleWork().run
+        self.after_start: Callable[[], Coroutine[None, None, None]] = _nothing
+        """What is done with a started engine before its first request."""
         self.before_end: Callable[[], Coroutine[None, None, None]] = _nothing
         """What is done with an idle engine before it is ended, for at most BEFORE_END_SECONDS."""
         self.stopping = False
@@ -279,6 +281,7 @@ class LifecycleLoop:
 
     async def _start_backend(self) -> None:
         await self.loader.start(self._note_waiting)
+        await self.after_start()
         self._fault = None
         self.idle_timer.begin_life()
 

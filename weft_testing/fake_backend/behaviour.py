@@ -68,6 +68,8 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     stderr_flood_bytes: EventBytes = 0
     """Write this many bytes to stderr, blocking, at start and whenever it is set."""
 
+    forgets_restored: bool = False
+    """Report restored slots, and process their prompts again (llama.cpp#26676)."""
     close_after_stream: bool = False
     """Close the connection after every stream despite keep-alive, as llama-server does."""
     slow_headers_seconds: Seconds = 0.0

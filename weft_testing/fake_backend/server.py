@@ -254,6 +254,8 @@ class FakeServer:
         slot = self._pool.slots[number]
         file = Path(self._settings.slot_save_path, str((await http.json())["filename"]))
         outcome = saved(slot, file) if action == "save" else restored(slot, file)
+        if action == "restore" and self._control.behaviour.forgets_restored:
+            slot.prompt = []
         return json_response(shapes.encode({"id_slot": number, **outcome}))
 
     async def _metrics(self, http: web.Request) -> web.StreamResponse:

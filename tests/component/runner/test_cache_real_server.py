@@ -50,6 +50,7 @@ async def test_prompt_survives_an_unload_and_a_restart_of_the_runner(tmp_path: P
         answers.append("".join(event.delta.text for event in events))
 
     async with ready_runner(tmp_path, models, stored_prompts_mb=100) as runner:
+        assert (await runner.described()).cache.continues_restored
         await ask(runner)
         await ask(runner)
         await runner.unload()

@@ -910,6 +910,8 @@ class CacheFigures(google.protobuf.message.Message):
     KEPT_PROMPT_COUNT_FIELD_NUMBER: builtins.int
     KEPT_BYTES_FIELD_NUMBER: builtins.int
     KEPT_LIMIT_BYTES_FIELD_NUMBER: builtins.int
+    CONTINUES_RESTORED_FIELD_NUMBER: builtins.int
+    NOT_RESTORED_REASON_FIELD_NUMBER: builtins.int
     hit_count: builtins.int
     """Requests with a part of their prompt in the cache."""
     miss_count: builtins.int
@@ -934,6 +936,12 @@ class CacheFigures(google.protobuf.message.Message):
     """Their size in bytes."""
     kept_limit_bytes: builtins.int
     """Main memory in bytes for them. 0: the engine cannot save them, or is not running."""
+    continues_restored: builtins.bool
+    """Whether the engine continues prompts that it restores instead of processing them again, according to a test at the
+    first start with these files and settings. Not set: it was not tested, or the test did not complete.
+    """
+    not_restored_reason: builtins.str
+    """Why it does not, or why the test did not complete."""
     def __init__(
         self,
         *,
@@ -949,8 +957,12 @@ class CacheFigures(google.protobuf.message.Message):
         kept_prompt_count: builtins.int = ...,
         kept_bytes: builtins.int = ...,
         kept_limit_bytes: builtins.int = ...,
+        continues_restored: builtins.bool | None = ...,
+        not_restored_reason: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cached_token_count", b"cached_token_count", "hit_count", b"hit_count", "kept_bytes", b"kept_bytes", "kept_limit_bytes", b"kept_limit_bytes", "kept_prompt_count", b"kept_prompt_count", "miss_count", b"miss_count", "prewarmed_token_count", b"prewarmed_token_count", "prompt_token_count", b"prompt_token_count", "restored_prompt_count", b"restored_prompt_count", "stored_bytes", b"stored_bytes", "stored_limit_bytes", b"stored_limit_bytes", "stored_prompt_count", b"stored_prompt_count"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_continues_restored", b"_continues_restored", "continues_restored", b"continues_restored"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_continues_restored", b"_continues_restored", "cached_token_count", b"cached_token_count", "continues_restored", b"continues_restored", "hit_count", b"hit_count", "kept_bytes", b"kept_bytes", "kept_limit_bytes", b"kept_limit_bytes", "kept_prompt_count", b"kept_prompt_count", "miss_count", b"miss_count", "not_restored_reason", b"not_restored_reason", "prewarmed_token_count", b"prewarmed_token_count", "prompt_token_count", b"prompt_token_count", "restored_prompt_count", b"restored_prompt_count", "stored_bytes", b"stored_bytes", "stored_limit_bytes", b"stored_limit_bytes", "stored_prompt_count", b"stored_prompt_count"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_continues_restored", b"_continues_restored"]) -> typing.Literal["continues_restored"] | None: ...
 
 global___CacheFigures = CacheFigures
 
