@@ -170,3 +170,18 @@ def test_memory_page_has_no_accessibility_violations(browser: "Browser", mesh: M
         for theme in ("light", "dark"):
             for width in (1280, 390):
                 assert accessibility_faults(browser, url, theme=theme, width=width, after=ready) == []
+
+
+def test_saved_prompts_are_shown_with_their_limits(page: "Page", mesh: MeshProcess) -> None:
+    cache = {"keptPromptCount": 2, "keptBytes": 3 * GIB, "keptLimitBytes": 4 * GIB, "storedPromptCount": 5}
+    cache |= {"storedBytes": GIB, "storedLimitBytes": 2 * GIB}
+    members = [{"model": "qwen", "runner": "titan", "cache": cache}, {"model": "asleep", "runner": "titan"}]
+    answer = json.dumps({"items": [{"replicas": {"members": members}}]})
+    page.route("**/v1/admin/models", lambda route: route.fulfill(body=answer, content_type="application/json"))
+    opened(page, mesh, "memory", "Memory")
+    rows = page.get_by_role("table", name="Saved prompts").get_by_role("row")
+    rows.last.wait_for()
+    assert rows.count() == 2, "the header and one model"
+    text = rows.last.inner_text()
+    for words in ("2: 3.0 GiB of 4.0 GiB", "5: 1.0 GiB of 2.0 GiB, shared by the runner's models"):
+        assert words in text

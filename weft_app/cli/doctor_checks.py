@@ -369,7 +369,7 @@ def _named(names: Iterable[str]) -> str:
 
 
 def stored_prompt_findings(home: Path) -> Iterator[Finding]:
-    """Yields one finding per runner that stores prompts: their number, their size and its limit."""
+    """Yields one finding per runner that stores prompts: number, size and limit of those on disk and in memory."""
     members: list[Document] = []
     with suppress(WeftError), connect(home) as mesh:
         for model in mesh.get("/v1/admin/models")["items"]:
@@ -379,10 +379,16 @@ def stored_prompt_findings(home: Path) -> Iterator[Finding]:
         if member.get("cache", {}).get("storedLimitBytes"):
             caches.setdefault(member["runner"], []).append(member["cache"])
     for runner, found in sorted(caches.items()):
-        count, size = (sum(each[field] for each in found) for field in ("storedPromptCount", "storedBytes"))
+        count, size, kept, kept_size, kept_limit = (
+            sum(each[field] for each in found)
+            for field in ("storedPromptCount", "storedBytes", "keptPromptCount", "keptBytes", "keptLimitBytes")
+        )
         limit = size_words(found[0]["storedLimitBytes"])
+        memory = f"; {kept} in memory, {size_words(kept_size)} of {size_words(kept_limit)} (kept_prompts_mb)"
         yield ok(
-            "stored prompts", f"runner {runner}: {count} stored, {size_words(size)} of {limit} (stored_prompts_mb)"
+            "stored prompts",
+            f"runner {runner}: {count} stored, {size_words(size)} of {limit} (stored_prompts_mb)"
+            f"{memory if kept_limit else ''}",
         )
 
 

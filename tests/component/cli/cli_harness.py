@@ -403,7 +403,12 @@ class _Runner(runner_service_pb2_grpc.RunnerServiceServicer):
             load_options=load_pb2.LoadOptions(quantization="q8_0", pin=True),
             log_lines=[f"asked for {asked_for}", "\x1b[31mred\x1b[0m"][: request.log_line_count],
             cache=runner_service_pb2.CacheFigures(
-                stored_prompt_count=3, stored_bytes=57 * 1024**2, stored_limit_bytes=2 * 1024**3
+                stored_prompt_count=3,
+                stored_bytes=57 * 1024**2,
+                stored_limit_bytes=2 * 1024**3,
+                kept_prompt_count=2,
+                kept_bytes=3 * 1024**2,
+                kept_limit_bytes=1024**3,
             ),
         )
         return runner_service_pb2.DescribeResponse(instances=[instance])

@@ -1,8 +1,10 @@
 // Memory: each device of each host as bars of what is reserved and in use, who waits for it, and the leases.
-import { html } from "../parts/html.js";
+import { html, useEffect, useState } from "../parts/html.js";
+import { get } from "../api.js";
 import { collection, useLive } from "../live.js";
 import { can } from "../session.js";
 import { ago, bytes, figure, seconds, toNumber, words } from "../parts/format.js";
+import { Table } from "../parts/table.js";
 import { Bar, Code, LiveNote, State } from "../parts/widgets.js";
 import { Leases } from "./memory_leases.js";
 
@@ -13,7 +15,30 @@ export function Page() {
   return html`<h1>Memory</h1>
     <${LiveNote} live=${live} />
     ${live.isComplete && !hosts.length && html`<${Nothing} />`}
-    ${hosts.map((host) => html`<${Host} key=${host.host} host=${host} />`)}`;
+    ${hosts.map((host) => html`<${Host} key=${host.host} host=${host} />`)}
+    <${SavedPrompts} />`;
+}
+
+/** The prompts that lost their slot, in main memory, and those of ended engines, on disk: as they are when the page opens. */
+function SavedPrompts() {
+  const [caches, setCaches] = useState(/** @type {any[]} */ ([]));
+  useEffect(() => {
+    if (!can("operations:view")) return;
+    const abort = new AbortController();
+    get("/v1/admin/models", {}, abort.signal).then(
+      ({ items }) => setCaches(items.flatMap((/** @type {any} */ each) => each.replicas.members).filter((/** @type {any} */ { cache = {} }) => cache.keptLimitBytes || cache.storedPromptCount)),
+      () => {},
+    );
+    return () => abort.abort();
+  }, []);
+  if (!caches.length) return null;
+  return html`<section class="panel" aria-label="Saved prompts"><h2>Saved prompts</h2>
+    <${Table} label="Saved prompts" rows=${caches} rowKey=${(/** @type {any} */ row) => `${row.runner}/${row.model}`} columns=${[
+      { title: "Model", cell: (/** @type {any} */ row) => row.model },
+      { title: "Runner", cell: (/** @type {any} */ row) => row.runner },
+      { title: "Main memory", cell: (/** @type {any} */ { cache }) => `${cache.keptPromptCount}: ${bytes(cache.keptBytes)} of ${bytes(cache.keptLimitBytes)}` },
+      { title: "Disk", cell: (/** @type {any} */ { cache }) => `${cache.storedPromptCount}: ${bytes(cache.storedBytes)} of ${bytes(cache.storedLimitBytes)}, shared by the runner's models` },
+    ]} /></section>`;
 }
 
 function Nothing() {

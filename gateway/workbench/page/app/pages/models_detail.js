@@ -103,11 +103,14 @@ function operationsOf(name, model, all) {
   return all.filter(({ action, result }) => names.has(action.model) || result?.added?.name === name);
 }
 
+/** @param {any} model @param {any} admin */
+const replicaOf = (model, admin) => admin?.replicas?.members?.find((/** @type {any} */ each) => each.model === model.name);
+
 /** @param {any} model @param {any} admin @returns {[string, any][]} */
 function factsOf(model, admin) {
   const { runner, type, kind, createdAt, lastHeartbeatAt, instance = {} } = model.status ?? {};
   const memory = memoryOf(model);
-  const replica = admin?.replicas?.members?.find((/** @type {any} */ each) => each.model === model.name);
+  const replica = replicaOf(model, admin);
   const file = instance.modelFile ?? {};
   const queue = queueOf(model);
   return [
@@ -153,6 +156,7 @@ const contextText = (tokens) => (tokens ? `${tokens.toLocaleString("en")} tokens
 function capabilitiesOf(model, admin) {
   const known = admin?.capabilities ?? {};
   const modes = (known.thinkingModes ?? []).join(", ");
+  const cache = replicaOf(model, admin)?.cache ?? {};
   return [
     ["Requests", (model.operations ?? []).map(words).join(", ")],
     ["Input", takes(model).filter((each) => !["tools", "thinking"].includes(each)).join(", ") || (known.modalities ?? []).join(", ") || "Unknown"],
@@ -160,6 +164,7 @@ function capabilitiesOf(model, admin) {
     ["Thinking", modes || "Unknown (will be tried)"],
     ["Streams", known.streaming === undefined ? "" : known.streaming ? "yes" : "no"],
     ["Tenant isolation", known.cacheIsolation?.length ? known.cacheIsolation.map((/** @type {string} */ each) => ISOLATION[each] ?? each).join(", ") : ""],
+    ["Restored prompts", cache.continuesRestored === undefined ? cache.notRestoredReason && `Unknown: ${cache.notRestoredReason}` : cache.continuesRestored ? "continued" : `none: ${cache.notRestoredReason}`],
     ["Translates from", known.sourceLanguages?.join(", ")],
     ["Translates into", known.targetLanguages?.join(", ")],
   ];
