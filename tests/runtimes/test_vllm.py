@@ -20,7 +20,7 @@ from kit.peft_folder import write_peft_adapter
 from mesh_process import WEFT, MeshProcess, alive, eventually, running_mesh, user_environment, write_config
 from native_builds import built_vllm
 
-from runner_svc.backend.port import BackendFacts, CacheUse, CallInfo
+from runner_svc.backend.port import BackendFacts, CacheUse, CallInfo, LoadOrder
 from runner_svc.memory.estimate import read_model_facts
 from runner_svc.policy.cache_directory import Partition
 from runner_svc.policy.engine_blocks import PromptPrefixes
@@ -375,6 +375,28 @@ async def test_weft_conformance_passes_and_an_unload_frees_the_memory(mesh: Mesh
     done = await asyncio.to_thread(_weft, mesh, "unload", "smollm2")
     assert done.returncode == 0, done.stderr
     await eventually(lambda: not _engines(mesh), NOTICE_SECONDS, "vLLM still has memory")
+
+
+_CONNECTOR = """
+import sys
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(sys.argv[2:])
+arguments.model = arguments.model_tag
+found = AsyncEngineArgs.from_cli_args(arguments).create_engine_config().kv_transfer_config
+print(found.kv_connector, int(found.kv_connector_extra_config["cpu_bytes_to_use"]))
+"""
+
+
+def test_kept_prompts_turn_on_the_offloading_of_vllm() -> None:
+    """Without a GPU: its parser and its configuration only."""
+    program, _ = built_vllm()
+    arguments = server_arguments(_backend(kept_prompts_mb=1536).model, LoadOrder())
+    command = [str(program.resolve().with_name("python")), "-c", _CONNECTOR, *arguments]
+    environment = {**user_environment(), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, check=True, env=environment, stdout=subprocess.PIPE, text=True)
+    assert done.stdout.splitlines()[-1] == f"OffloadingConnector {1536 * MEBIBYTE}"
 
 
 @AT_NIGHT
