@@ -112,7 +112,7 @@ class RunnerService(Service):
         self._caches = CacheManager(
             self._instances.values(),
             config.session_file.parent,
-            PromptStore(store, budget_bytes) if budget_bytes else None,
+            PromptStore(store, budget_bytes, self._note_change) if budget_bytes else None,
             PromptFetcher(ChannelPool(security=config.security)) if budget_bytes else None,
         )
         self._followed = FollowedServers(self, clock)

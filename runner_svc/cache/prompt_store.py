@@ -72,9 +72,10 @@ class PromptStore:
     single files, and damaged or exchanged ones are noticed.
     """
 
-    def __init__(self, folder: Path, budget_bytes: int) -> None:
+    def __init__(self, folder: Path, budget_bytes: int, on_change: Callable[[], None] = lambda: None) -> None:
+        """`on_change`: called when its prompts change, or which of them the engine can restore."""
         self.prompts = KeptPrompts(budget_bytes)
-        self.followers = StoreFollowers()
+        self.followers = StoreFollowers(on_change)
         self.checks = RestoreChecks(folder / _CHECKS)
         self.bytes_per_second = PRIOR_BYTES_PER_SECOND
         """Speed of restores."""

@@ -1,7 +1,7 @@
 """Those who follow which prompts a store has."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -12,12 +12,14 @@ MAX_FOLLOWERS = 64
 class StoreFollowers:
     """Wakes its followers after changes. Used on the event loop only."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_change: Callable[[], None]) -> None:
+        self.on_change = on_change
         self._events: set[asyncio.Event] = set()
         self._has_ended = False
 
     def note_change(self) -> None:
         """Records that the store has changed."""
+        self.on_change()
         for event in self._events:
             event.set()
 

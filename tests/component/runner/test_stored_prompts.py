@@ -199,6 +199,17 @@ async def test_routers_learn_what_is_stored_and_how_long_its_restore_takes(folde
     assert list(prompt.prefix_digests) == [11, 12]
 
 
+async def test_change_of_the_store_is_noted_once_the_prompt_is_written(folder: Path) -> None:
+    """Routers learned of the first prompt after a swap with the next regular report only, 5 s later."""
+    counts: list[int] = []
+    runner = _Runner(folder)
+    runner.store.followers.on_change = lambda: counts.append(len(runner.store.prompts))
+    await runner.start()
+    await runner.ask.cached("a", SEA)
+    await runner.end()
+    assert counts[-1] == 1
+
+
 async def test_routers_do_not_learn_what_an_engine_with_other_settings_cannot_restore(folder: Path) -> None:
     runner = await _started(folder)
     await runner.request(SEA, PromptPrefixes((11,), 2_000, Partition("a")))
