@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 import msgspec
 from typing_extensions import override
 
-from runner_svc.backend.port import SavedSlot
+from runner_svc.backend.port import LoadOrder, SavedSlot
 from runner_svc.memory.machine_memory import engine_memory_bytes
 from runner_svc.policy.memory_estimate import MEBIBYTE
 from runner_svc.runtimes.model_engine import ModelContext
@@ -95,11 +95,18 @@ class PromptSavingServer(StartedServer[Settings], Generic[Settings]):
         self._saved: SavedPrompts | None = None
         self._state_identity = self._state_kind = ""
 
-    async def begin_saving(self, arguments: Sequence[str], variables: Mapping[str, str]) -> None:
-        """Makes room for the prompts of a server that is started with these arguments and variables."""
-        self._saved = SavedPrompts(self.model.kept_prompts_mb)
-        self._state_identity = await asyncio.to_thread(state_identity, arguments, variables)
-        self._state_kind = await asyncio.to_thread(state_kind, arguments)
+    async def begin_saving(self, arguments: Sequence[str], order: LoadOrder) -> None:
+        """Makes room for the prompts of a server that is started with these arguments, if they are saved."""
+        if self.model.kept_prompts_mb:
+            self._saved = SavedPrompts(self.model.kept_prompts_mb)
+            command = (*(self.context.command or self.command), *arguments)
+            self._state_identity = await asyncio.to_thread(state_identity, command, self.environment(order))
+            self._state_kind = await asyncio.to_thread(state_kind, command)
+
+    @property
+    def saved_folder(self) -> Path | None:
+        """Where the server saves prompts; None: it saves none."""
+        return None if self._saved is None else self._saved.folder
 
     @override
     def note_build(self, build: str) -> None:
@@ -148,7 +155,7 @@ class PromptSavingServer(StartedServer[Settings], Generic[Settings]):
 
     @override
     def saved_file(self, name: str) -> Path | None:
-        return None if self._saved is None or self._saved.folder is None else self._saved.folder / name
+        return None if (folder := self.saved_folder) is None else folder / name
 
     @override
     def resident_bytes(self) -> int | None:

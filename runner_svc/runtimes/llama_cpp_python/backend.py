@@ -79,17 +79,14 @@ class LlamaCppPythonBackend(PromptSavingServer[LlamaCppPythonModel], TextServer[
 
     @override
     def arguments(self, order: LoadOrder, port: int) -> list[str]:
-        folder = None if self._saved is None else self._saved.folder
-        saving = () if folder is None else ("--slot-save-path", str(folder))
+        saving = () if (folder := self.saved_folder) is None else ("--slot-save-path", str(folder))
         # Options of a load come last because the last of two equal flags counts.
         return [*super().arguments(order, port), *load_arguments(order, LOAD_FLAGS), *saving]
 
     @override
     async def prepare(self, order: LoadOrder) -> None:
         await super().prepare(order)
-        if self.model.kept_prompts_mb:
-            arguments = (*(self.context.command or self.command), *self.arguments(order, 0))
-            await self.begin_saving(arguments, self.environment(order))
+        await self.begin_saving(self.arguments(order, 0), order)
 
     @override
     async def prepared(self, payload: GenerationPayload, call: CallInfo) -> PreparedBody:

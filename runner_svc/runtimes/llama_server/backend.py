@@ -195,8 +195,7 @@ class LlamaServerBackend(PromptSavingServer[LlamaServerModel]):
     @override
     def arguments(self, order: LoadOrder, port: int) -> list[str]:
         template = [] if self._translation is None else ["--chat-template-file", str(MESSAGE_TEMPLATE)]
-        folder = None if self._saved is None else self._saved.folder
-        return [*server_arguments(self.model, order, port, self.context.shape, folder), *template]
+        return [*server_arguments(self.model, order, port, self.context.shape, self.saved_folder), *template]
 
     @override
     def environment(self, order: LoadOrder) -> Mapping[str, str]:
@@ -209,9 +208,8 @@ class LlamaServerBackend(PromptSavingServer[LlamaServerModel]):
         # The server has built-in templates for models without one, and accepts others by name.
         is_known = templates.all and not names_template(self.model)
         self.parameters = replace(self.parameters, templates=templates.all if is_known else None)
-        if self.model.kept_prompts_mb and not reranks(self.model):
-            arguments = (*(self.context.command or self.command), *server_arguments(self.model, order))
-            await self.begin_saving(arguments, self.environment(order))
+        if not reranks(self.model):
+            await self.begin_saving(server_arguments(self.model, order), order)
         is_translator = is_known and templates.usual is not None and translates(templates.usual)
         self._translation = templates if is_translator else None
 
