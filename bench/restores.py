@@ -3,7 +3,7 @@
 Two runners share memory for one of three engines of the demo model, so that each load of another one is a swap. The
 engine is loaded before a request is measured.
 
-    python -m bench.restores [RUNNER]   # more settings of the runners, such as 'runtime: llama_cpp_python'
+    python -m bench.restores [RUNNER [SIZE]...]   # settings of the runners, such as 'runtime: llama_cpp_python', and 8k
 """
 
 import http.client
@@ -26,13 +26,13 @@ from bench.routing import words
 from weft_app.compose.demo import demo_model_path
 
 ROOT = Path(__file__).parents[1]
-CHARS, ANSWER_TOKENS, REPORT_SECONDS = {"1k": 5_600, "4k": 22_400}, 256, 3.0
-SMOL = 'path: "{model}", slots: 1, context_tokens: 8192'
+CHARS, ANSWER_TOKENS, REPORT_SECONDS = {"1k": 5_600, "4k": 22_400, "8k": 45_000}, 256, 6.0
+SMOL = 'path: "{model}", slots: 1, context_tokens: 8192, repetition: "off"'
 MESH = replace(
     WEFT_REAL,
     command=(*WEFT_REAL.command, "--config", "{config}"),
     config=f"""\
-router: {{queue_timeout_seconds: 300}}
+router: {{queue_timeout_seconds: 3600}}
 accelerators: {{declared: [{{name: budget, memory_mb: 2200}}]}}
 runners:
   - {{name: a, {{more}} models: [{{name: smol-a, pool: smol, {SMOL}}}, {{name: other, {SMOL}, start_asleep: true}}]}}
@@ -48,7 +48,7 @@ def ask(port: int, model: str, text: str) -> tuple[float, int, str]:
     body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": ANSWER_TOKENS}
     body |= {"temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
     first, cached, answer, began = 0.0, 0, "", time.monotonic()
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=600.0)) as connection:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=3_600.0)) as connection:
         headers = {"Content-Type": "application/json"}
         connection.request("POST", "/v1/chat/completions", msgspec.json.encode(body), headers)
         for line in connection.getresponse():
@@ -105,11 +105,11 @@ def measure_server(folder: Path, text: str) -> Iterator[tuple[str, float, int, s
                 post(port, "/slots/0?action=save", {"filename": "slot"}, seconds=60.0)
 
 
-def main(more: str = "") -> None:
+def main(more: str = "", *sizes: str) -> None:
     """Prints a table. Answers are compared with the one of a prompt in its slot."""
     print("| prompt | event | first token (s) | of processing | cached tokens | answer |\n" + "|---" * 6 + "|")
-    for size, chars in CHARS.items():
-        text = f"Tell this story again. {words(chars, random.Random(size))}"  # noqa: S311 - a workload
+    for size in sizes or CHARS:
+        text = f"Tell this story again. {words(CHARS[size], random.Random(size))}"  # noqa: S311 - a workload
         with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
             whole, answers = 0.0, list[str]()
             for measure in (measure_mesh(Path(folder) / "mesh", more, text), measure_server(Path(folder), text)):
