@@ -1,13 +1,19 @@
-"""Salts: stable per tenant, different between tenants, changed by a flush."""
+"""Salts: stable per tenant, different between tenants, changed by a flush, and as fields of a request."""
 
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
+from kit.engine_settings import engine_settings
 
+from runner_svc.backend.port import CacheIsolation, CacheUse
 from runner_svc.cache import model_cache
 from runner_svc.cache.model_cache import SaltStore
+from runner_svc.openai_upstream.request import add_cache_use
 from runner_svc.policy.cache_directory import Partition
+from runner_svc.runtimes.openai_http.backend import AttachedServer
+from runner_svc.runtimes.openai_http.runtime import OpenAiHttpModel
 
 A, B, A_TAGGED, AMBIGUOUS = Partition("a"), Partition("b"), Partition("a", "tag"), Partition("atag")
 
@@ -75,3 +81,25 @@ def test_flush_beyond_its_bound_changes_every_salt(monkeypatch: pytest.MonkeyPat
     assert book.salt_of(B) == before
     book.forget("z")
     assert book.salt_of(B) != before
+
+
+@pytest.mark.parametrize(
+    ("use", "has_slots", "added"),
+    [
+        (CacheUse(), True, {}),
+        (CacheUse(slot=0), True, {"id_slot": 0}),
+        (CacheUse(slot=3, fresh=True), True, {"id_slot": 3, "cache_prompt": False}),
+        (CacheUse(slot=3, fresh=True), False, {}),
+        (CacheUse(salt="abc"), False, {"cache_salt": "abc"}),
+    ],
+)
+def test_each_server_gets_its_own_request_fields(use: CacheUse, has_slots: bool, added: dict[str, Any]) -> None:
+    body: dict[str, Any] = {}
+    add_cache_use(body, use, has_slots=has_slots)
+    assert body == added
+
+
+@pytest.mark.parametrize(("knows_salt", "isolation"), [(True, CacheIsolation.SALT), (False, CacheIsolation.NONE)])
+def test_attached_server_isolates_only_if_it_supports_salts(knows_salt: bool, isolation: CacheIsolation) -> None:
+    config = engine_settings(OpenAiHttpModel, url="http://127.0.0.1:1", upstream_model="m", cache_salt=knows_salt)
+    assert AttachedServer(*config).cache_isolation is isolation

@@ -8,6 +8,7 @@ from kit.presence import present
 
 from runner_svc.openai_upstream.errors import MAX_ERROR_CHARS, provider_refusal, refusal, stated_answer
 from runner_svc.openai_upstream.stream import StreamReader
+from runner_svc.policy.engine_failures import without_tracebacks
 from weft.kernel.errors import WeftError
 from weft.kernel.failures import FailureKind, classify
 from weft.kernel.reasons import Reason
@@ -178,3 +179,40 @@ def test_error_after_the_answer_started_is_an_engine_failure() -> None:
     began = {"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": None}]}
     error = _in_stream(began, {"error": {"message": "exceeds the available context size", "code": 400}})
     assert error.reason is Reason.BACKEND_ERROR
+
+
+CHAINED_TRACEBACK = (
+    "Traceback (most recent call last):",
+    '  File "/opt/engine/launcher.py", line 147, in main',
+    "    server = Server(params)",
+    "             ^^^^^^^^^^^^^^",
+)
+
+
+@pytest.mark.parametrize("cut", range(len(CHAINED_TRACEBACK) - 1))
+def test_traceback_is_reduced_to_its_exception_even_without_its_start(cut: int) -> None:
+    lines = ["loading", *CHAINED_TRACEBACK, "RuntimeError: no server"][cut:]
+    kept = without_tracebacks(lines)
+    assert kept[-1] == "RuntimeError: no server"
+    assert len(kept) <= 2
+
+
+def test_each_chained_exception_and_surrounding_lines_are_kept() -> None:
+    why = "During handling of the above exception, another exception occurred:"
+    lines = [
+        "a",
+        *CHAINED_TRACEBACK,
+        "KeyError: 1",
+        "",
+        why,
+        "",
+        *CHAINED_TRACEBACK,
+        "OSError: 2",
+        "  after",
+    ]
+    assert without_tracebacks(lines) == ["a", "KeyError: 1", "OSError: 2", "  after"]
+
+
+def test_logger_prefix_of_each_line_is_removed() -> None:
+    lines = [f"(Core pid=7) ERROR {line}" for line in (*CHAINED_TRACEBACK, "ValueError: no memory")]
+    assert without_tracebacks([*lines, "exiting"]) == ["ValueError: no memory", "exiting"]

@@ -1,4 +1,4 @@
-"""The sampling of an engine's figures, against a server that is only a page."""
+"""The sampling of an engine's figures, against a server that is only a page, and the report of them."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -8,7 +8,7 @@ import pytest
 from kit.presence import present
 
 from runner_svc.runtimes import engine_figures
-from runner_svc.runtimes.engine_figures import MAX_FAILED_SAMPLES, FigureSampler, MetricsPage
+from runner_svc.runtimes.engine_figures import MAX_FAILED_SAMPLES, FigureSampler, MetricsPage, with_sample_time
 from runner_svc.runtimes.llama_server.backend import read_load as read_llama
 from runner_svc.runtimes.server.backend import metrics_page_of
 from runner_svc.runtimes.server.presets import OTHER_PROGRAM, PRESETS
@@ -166,3 +166,22 @@ def test_metrics_of_a_preset_are_read_by_name(preset: Any, text: str, load: Engi
 def test_program_without_known_metrics_has_no_metrics_page() -> None:
     assert metrics_page_of(OTHER_PROGRAM) is None
     assert metrics_page_of(PRESETS["ollama"]) is None
+
+
+@pytest.mark.parametrize(
+    "load",
+    [EngineLoad(running_count=1), EngineLoad(waiting_count=2), EngineLoad(kv_cache_share=0.5)],
+    ids=["it computes", "requests wait", "its cache is used, and nothing else is known"],
+)
+def test_figures_of_a_busy_engine_have_a_sample_time_in_steps(load: EngineLoad) -> None:
+    first, later, next_step = (with_sample_time(load, at) for at in (1000.0, 1009.9, 1010.0))
+    assert first.sample_time.seconds == 1000
+    assert first == later
+    assert next_step != first
+    first.ClearField("sample_time")
+    assert first == load, "nothing else changes"
+
+
+@pytest.mark.parametrize("load", [EngineLoad(), EngineLoad(running_count=0, waiting_count=0, kv_cache_share=0.9)])
+def test_figures_of_an_idle_engine_have_no_sample_time(load: EngineLoad) -> None:
+    assert not with_sample_time(load, 1000.0).HasField("sample_time")

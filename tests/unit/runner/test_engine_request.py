@@ -1,12 +1,18 @@
-"""The variables of a chat template, and the completion that is sent in place of a chat."""
+"""The variables of a chat template, and the completion that is sent in place of a chat; stop strings and turns."""
 
+import threading
 from collections.abc import Mapping
-from typing import Any
+from itertools import pairwise
+from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from kit.failures import fails
 
+from runner_svc.engine_host.http_server import Caller, GoneError, Turn, _Turns
 from runner_svc.engine_host.request import prepare
+from runner_svc.engine_host.text_routes import StopMatcher
 from runner_svc.openai_upstream.request import PreparedBody
 from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.runtimes.llama_cpp_python.runtime import PARAMETERS as LLAMA_CPP_PYTHON_PARAMETERS
@@ -120,3 +126,107 @@ async def test_grammar_and_response_format_are_mutually_exclusive() -> None:
     payload.extra_parameters.fields.add(name="grammar").value.string_value = 'root ::= "a"'
     with fails(field="grammar"):
         await _prepared(payload)
+
+
+def _run(pieces: list[bytes], stop: list[str]) -> tuple[list[str], bool]:
+    matcher = StopMatcher(stop)
+    shown = [matcher.feed(piece) for piece in pieces]
+    return [*shown, matcher.finish()], matcher.stopped
+
+
+@pytest.mark.parametrize(
+    ("pieces", "stop", "shown", "stopped"),
+    [
+        ([b"a", b"b"], [], ["a", "b", ""], False),
+        ([b"a", b"EN", b"D", b"x"], ["END"], ["a", "", "", "", ""], True),
+        ([b"aEN", b"b"], ["END"], ["a", "ENb", ""], False),
+        ([b"aEN"], ["END"], ["a", "EN"], False),
+        ([b"EEND"], ["END"], ["E", ""], True),
+        ([b"one two"], ["two", "one"], ["", ""], True),
+        ([b"ab", b"abc"], ["ababc"], ["", "", ""], True),
+        ([b"\xe2\x98", b"\x83", b"!"], [], ["", "\u2603", "!", ""], False),
+        ([b"\xe2", b"x"], [], ["", "\ufffdx", ""], False),
+        ([b"\xe2\x98"], [], ["", "\ufffd"], False),
+        ([b"a"], [""], ["a", ""], False),
+    ],
+)
+def test_text_is_shown_as_soon_as_it_is_certain(
+    pieces: list[bytes], stop: list[str], shown: list[str], stopped: bool
+) -> None:
+    assert _run(pieces, stop) == (shown, stopped)
+
+
+@given(
+    text=st.text(alphabet="ab\u2603", max_size=30),
+    stop=st.lists(st.text(alphabet="ab\u2603", min_size=1, max_size=4), max_size=3),
+    cuts=st.lists(st.integers(0, 90), max_size=10),
+)
+def test_text_ends_before_the_first_completed_stop_string_for_any_chunking(
+    text: str, stop: list[str], cuts: list[int]
+) -> None:
+    raw = text.encode()
+    places = [0, *sorted(min(cut, len(raw)) for cut in cuts), len(raw)]
+    pieces = [raw[begin:end] for begin, end in pairwise(places)]
+    shown, stopped = _run(pieces, stop)
+    joined = "".join(shown)
+    assert stopped == any(word in text for word in stop)
+    assert text.startswith(joined)
+    assert not any(word in joined for word in stop)
+    if not stopped:
+        assert joined == text
+
+
+SECONDS = 10.0
+
+
+class _Caller:
+    def __init__(self) -> None:
+        self.left = False
+
+    def raise_if_gone(self) -> None:
+        if self.left:
+            raise GoneError
+
+
+def _caller() -> Caller:
+    return cast("Caller", _Caller())
+
+
+def test_request_for_all_slots_goes_before_later_requests() -> None:
+    turns, order = _Turns(2), list[str]()
+    asks = threading.Event()
+
+    def erase() -> None:
+        class Asking(_Caller):
+            def raise_if_gone(self) -> None:
+                asks.set()  # it waits for the slot of the running request
+
+        with turns.hold(Turn.ALL, cast("Caller", Asking())):
+            order.append("erased")
+
+    def request() -> None:
+        with turns.hold(Turn.ONE, _caller()):
+            order.append("request")
+
+    threads = [threading.Thread(target=erase), threading.Thread(target=request)]
+    with turns.hold(Turn.ONE, _caller()):
+        threads[0].start()
+        assert asks.wait(SECONDS)
+        threads[1].start()
+        threads[1].join(0.1)
+        assert not order, "a slot is free, but it is not this request's turn"
+    for thread in threads:
+        thread.join(SECONDS)
+    assert order == ["erased", "request"]
+
+
+def test_departing_caller_frees_its_place() -> None:
+    turns, gone = _Turns(1), _Caller()
+    gone.left = True
+    for turn in (Turn.ONE, Turn.ALL):
+        with turns.hold(Turn.ONE, _caller()), pytest.raises(GoneError), turns.hold(turn, cast("Caller", gone)):
+            pass
+    with turns.hold(Turn.ALL, _caller()):
+        pass
+    with turns.hold(Turn.ONE, _caller()):
+        pass

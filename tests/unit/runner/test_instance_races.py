@@ -1,11 +1,13 @@
-"""Concurrent loads, unloads, wakes and stops."""
+"""Concurrent loads, unloads, wakes and stops, and what is put away at an end."""
 
 import asyncio
+from contextlib import ExitStack
 
 import pytest
 from instance_stage import Stage, failure, living, outcome
 from kit.recipes import http_recipe
 
+from runner_svc.instance.lifecycle_loop import BEFORE_END_SECONDS
 from runner_svc.instance.settings import SleepSettings
 from runner_svc.policy.lifecycle import Phase
 from weft.kernel.errors import WeftError
@@ -126,3 +128,115 @@ async def test_waiter_arriving_at_the_moment_of_the_outcome_receives_it() -> Non
             await stage.settle()
             assert all(waiter.done() for waiter in (*waiters, unload)), f"{turns} turns"
             assert [await outcome(waiter) for waiter in (*waiters, unload)] == [None] * 4
+
+
+class _Work:
+    """Notes how often the engine had been stopped when it ran."""
+
+    def __init__(self, stage: Stage, error: Exception | None = None) -> None:
+        self.at_stops: list[int] = []
+        self._stage = stage
+        self._error = error
+        stage.instance.set_before_end(self._run)
+
+    async def _run(self) -> None:
+        self.at_stops.append(self._stage.backend.stops)
+        if self._error is not None:
+            raise self._error
+
+
+async def _never_done() -> None:
+    await asyncio.Event().wait()
+
+
+async def test_unload_puts_prompts_away_before_it_stops_the_engine() -> None:
+    async with living() as stage:
+        work, stops = _Work(stage), stage.backend.stops
+        await stage.instance.unload()
+        assert (work.at_stops, stage.backend.stops) == ([stops], stops + 1)
+
+
+async def test_end_of_the_runner_puts_prompts_away_before_it_stops_the_engine() -> None:
+    async with living() as stage:
+        work, stops = _Work(stage), stage.backend.stops
+    assert work.at_stops == [stops]
+
+
+async def test_end_of_the_runner_puts_nothing_away_for_an_unloaded_model() -> None:
+    async with living() as stage:
+        work = _Work(stage)
+        await stage.instance.unload()
+    assert len(work.at_stops) == 1
+
+
+async def test_nothing_is_put_away_from_an_engine_that_died() -> None:
+    async with living() as stage:
+        work = _Work(stage)
+        await stage.die("killed")
+        assert stage.instance.phase is not Phase.HIBERNATING
+        assert work.at_stops == []
+
+
+async def test_failed_storing_does_not_prevent_an_unload() -> None:
+    async with living() as stage:
+        _Work(stage, WeftError(Reason.BACKEND_ERROR, "no"))
+        await stage.instance.unload()
+        assert stage.instance.phase is Phase.HIBERNATING
+
+
+async def test_slow_storing_delays_an_unload_by_its_limit_only() -> None:
+    async with living() as stage:
+        stage.instance.set_before_end(_never_done)
+        unloading = await stage.begin(stage.instance.unload())
+        await stage.clock.advance(BEFORE_END_SECONDS - 0.1)
+        assert not unloading.done()
+        await stage.clock.advance(0.2)
+        await unloading
+        assert stage.instance.phase is Phase.HIBERNATING
+
+
+async def test_every_lifecycle_phase_is_reported_immediately() -> None:
+    async with living(loads=False) as stage:
+        stage.backend.loaded.set()
+        await stage.settle()
+        assert stage.instance.loader.context_tokens == 512
+        await stage.die()
+    told = [Phase.LOADING, Phase.READY, Phase.STOPPING, Phase.LOADING, Phase.READY, Phase.STOPPING, Phase.IDLE]
+    assert stage.told == told
+    assert stage.instance.restart_log.last_detail == "signal SIGKILL"
+    assert stage.instance.restart_count == 1
+
+
+@pytest.mark.parametrize(
+    ("prepare", "reason"),
+    [
+        ("loading", Reason.BACKEND_NOT_READY),
+        ("draining", Reason.SHUTTING_DOWN),
+        ("full", Reason.NO_SLOT_AVAILABLE),
+    ],
+)
+async def test_refused_request_has_the_reason(prepare: str, reason: Reason) -> None:
+    stage = Stage()
+    await stage.instance.start()
+    if prepare != "loading":
+        stage.backend.loaded.set()
+    await stage.settle()
+    if prepare == "draining":
+        stage.instance.drain()
+    with ExitStack() as held:
+        for request in ("r1", "r2") if prepare == "full" else ():
+            held.enter_context(stage.instance.admit(request))
+        with pytest.raises(WeftError) as refused, stage.instance.admit("r3"):
+            pass
+    assert refused.value.reason is reason
+    await stage.instance.stop()
+
+
+async def test_stop_ends_the_backend_in_any_state_and_is_idempotent() -> None:
+    stage = Stage()
+    await stage.instance.start()
+    await stage.settle()
+    await stage.instance.stop()
+    await stage.instance.stop()
+    assert stage.backend.stops == 1
+    assert stage.instance.phase is Phase.IDLE

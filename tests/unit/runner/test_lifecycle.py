@@ -1,4 +1,4 @@
-"""The state machine of an instance: possible events and their transitions."""
+"""The state machine of an instance: possible events and their transitions, and the pauses between restarts."""
 
 from dataclasses import replace
 from itertools import product
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner_svc.policy.backoff import RestartLimits
+from runner_svc.policy.backoff import RestartHistory, RestartLimits
 from runner_svc.policy.engine_failures import ADVICE
 from runner_svc.policy.lifecycle import (
     MAX_DETAIL_CHARS,
@@ -305,3 +305,43 @@ def test_non_wakeable_server_detached_while_loading_is_polled_again() -> None:
         rules = replace(ATTACHED, woken_by_mesh=woken_by_mesh)
         state = _after(Event(EventKind.BEGUN), Event(EventKind.SLEEP_ASKED), rules=rules)
         assert (state.doing, state.phase) == (Command.SEEK, phase)
+
+
+def _pauses(times: list[float], limits: RestartLimits) -> list[float]:
+    history, pauses = RestartHistory(), []
+    for now in times:
+        history, pause = history.after_death(now, limits)
+        pauses.append(pause)
+    assert history.total == len(times)
+    return pauses
+
+
+def test_occasional_crash_is_followed_by_an_immediate_restart() -> None:
+    assert _pauses([number * 31.0 for number in range(20)], RestartLimits()) == [0.0] * 20
+
+
+def test_fifth_crash_in_thirty_seconds_is_a_crash_loop_with_growing_backoff() -> None:
+    limits = RestartLimits(first_pause_seconds=10, max_pause_seconds=35)
+    assert _pauses([float(now) for now in range(8)], limits) == [0, 0, 0, 0, 10, 20, 35, 35]
+
+
+def test_quiet_period_resets_earlier_crash_loops() -> None:
+    times = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 100.0, 101.0, 102.0, 103.0, 104.0]
+    assert _pauses(times, RestartLimits())[-5:] == [0, 0, 0, 0, 10]
+
+
+def test_backoff_grows_to_its_maximum_beyond_the_window() -> None:
+    """A backend that dies at once after each pause was never healthy."""
+    history, now, pauses = RestartHistory(), 0.0, []
+    for _ in range(12):
+        history, pause = history.after_death(now, RestartLimits())
+        now += pause
+        pauses.append(pause)
+    assert pauses == [0, 0, 0, 0, 10, 20, 40, 80, 160, 300, 300, 300]
+
+
+def test_repeatable_crash_backs_off_immediately() -> None:
+    limits = RestartLimits()
+    history, first = RestartHistory().after_death(0.0, limits, must_pause=True)
+    _, second = history.after_death(first, limits, must_pause=True)
+    assert (first, second) == (10.0, 20.0)

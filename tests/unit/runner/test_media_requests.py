@@ -1,4 +1,5 @@
-"""Requests for images and recordings as an engine's server reads them, and its events as the runner does."""
+"""Requests for images and recordings as an engine's server reads them, and its events as the runner does;
+pieces of recordings, and whole answers."""
 
 import json
 from typing import Any
@@ -11,7 +12,12 @@ from runner_svc.engine_host.media_routes import image_size, images_of, transcrip
 from runner_svc.openai_upstream.errors import own_error
 from runner_svc.openai_upstream.media import GRANULARITIES, form
 from runner_svc.openai_upstream.media_stream import ImageEvents, SpeechEvents, TranscriptEvents
-from weft.api.common.v1 import chat_pb2
+from runner_svc.runtimes.faster_whisper.listening import voices_of
+from runner_svc.runtimes.faster_whisper.recording import SAMPLE_RATE
+from runner_svc.servicers import inference
+from runner_svc.servicers.inference import WholeAnswerWriter
+from weft.api.common.v1 import chat_pb2, event_pb2, image_pb2
+from weft.dispatch.frames import Frame
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 
@@ -131,3 +137,93 @@ def test_errors_of_other_servers_are_not_mistaken_for_weft_errors() -> None:
     assert own_error("invalid_request_error", "file: is no recording") is None
     memory = present(own_error("out_of_memory", "use less"))
     assert (memory.reason, memory.message) == (Reason.OUT_OF_MEMORY, "use less")
+
+
+PIECE = 180
+
+
+def _span(found: list[tuple[int, int]], *, is_last: bool) -> tuple[float, float, float, bool]:
+    voices = [{"start": begin * SAMPLE_RATE, "end": end * SAMPLE_RATE} for begin, end in found]
+    span = voices_of(voices, PIECE * SAMPLE_RATE, is_last=is_last)
+    return span.begin / SAMPLE_RATE, span.end / SAMPLE_RATE, span.used / SAMPLE_RATE, span.is_closed
+
+
+@pytest.mark.parametrize(
+    ("found", "is_last", "span"),
+    [
+        ([], True, (0, 0, 180, True)),
+        # A voice may begin in the last moment.
+        ([], False, (0, 0, 179, True)),
+        ([(10, 20), (30, 40)], False, (10, 40, 40, True)),
+        ([(10, 20), (30, 40)], True, (10, 40, 180, True)),
+        # The last voice goes on in the next piece, which begins with it.
+        ([(10, 20), (30, 180)], False, (10, 20, 30, True)),
+        ([(10, 20), (30, 180)], True, (10, 180, 180, True)),
+        # One voice over the end of the piece: it is cut as without a detector.
+        ([(10, 180)], False, (10, 180, 180, False)),
+        ([(10, 180)], True, (10, 180, 180, True)),
+    ],
+)
+def test_recording_chunk_is_cut_at_silence(
+    found: list[tuple[int, int]], is_last: bool, span: tuple[float, float, float, bool]
+) -> None:
+    assert _span(found, is_last=is_last) == span
+
+
+def _progress(done: int) -> Frame:
+    return [event_pb2.InferenceEvent(work_progress=event_pb2.WorkProgress(done=done, total=4))]
+
+
+def _image(index: int, size: int = 1) -> Frame:
+    image = image_pb2.GeneratedImage(index=index, image=chat_pb2.MediaPart(data=b"x" * size))
+    return [event_pb2.InferenceEvent(image=image)]
+
+
+END: Frame = [event_pb2.InferenceEvent(finished=event_pb2.Finished())]
+
+
+class Written:
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+
+    async def write(self, frame: Frame) -> None:
+        self.frames.append(frame)
+
+
+async def test_whole_answer_is_held_until_its_end_and_its_progress_is_not() -> None:
+    written = Written()
+    writer = WholeAnswerWriter(written.write, whole=True)
+    for frame in (_progress(1), _image(0), _progress(2)):
+        await writer.put(frame)
+    assert written.frames == [_progress(1), _progress(2)]
+    await writer.put(_image(1))
+    await writer.put(END)
+    assert written.frames[2:] == [_image(0), _image(1), END]
+
+
+async def test_streamed_answer_is_not_held() -> None:
+    written = Written()
+    writer = WholeAnswerWriter(written.write, whole=False)
+    await writer.put(_image(0))
+    assert written.frames == [_image(0)]
+
+
+async def test_held_content_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inference, "MAX_WHOLE_BYTES", 1000)
+    written = Written()
+    writer = WholeAnswerWriter(written.write, whole=True)
+    await writer.put(_image(0, 600))
+    assert not written.frames
+    await writer.put(_image(1, 600))
+    assert written.frames == [_image(0, 600), _image(1, 600)]
+    await writer.put(_image(2))
+    await writer.put(END)
+    assert written.frames[2:] == [_image(2), END]
+
+
+async def test_end_that_arrives_with_the_last_content_is_sent() -> None:
+    written = Written()
+    writer = WholeAnswerWriter(written.write, whole=True)
+    await writer.put(_image(0))
+    await writer.put([*_image(1), *END])
+    assert written.frames == [_image(0), [*_image(1), *END]]

@@ -1,10 +1,14 @@
-"""Texts that say where a model comes from, and what is said of wrong ones."""
+"""Texts that say where a model comes from, and what is said of wrong ones; digests of files."""
+
+from hashlib import sha256
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kit.failures import fails
 
+from runner_svc.model_files.digest import model_digest
 from weft.kernel.errors import FieldError
 from weft.kernel.model_source import (
     HubSource,
@@ -121,3 +125,25 @@ def test_any_text_is_a_source_or_an_error_with_its_field(text: str) -> None:
         assert found.field == "source"
     else:
         assert _read_again(str(found)) == found
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"weights")
+    return path
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe garbage", b"[1, 2]", b'{"a": 1}', b'{"cut": "off', b"[" * 9_999])
+async def test_damaged_digest_cache_is_replaced(model: Path, tmp_path: Path, content: bytes) -> None:
+    """The task that computes digests died of it, and no model had a digest."""
+    memory = tmp_path / "digests.json"
+    memory.write_bytes(content)
+    expected = f"sha256:{sha256(b'weights').hexdigest()}"
+    assert await model_digest(model, memory) == expected
+    assert expected in memory.read_text()
+
+
+async def test_unwritable_digest_cache_only_disables_caching(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "digests.json").mkdir()
+    assert await model_digest(model, tmp_path / "digests.json") == f"sha256:{sha256(b'weights').hexdigest()}"

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from kit.failures import fails
 
+from runner_svc.engine_host.text_routes import MAX_REPETITIONS, MAX_SCHEMA_CHARS, schema_fault
 from runner_svc.policy.parameters import (
     CONTROLLED_BY_MESH,
     MAX_EXTRA_PARAMETERS,
@@ -19,13 +20,18 @@ from runner_svc.runtimes.ctranslate2.runtime import PARAMETERS as CTRANSLATE2_PA
 from runner_svc.runtimes.diffusers.runtime import PARAMETERS as DIFFUSERS_PARAMETERS
 from runner_svc.runtimes.exllamav3.runtime import PARAMETERS as EXLLAMAV3_PARAMETERS
 from runner_svc.runtimes.llama_cpp_python.runtime import PARAMETERS as LLAMA_CPP_PYTHON_PARAMETERS
+from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import PARAMETERS as LLAMA_SERVER_PARAMETERS
+from runner_svc.runtimes.openai_http.backend import AttachedServer
 from runner_svc.runtimes.openai_http.runtime import PARAMETERS as OPENAI_HTTP_PARAMETERS
 from runner_svc.runtimes.openai_remote.runtime import PARAMETERS as OPENAI_REMOTE_PARAMETERS
 from runner_svc.runtimes.vllm.runtime import PARAMETERS as VLLM_PARAMETERS
 from weft.api.common.v1 import chat_pb2, completion_pb2, sampling_pb2
 from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason
+from weft_app.compose.served_models import served_model
+from weft_app.config.loader import parse_section
+from weft_app.config.runners import ConfiguredRunner
 
 ALLOWED = [
     engine.allowed
@@ -226,3 +232,44 @@ def test_unreachable_upper_bound_beside_response_format_is_dropped(
 def test_structured_outputs_are_validated_recursively(value: Any) -> None:
     with pytest.raises(FieldError):
         admit({"structured_outputs": value}, ParameterProfile(engine=VLLM_PARAMETERS))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"minItems": 10**9},
+        {"properties": {"a": [{"maxLength": 1e12}]}},
+        {"pattern": "^a{1000000000}$"},
+        {"pattern": "^a{1,99999999999999999999999999}$"},
+        {"pattern": "^a{2001,}$"},
+        {"description": "x" * MAX_SCHEMA_CHARS},
+    ],
+)
+def test_schema_that_expands_endlessly_is_refused(schema: dict[str, Any]) -> None:
+    assert schema_fault(json.dumps(schema))
+
+
+def test_ordinary_schema_and_one_at_the_limit_pass() -> None:
+    ordinary = {"properties": {"minItems": {"type": "integer", "minimum": 5000}}, "pattern": "^\\d{5}(-\\d{4})?$"}
+    for schema in (ordinary, {"minItems": MAX_REPETITIONS}, {"minItems": "many", "pattern": 3}, True):
+        assert schema_fault(json.dumps(schema)) == ""
+
+
+def _profile(runtime: str, **fields: Any) -> ParameterProfile:
+    place = {"url": "http://box.lan:8000/v1"} if runtime == "openai_http" else {"path": "/models/m.gguf"}
+    section = parse_section(
+        ConfiguredRunner,
+        {"name": "r1", "runtime": runtime, "command": ["server"], "models": [{"name": "m1", **place, **fields}]},
+    )
+    backend = served_model(section, section.models[0], 5.0).make_backend()
+    assert isinstance(backend, LlamaServerBackend | AttachedServer)
+    return backend.parameters
+
+
+@pytest.mark.parametrize(
+    ("runtime", "engine"), [("llama_server", LLAMA_SERVER_PARAMETERS), ("openai_http", OPENAI_HTTP_PARAMETERS)]
+)
+def test_model_has_the_configured_parameter_profile(runtime: str, engine: EngineParameters) -> None:
+    assert _profile(runtime) == ParameterProfile(engine=engine)
+    asked = _profile(runtime, passthrough="all", thinking=False)
+    assert asked == ParameterProfile(engine=engine, passthrough=True, thinking=False)

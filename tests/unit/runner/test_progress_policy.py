@@ -1,14 +1,18 @@
-"""Stall detection of engines and requests, stepped by values."""
+"""Stall detection of engines and requests, stepped by values; what counts as progress of a load and of a stream."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 
+from runner_svc.openai_upstream.stream import DONE, StreamReader
 from runner_svc.policy.progress import (
     FROZEN_PROBES,
     EngineUsage,
+    LoadSample,
+    LoadStallDetector,
     Observation,
     ProgressPolicy,
     RequestSample,
@@ -278,3 +282,79 @@ def test_usage_window_keeps_a_bounded_number_of_samples() -> None:
     for step_number in range(100_000):
         watch.worked(step_number / 1000.0, engine())
     assert len(watch._samples) <= 34
+
+
+LIMIT = 300.0
+
+
+def _stalled_at(cpu_seconds: Callable[[float], float], until: int) -> float | None:
+    watch = LoadStallDetector(LoadSample(0.0, 0, 0.0))
+    for half_second in range(2 * until):
+        now = half_second / 2
+        watch.observe(LoadSample(now, 0, cpu_seconds(now)))
+        if watch.stalled(now, LIMIT):
+            return now
+    return None
+
+
+def test_work_starting_shortly_before_the_limit_prevents_a_stall() -> None:
+    """A wait for a slow disk, followed by the conversion of weights."""
+    assert _stalled_at(lambda now: max(0.0, now - 290.0), 900) is None
+
+
+def test_short_burst_of_work_is_not_progress() -> None:
+    assert _stalled_at(lambda now: 0.5 if now > 200 else 0.0, 900) == LIMIT
+
+
+def test_work_once_a_minute_is_progress() -> None:
+    assert _stalled_at(lambda now: 4.0 * (now // 60), 3600) is None
+
+
+def test_load_stalls_one_limit_after_work_ended() -> None:
+    assert _stalled_at(lambda now: min(now, 100.0), 900) == 100.0 + LIMIT
+
+
+PREAMBLE = {"choices": [{"delta": {"role": "assistant", "content": None}}]}
+HALF_READ = {**PREAMBLE, "prompt_progress": {"total": 100, "cache": 0, "processed": 50, "time_ms": 9}}
+USAGE = {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}
+
+
+def _token(**delta: Any) -> dict[str, Any]:
+    return {"choices": [{"delta": delta}]}
+
+
+@pytest.mark.parametrize(
+    ("chunks", "token", "prefill"),
+    [
+        ([], False, False),
+        ([PREAMBLE], False, False),
+        ([USAGE], False, False),
+        ([_token(content="")], False, False),
+        ([HALF_READ], False, True),
+        ([_token(content="a")], True, False),
+        ([_token(reasoning_content="a")], True, False),
+        ([_token(tool_calls=[{"index": 0, "function": {"name": "f"}}])], True, False),
+        ([{"choices": [{"text": "a"}]}], True, False),
+        ([PREAMBLE, HALF_READ, _token(content="a")], True, True),
+    ],
+)
+def test_chunks_that_count_as_progress(chunks: list[Any], token: bool, prefill: bool) -> None:
+    reader = StreamReader(1, 1)
+    reader.read([msgspec.json.encode(chunk) for chunk in chunks])
+    assert (reader.took_token, reader.took_prefill) == (token, prefill)
+
+
+def test_progress_refers_to_the_last_read_only() -> None:
+    reader = StreamReader(1, 1)
+    reader.read([msgspec.json.encode(_token(content="a"))])
+    reader.read([DONE])
+    assert not reader.took_token
+
+
+def test_invisible_token_is_progress_once_the_answer_has_started() -> None:
+    reader = StreamReader(1, 1)
+    reader.read([msgspec.json.encode(_token(content="a"))])
+    assert reader.read([msgspec.json.encode(_token(content=""))]) == []
+    assert reader.took_token
+    reader.read([msgspec.json.encode(USAGE)])
+    assert not reader.took_token

@@ -1,5 +1,6 @@
 """From a configuration section to a runner: engines, recipes, agents, and their report."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,18 @@ from kit.engine_settings import engine_settings
 from kit.failures import fails
 
 from runner_svc.config import RunnerConfig
+from runner_svc.policy.engine_health import engine_health
+from runner_svc.policy.lifecycle import Phase
+from runner_svc.policy.memory_estimate import GIBIBYTE
+from runner_svc.policy.replacement import must_drain_first, replacement_words
 from runner_svc.runtimes.openai_http.backend import AttachedServer
 from runner_svc.runtimes.openai_http.runtime import OpenAiHttpModel
+from runner_svc.runtimes.openai_remote.list_price import list_price
 from runner_svc.session.report import RunnerReport
 from runner_svc.settings import RunnerSettings
 from weft.api.registry.v1 import model_pb2
 from weft.kernel.errors import FieldError
+from weft.kernel.health import HealthState
 from weft.kernel.request import Skill
 from weft_app.compose.home import WeftHome
 from weft_app.compose.runner import runner_config
@@ -205,3 +212,73 @@ def test_known_model_capabilities_are_reported(tmp_path: Path) -> None:
     assert list(said.skills) == [model_pb2.MODEL_SKILL_TEXT, model_pb2.MODEL_SKILL_TOOLS]
     seeing = _config(_supervised(model={"extra_arguments": ["--mmproj", "eyes.gguf"]}), tmp_path)
     assert Skill.IMAGE in seeing.models[0].abilities.skills
+
+
+@pytest.mark.parametrize(
+    ("phases", "reason"),
+    [
+        ({}, ""),
+        ({"a": Phase.READY}, ""),
+        ({"a": Phase.HIBERNATING}, ""),
+        ({"a": Phase.READY, "b": Phase.LOADING}, ""),
+        ({"a": Phase.LOADING}, "no_engine_ready"),
+        ({"a": Phase.CRASH_LOOP, "b": Phase.FAILED}, "no_engine_ready"),
+        ({"a": Phase.READY, "b": Phase.FAILED}, "engine_failed"),
+    ],
+)
+def test_runner_without_a_ready_or_hibernating_engine_is_degraded(phases: dict[str, Phase], reason: str) -> None:
+    seen = engine_health(phases)
+    assert seen.reason == reason
+    assert seen.state is (HealthState.DEGRADED if reason else HealthState.OK)
+
+
+def test_health_reason_lists_at_most_five_models() -> None:
+    phases = {f"m{number}": Phase.FAILED for number in range(8)}
+    assert engine_health(phases).message == "no engine runs: m0, m1, m2, m3, m4 and 3 more failed"
+
+
+def test_price_of_a_listed_model_is_found_by_the_url_of_its_provider() -> None:
+    price = list_price("https://api.openai.com/v1", "gpt-4o-mini")
+    assert price is not None
+    assert (price.prompt_dollars, price.completion_dollars) == (0.15, 0.6)
+    assert 0 < price.cached_prompt_dollars < price.prompt_dollars
+
+
+@pytest.mark.parametrize(
+    ("url", "model"), [("https://example.com/v1", "gpt-4o-mini"), ("https://api.openai.com/v1", "no-such-model")]
+)
+def test_unlisted_model_has_no_price(url: str, model: str) -> None:
+    assert list_price(url, model) is None
+
+
+def test_prices_are_not_imported_for_a_server_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "genai_prices", None)
+    assert list_price("http://127.0.0.1:8000/v1", "gpt-4o-mini") is None
+
+
+@pytest.mark.parametrize(
+    ("is_loaded", "needed", "free", "drains_first"),
+    [
+        (True, 5, 6, False),
+        (True, 5, 5, False),
+        (True, 5, 4, True),
+        (True, 5, 0, True),
+        (False, 5, 4, False),  # the old one sleeps: there is nothing to end first
+        (True, None, 4, False),
+        (True, 5, None, False),
+        (True, 0, 0, False),
+    ],
+)
+def test_old_instance_ends_first_if_both_do_not_fit(
+    is_loaded: bool, needed: int | None, free: int | None, drains_first: bool
+) -> None:
+    assert must_drain_first(is_loaded=is_loaded, needed_bytes=needed, free_bytes=free) is drains_first
+
+
+def test_replacement_order_is_reported_with_its_reason() -> None:
+    assert replacement_words("m", drains_first=False, needed_bytes=None, free_bytes=None) == (
+        "m is loaded beside the old one, which ends with its last request"
+    )
+    assert replacement_words("m", drains_first=True, needed_bytes=5 * GIBIBYTE, free_bytes=2 * GIBIBYTE) == (
+        "m is loaded once the old one has ended with its last request: it needs 5 GiB, and 2 GiB are free"
+    )

@@ -1,5 +1,7 @@
-"""Load stalls, slots, sleeping, reporting, logs."""
+"""Load stalls, slots, sleeping, reporting, logs and their limits."""
 
+import random
+import tracemalloc
 from contextlib import ExitStack
 
 import pytest
@@ -9,7 +11,7 @@ from runner_svc.instance.admission import RequestLimit, SlotTable
 from runner_svc.policy.backoff import MAX_PAUSE_SECONDS, retry_pause_seconds
 from runner_svc.policy.keep_alive import seconds_to_sleep
 from runner_svc.policy.progress import LoadSample, LoadStallDetector
-from runner_svc.supervise.logs import MAX_FOLLOWERS, LogRing
+from runner_svc.supervise.logs import MAX_FOLLOWERS, MAX_LINE_BYTES, MAX_RING_BYTES, MAX_RING_LINES, LogRing
 from runner_svc.supervise.process import describe_exit
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -132,3 +134,48 @@ def test_log_has_a_bounded_number_of_followers() -> None:
             pass
     with ring.follow(0):
         pass
+
+
+def test_flood_of_empty_lines_is_bounded_too() -> None:
+    ring = LogRing()
+    for _ in range(10):
+        ring.feed(b"\n" * 10_000)
+    assert len(ring.last(100_000)) <= MAX_RING_LINES < 100_000
+    assert ring.total_bytes == 100_000
+
+
+@pytest.mark.parametrize("character", ["x", "ü", "\N{OWL}"])
+def test_limit_is_in_bytes_for_any_alphabet(character: str) -> None:
+    ring = LogRing(max_bytes=1000)
+    for _ in range(100):
+        ring.feed(f"{character * 20}\n".encode())
+    assert 900 < sum(len(line.encode()) + 1 for line in ring.last(1000)) <= 1000
+
+
+def test_unterminated_line_is_truncated_and_the_next_one_is_complete() -> None:
+    ring = LogRing()
+    for _ in range(100):
+        ring.feed(b"x" * 10_000)
+    assert ring.last(1) == []
+    ring.feed(b"\nnext\n")
+    assert ring.last(2) == ["x" * MAX_LINE_BYTES, "next"]
+
+
+def test_binary_noise_is_kept_as_text_within_the_bound() -> None:
+    noise = random.Random(1).randbytes(4 * MAX_RING_BYTES)
+    ring = LogRing()
+    tracemalloc.start()
+    for start in range(0, len(noise), 65536):
+        ring.feed(noise[start : start + 65536])
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert sum(len(line.encode()) for line in ring.last(1_000_000)) <= MAX_RING_BYTES
+    assert held < 8 * MAX_RING_BYTES
+
+
+def test_unterminated_last_line_of_a_stream_is_not_joined_to_the_next_start() -> None:
+    ring = LogRing()
+    ring.feed(b"out of mem")
+    assert [ring.end_line(), ring.end_line()] == [["out of mem"], []]
+    ring.feed(b"hello\n")
+    assert ring.last(3) == ["out of mem", "hello"]

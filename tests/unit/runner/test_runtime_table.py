@@ -1,14 +1,21 @@
-"""The table of runtimes: weft's own folders, and entry points of other packages."""
+"""The table of runtimes: weft's own folders, and entry points of other packages;
+no other module names a runtime, and a folder's engine is chosen from it."""
 
-from collections.abc import Iterator
+import ast
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from kit.failures import fails
 from kit.runtime_plugin import install, write_distribution
 
+from runner_svc.policy.engine_choice import EngineCandidate, WeightFormat, choose_engine, folder_format
 from runner_svc.runtimes import table
 from runner_svc.runtimes.runtime import Runtime
-from weft.kernel.errors import FieldError
+from runner_svc.runtimes.table import built_in_names
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.reasons import Reason
 from weft_app.config.loader import parse_section
 from weft_app.config.runners import ConfiguredRunner
 
@@ -108,3 +115,122 @@ def test_unknown_runtime_is_refused_with_the_choices() -> None:
     names = "comfyui, ctranslate2, diffusers, espeak_ng, exllamav3, faster_whisper, llama"
     with pytest.raises(FieldError, match=f"must be one of: {names}"):
         table.require_runtime("sglang")
+
+
+RUNTIMES = built_in_names()
+QUOTED_OR_IMPORTED = re.compile(rf"(?<=[\"'.])(?:{'|'.join(map(re.escape, RUNTIMES))})(?=[\"'. ])")
+"""Finds every runtime that a text names, and more. Parsing all modules takes seconds."""
+ROOT = Path(__file__).resolve().parents[3]
+PACKAGES = ("runner_svc", "weft", "weft_app", "weft_testing", "gateway", "router_svc", "registry_svc")
+ALLOWED = {
+    "runner_svc/runtimes/table.py": "the default runtime, and the one of `weft runner join --url`",
+    "runner_svc/runtimes/unmanaged_server.py": "`server` is the word of messages for a running server",
+    "weft_testing/fake_backend/vllm_routes.py": "`vllm` owns the models that its server lists",
+    "weft_app/compose/central.py": "models that operators declare are those of `openai_remote`",
+    "gateway/ollama/models.py": "`server` is the name of a field",
+    "runner_svc/added_models.py": "`server` is the name of a field",
+    "runner_svc/model_files/pipeline_folder.py": "`diffusers` is a library that the components of a folder name",
+    "registry_svc/operations/job.py": "`server` is the name of a field",
+    "runner_svc/discovery.py": "`vllm` and `server` are kinds of programs that run already",
+    "weft/kernel/model_source.py": "`server` is the suggested name of a server without one",
+    "weft/kernel/tracing.py": "`server` is a kind of span",
+    "weft_app/cli/operations.py": "`server` is the name of a field",
+    "weft_app/compose/discovered_here.py": "`server` is the name of a field",
+    "weft_app/compose/followed_servers.py": "`server` is the suggested name of a server without one",
+    "weft_app/cli/doctor.py": "`server` is a check of `weft doctor`",
+}
+"""Modules that may name a runtime, with the reason."""
+
+
+def _modules() -> Iterator[Path]:
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            where = path.relative_to(ROOT).as_posix()
+            if not where.startswith("weft/api/"):
+                yield path
+
+
+def _names_in(path: Path, own: str = "") -> set[str]:
+    """Returns the other runtimes that a module names, by a string or by an import from the folder."""
+    text = path.read_text(encoding="utf-8")
+    names = set(QUOTED_OR_IMPORTED.findall(text)) - {own}
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(text)) if names else ():
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.add(node.value)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.update(node.module.partition("runtimes.")[2].split("."))
+    return found & names
+
+
+def test_no_module_outside_its_folder_names_a_runtime() -> None:
+    named = {}
+    for path in _modules():
+        where = path.relative_to(ROOT).as_posix()
+        own = where.split("/")[2] if where.startswith("runner_svc/runtimes/") else ""
+        if where not in ALLOWED and (others := _names_in(path, own)):
+            named[where] = sorted(others)
+    assert named == {}
+
+
+@pytest.mark.parametrize("where", ALLOWED)
+def test_exceptions_are_still_needed(where: str) -> None:
+    assert _names_in(ROOT / where)
+
+
+def _engine(name: str, weights: WeightFormat, remedy: str = "") -> EngineCandidate:
+    return EngineCandidate(name=name, formats=frozenset({weights}), remedy=remedy)
+
+
+@pytest.mark.parametrize(
+    ("names", "configuration", "weights"),
+    [
+        (["config.json", "model.safetensors"], {}, WeightFormat.SAFETENSORS),
+        (["a.safetensors"], {"quantization_config": {"quant_method": "awq"}}, WeightFormat.SAFETENSORS),
+        (["a.safetensors"], {"quantization_config": {"quant_method": "exl3"}}, WeightFormat.EXL3),
+        (["model.bin", "config.json"], {}, WeightFormat.CTRANSLATE2),
+        (["model.bin", "config.json"], {"alignment_heads": [[1, 0]], "suppress_ids": []}, WeightFormat.WHISPER),
+        (["model_index.json", "whole.safetensors"], {}, WeightFormat.PIPELINE),
+        (["model.bin", "a.safetensors"], {"quantization_config": "odd"}, WeightFormat.SAFETENSORS),
+    ],
+)
+def test_weight_format_of_a_folder_is_detected(
+    names: list[str], configuration: Mapping[str, object], weights: WeightFormat
+) -> None:
+    assert folder_format(names, configuration) is weights
+
+
+def test_folder_without_weights_is_refused() -> None:
+    with fails(Reason.UNSUPPORTED_OPERATION, match="no supported weights"):
+        folder_format(["pytorch_model.bin", "config.json"], {})
+
+
+def test_runtime_of_the_runner_is_preferred_and_reported() -> None:
+    candidates = [_engine("a", WeightFormat.GGUF), _engine("own", WeightFormat.GGUF)]
+    choice = choose_engine(WeightFormat.GGUF, "own", candidates)
+    assert choice.name == "own"
+    assert "own runtime" in choice.reason
+
+
+def test_another_installed_engine_serves_formats_the_own_one_cannot_load() -> None:
+    candidates = [
+        _engine("own", WeightFormat.GGUF),
+        _engine("absent", WeightFormat.SAFETENSORS, "weft runtime install absent"),
+        _engine("there", WeightFormat.SAFETENSORS),
+    ]
+    assert choose_engine(WeightFormat.SAFETENSORS, "own", candidates).name == "there"
+
+
+def test_refusal_without_an_installed_engine_shows_the_install_command() -> None:
+    candidates = [
+        _engine("own", WeightFormat.GGUF),
+        _engine("x", WeightFormat.SAFETENSORS, "weft runtime install x"),
+        _engine("x_too", WeightFormat.SAFETENSORS, "weft runtime install x"),
+    ]
+    with fails(Reason.UNSUPPORTED_OPERATION, match=r"run: weft runtime install x$"):
+        choose_engine(WeightFormat.SAFETENSORS, "own", candidates)
+
+
+def test_format_that_no_runtime_loads_is_refused() -> None:
+    with pytest.raises(WeftError, match="no runtime of this release"):
+        choose_engine(WeightFormat.EXL3, "own", [_engine("own", WeightFormat.GGUF)])

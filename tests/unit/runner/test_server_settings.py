@@ -1,19 +1,27 @@
-"""The settings of server programs: placeholders, what must be set, and what contradicts another setting."""
+"""The settings of server programs: placeholders, what must be set, and what contradicts another setting;
+attached servers and timeouts."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kit.failures import fails
 from kit.presence import present
 
 from runner_svc.backend.port import LoadOrder
+from runner_svc.followed_servers import record_models, remembered_of, server_record
 from runner_svc.memory.estimate import DeclaredForecast
+from runner_svc.policy.followed_models import FollowedModel
 from runner_svc.policy.load_plan import LoadPlan
 from runner_svc.policy.memory_estimate import MEBIBYTE, EstimateSource
 from runner_svc.runtimes.placeholders import filled, placeholders_of
 from runner_svc.runtimes.server.backend import ServerBackend
 from runner_svc.runtimes.server.runtime import PLACEHOLDERS, check_template
+from runner_svc.settings import RunnerSettings
+from weft.api.runner.v1 import load_pb2
 from weft.kernel.errors import FieldError
+from weft.kernel.model_source import ServerSource
+from weft.kernel.principal import KEY_VARIABLES
 from weft.kernel.request import Operation
 from weft_app.compose.served_models import served_model
 from weft_app.config.loader import parse_section
@@ -154,3 +162,61 @@ def test_program_without_sleep_and_wake_routes_cannot_hibernate_in_process(prese
     field, message = _refusal(**(preset or ANY_PROGRAM), sleeps_in_place=True)
     assert field.endswith("sleeps_in_place")
     assert "needs a preset with routes to sleep and to wake, not " in message
+
+
+BOX = ServerSource(url="http://box:11434")
+
+
+def word(text: str) -> load_pb2.LoadOptions:
+    return load_pb2.LoadOptions(parameters={"api_key_env": load_pb2.LoadValue(word=text)})
+
+
+def test_record_has_the_variable_of_the_key_and_never_its_value() -> None:
+    options = word("BOX_KEY")
+    options.parameters["remote"].flag = False
+    record = server_record(BOX, "box", options)
+    assert (record.server.api_key_env, record.server.HasField("remote"), record.server.remote) == (
+        "BOX_KEY",
+        True,
+        False,
+    )
+
+
+@pytest.mark.parametrize("variable", [*sorted(KEY_VARIABLES), "NOT A NAME", "a" * 200, "9X"])
+def test_no_mesh_key_is_sent_to_a_server(variable: str) -> None:
+    with pytest.raises(FieldError):
+        server_record(BOX, "box", word(variable))
+
+
+def test_other_parameters_are_refused() -> None:
+    with fails(field="options.parameters.slots"):
+        server_record(BOX, "box", load_pb2.LoadOptions(parameters={"slots": load_pb2.LoadValue(integer=4)}))
+
+
+def test_server_models_are_remembered() -> None:
+    record = server_record(BOX, "box", load_pb2.LoadOptions())
+    models = (FollowedModel(name="smol", upstream="acme/smol"), FollowedModel(name="b", upstream="b"))
+    record_models(record, models)
+    record_models(record, models)
+    assert remembered_of(record) == models
+
+
+LIMITS = {
+    "connect_timeout_seconds": 1.0,
+    "headers_timeout_seconds": 2.0,
+    "first_token_timeout_seconds": 3.0,
+    "prefill_liveness_timeout_seconds": 4.0,
+    "idle_stream_timeout_seconds": 5.0,
+    "absolute_timeout_seconds": 6.0,
+}
+
+
+def _timed(**fields: Any) -> RunnerSettings:
+    model = {"name": "m", "path": "m.gguf"}
+    return parse_section(ConfiguredRunner, {"name": "r", "models": [model]} | fields)
+
+
+@pytest.mark.parametrize(("name", "seconds"), LIMITS.items())
+def test_every_section_limit_is_a_profile_limit(name: str, seconds: float) -> None:
+    profile = _timed(**LIMITS).timeouts
+    assert getattr(profile, name.replace("_timeout", "")) == seconds
