@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 
-from mesh_process import WEFT, user_environment
+from mesh_process import WEFT, user_environment, weft_output
 
 START_SECONDS = 30.0
 ALL_SERVICES = ("registry", "router", "runner", "gateway")
@@ -44,6 +44,10 @@ class Apart:
         line = process.stdout.readline()
         assert "serves at" in line, f"{service} did not start"
         return line.split()[-1]
+
+    async def weft(self, *words: str) -> str:
+        """What a command prints that succeeds."""
+        return await weft_output(*words, home=self.home)
 
     def pid(self, service: str) -> int:
         """The process id of a service that runs."""

@@ -147,6 +147,10 @@ class MeshProcess:
 
             await eventually(is_normal, LOG_SECONDS, f"the server of {runner} does not answer")
 
+    async def weft(self, *words: str, stdin: str | None = None) -> str:
+        """What a command prints that succeeds."""
+        return await weft_output(*words, home=self.home, stdin=stdin)
+
     def request_line(self, request_id: str) -> dict[str, Any]:
         """The one log line of a request that is over."""
         (line,) = [line for line in self.log_lines("request") if line["request_id"] == request_id]
@@ -267,6 +271,13 @@ async def run_weft(*arguments: str, home: Path, stdin: bytes | None = None, url:
             process.terminate()
             await process.wait()
     return process.returncode or 0, out.decode(), err.decode()
+
+
+async def weft_output(*words: str, home: Path, stdin: str | None = None) -> str:
+    """What a `weft` command prints that succeeds."""
+    code, out, error = await run_weft(*words, home=home, stdin=None if stdin is None else stdin.encode())
+    assert code == 0, out + error
+    return out
 
 
 async def eventually(condition: Callable[[], Any], seconds: float, otherwise: str) -> Any:

@@ -1,4 +1,4 @@
-"""A server that sleeps: the programs that wake it and put it to sleep, and what they did."""
+"""A server that sleeps: the program that wakes it, and how often it did."""
 
 import os
 import signal
@@ -20,13 +20,6 @@ while (folder / "held").exists():
 process = subprocess.Popen(sys.argv[2:], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
 (folder / "pid").write_text(str(process.pid))
 """
-_SLEEP = """\
-import os, pathlib, signal, sys
-folder = pathlib.Path(sys.argv[1])
-os.kill(int((folder / "pid").read_text()), signal.SIGKILL)
-with (folder / "sleeps").open("a") as log:
-    log.write("sleep\\n")
-"""
 
 
 class SleepyServer:
@@ -36,7 +29,6 @@ class SleepyServer:
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "wake.py").write_text(_WAKE)
-        (folder / "sleep.py").write_text(_SLEEP)
         self.port = free_port()
         self._command = fake_backend_command("--port", str(self.port), **switches)
 
@@ -46,19 +38,10 @@ class SleepyServer:
         return [sys.executable, str(self._folder / "wake.py"), str(self._folder), *self._command]
 
     @property
-    def sleep_argv(self) -> list[str]:
-        """The program that ends it."""
-        return [sys.executable, str(self._folder / "sleep.py"), str(self._folder)]
-
-    @property
     def wakes(self) -> int:
         """How often somebody tried to wake it."""
-        return self._count("wakes")
-
-    @property
-    def sleeps(self) -> int:
-        """How often it was put to sleep."""
-        return self._count("sleeps")
+        path = self._folder / "wakes"
+        return len(path.read_text().splitlines()) if path.exists() else 0
 
     def hold(self, *, held: bool) -> None:
         """Let every wake wait, or no more."""
@@ -82,7 +65,3 @@ class SleepyServer:
         """Kill it, if it runs."""
         with suppress(FileNotFoundError, ProcessLookupError):
             os.kill(int((self._folder / "pid").read_text()), signal.SIGKILL)
-
-    def _count(self, name: str) -> int:
-        path = self._folder / name
-        return len(path.read_text().splitlines()) if path.exists() else 0

@@ -7,7 +7,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from mesh_process import MeshProcess, fake_runner, run_weft, running_mesh, write_config
+from mesh_process import MeshProcess, fake_runner, running_mesh, write_config
 
 DECISION = {"question": "Which shard?", "options": ["a", "b"]}
 TURNS = [
@@ -62,8 +62,7 @@ async def ask(mesh: MeshProcess, agent: str, **fields: Any) -> str:
 
 @pytest.mark.parametrize("agent", ["published", "declared"])
 async def test_agent_runs_its_tool_and_requests_approval(mesh: MeshProcess, agent: str) -> None:
-    code, _, err = await run_weft("apply", "-f", "-", home=mesh.home, stdin=DECLARED.encode())
-    assert code == 0, err
+    await mesh.weft("apply", "-f", "-", stdin=DECLARED)
     whole = json.loads(await ask(mesh, agent, unheard_of=1))
     assert whole["signals"] == [{"name": "NEEDS_MANAGER_DECISION", "arguments": DECISION}]
     assert [warning["field"] for warning in whole["warnings"]] == ["unheard_of"]

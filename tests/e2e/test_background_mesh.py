@@ -5,7 +5,7 @@ from pathlib import Path
 
 import openai
 import pytest
-from mesh_process import POOL, MeshProcess, fake_runner, run_weft, running_mesh, write_config
+from mesh_process import POOL, MeshProcess, fake_runner, running_mesh, write_config
 from openai import AsyncOpenAI
 from openai.types.responses import Response
 
@@ -41,8 +41,7 @@ async def test_background_response_without_a_runner_completes_and_continues_afte
     without = str(write_config(tmp_path, fake_runner("b", pool="other")))
     with running_mesh(home, "--config", without) as mesh:
         # Names that nothing has are refused; these are declared, and no runner serves them yet.
-        code, _, error = await run_weft("apply", "-f", "-", home=mesh.home, stdin=DECLARED.encode())
-        assert code == 0, error
+        await mesh.weft("apply", "-f", "-", stdin=DECLARED)
         async with client_of(mesh) as client:
             made = await client.responses.create(model=POOL, input="My favorite color is teal.", background=True)
             with pytest.raises(openai.BadRequestError):

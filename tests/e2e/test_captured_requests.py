@@ -28,11 +28,6 @@ async def test_captured_stream_and_task_are_read_as_sent_and_nothing_else_has_th
     config = write_config(tmp_path, fake_runner("a"), log={"level": "debug"})
     with running_apart(tmp_path, config) as mesh:
 
-        async def weft(*arguments: str) -> str:
-            code, out, error = await run_weft(*arguments, home=mesh.home)
-            assert code == 0, error
-            return out
-
         async def content(request_id: str) -> dict[str, Any]:
             """What was captured of a request, once the registry has it."""
 
@@ -43,7 +38,7 @@ async def test_captured_stream_and_task_are_read_as_sent_and_nothing_else_has_th
             return dict(json.loads(await eventually(found, SECONDS, f"{request_id} is not captured")))
 
         (tmp_path / "tenant.yaml").write_text("kind: tenant\nname: acme\ncapture: true\n")
-        await weft("apply", "--file", str(tmp_path / "tenant.yaml"))
+        await mesh.weft("apply", "--file", str(tmp_path / "tenant.yaml"))
         async with aiohttp.ClientSession(mesh.url, headers=TENANT) as http:
 
             async def sent(prompt: str, **headers: str) -> str | None:
@@ -67,11 +62,11 @@ async def test_captured_stream_and_task_are_read_as_sent_and_nothing_else_has_th
         assert text
         assert b"acme req-kept" in on_disk, "a negative control: what is not encrypted is found"
         assert PROMPT.encode() not in on_disk
-        assert "Captured" in await weft("explain", "req-kept")
-        assert "no" in (await weft("explain", "req-marked")).split("Captured")[1].splitlines()[0]
+        assert "Captured" in await mesh.weft("explain", "req-kept")
+        assert "no" in (await mesh.weft("explain", "req-marked")).split("Captured")[1].splitlines()[0]
         code, _, error = await run_weft("explain", "req-marked", "--content", home=mesh.home)
         assert (code, "not stored" in error) == (3, True), error
-        audited = await weft("mesh", "audit", "list")
+        audited = await mesh.weft("mesh", "audit", "list")
     assert audited.count("capture.read") >= 2
     assert "capture.switch_requested" in audited
     assert PROMPT not in audited

@@ -29,19 +29,13 @@ def mesh(common_mesh: MeshProcess) -> MeshProcess:
 async def provider(mesh: MeshProcess) -> AsyncIterator[CountingProvider]:
     """The provider of MODEL, which is declared with a secret, and deleted with it afterwards."""
     async with counting_provider(port=PORT) as provider:
-        await _weft(mesh, "keys", "secret", "create", SECRET, "-", stdin=FIRST)
-        await _weft(mesh, "models", "create", MODEL, "--url", URL, "--api-key-ref", f"secret/{SECRET}", "--embeddings")
+        await mesh.weft("keys", "secret", "create", SECRET, "-", stdin=FIRST)
+        await mesh.weft("models", "create", MODEL, "--url", URL, "--api-key-ref", f"secret/{SECRET}", "--embeddings")
         await eventually(lambda: _is_served(mesh), SECONDS, "the model was not served")
         yield provider
-        await _weft(mesh, "delete", "agent", "clerk", "--ignore-not-found")
-        await _weft(mesh, "delete", "model", MODEL, "--ignore-not-found")
-        await _weft(mesh, "delete", "secret", SECRET, "--ignore-not-found")
-
-
-async def _weft(mesh: MeshProcess, *arguments: str, stdin: str | None = None) -> str:
-    code, out, error = await run_weft(*arguments, home=mesh.home, stdin=None if stdin is None else stdin.encode())
-    assert code == 0, error
-    return out
+        await mesh.weft("delete", "agent", "clerk", "--ignore-not-found")
+        await mesh.weft("delete", "model", MODEL, "--ignore-not-found")
+        await mesh.weft("delete", "secret", SECRET, "--ignore-not-found")
 
 
 async def _refused(mesh: MeshProcess, *arguments: str) -> tuple[int, str]:
@@ -71,7 +65,7 @@ async def test_model_is_served_without_a_config_section_and_requests_carry_the_s
     async with aiohttp.ClientSession() as http, http.get(f"{mesh.url}/v1/models") as response:
         listed = {model["id"]: model["meta"]["remote"] for model in (await response.json())["data"]}
     assert listed[MODEL] is True
-    (secret,) = json.loads(await _weft(mesh, "get", "secrets", "-o", "json"))["items"]
+    (secret,) = json.loads(await mesh.weft("get", "secrets", "-o", "json"))["items"]
     assert (secret["name"], secret["usedBy"]) == (SECRET, [MODEL])
 
 
@@ -82,21 +76,21 @@ async def test_declared_price_is_in_quotes_receipts_and_usage(mesh: MeshProcess,
         "provider": {"url": URL, "apiKeyRef": f"secret/{SECRET}"},
         "price": {"promptDollars": 2.0, "completionDollars": 10.0},
     }
-    await _weft(mesh, "apply", "-f", "-", stdin=json.dumps(document))
+    await mesh.weft("apply", "-f", "-", stdin=json.dumps(document))
 
     async def quoted() -> bool:
-        found = json.loads(await _weft(mesh, "models", "quote", MODEL, "Count.", "--allow-remote", "-o", "json"))
+        found = json.loads(await mesh.weft("models", "quote", MODEL, "Count.", "--allow-remote", "-o", "json"))
         return "priceNanodollars" in found["items"][0]
 
     await eventually(quoted, SECONDS, "no price is quoted")
     status, body, _ = await _chat(mesh)
     assert (status, provider.bodies[-1]["model"]) == (200, MODEL)
     price = 2_000 * body["usage"]["prompt_tokens"] + 10_000 * body["usage"]["completion_tokens"]
-    record = json.loads(await _weft(mesh, "explain", "-o", "json"))
+    record = json.loads(await mesh.weft("explain", "-o", "json"))
     assert record["receipt"]["priceNanodollars"] == price
-    used = json.loads(await _weft(mesh, "mesh", "usage", "--by", "model", "--model", MODEL, "-o", "json"))
+    used = json.loads(await mesh.weft("mesh", "usage", "--by", "model", "--model", MODEL, "-o", "json"))
     assert (used["total"]["priced"], used["total"]["priceNanodollars"], used["comparedWith"]) == (1, price, MODEL)
-    assert "COST" in await _weft(mesh, "mesh", "usage", "--by", "model", "--model", MODEL)
+    assert "COST" in await mesh.weft("mesh", "usage", "--by", "model", "--model", MODEL)
 
 
 async def _under_load(mesh: MeshProcess, change: Callable[[], Awaitable[object]]) -> list[int]:
@@ -122,7 +116,7 @@ async def test_rotating_a_secret_under_load_fails_no_request_and_restarts_nothin
     mesh: MeshProcess, provider: CountingProvider
 ) -> None:
     before = {process.pid for process in mesh.family()}
-    statuses = await _under_load(mesh, lambda: _weft(mesh, "keys", "secret", "rotate", SECRET, "-", stdin=SECOND))
+    statuses = await _under_load(mesh, lambda: mesh.weft("keys", "secret", "rotate", SECRET, "-", stdin=SECOND))
     assert set(statuses) == {200}
     sent = [request.headers["authorization"].removeprefix("Bearer ") for request in provider.requests]
     assert set(sent) == {FIRST, SECOND}
@@ -142,7 +136,7 @@ async def test_rejected_keys_and_missing_secrets_are_operator_errors(
     assert FIRST not in str(body)
     code, error = await _refused(mesh, "delete", "secret", SECRET)
     assert (code, f"in use by models: {MODEL}" in error) == (4, True)
-    await _weft(mesh, "delete", "secret", SECRET, "--force")
+    await mesh.weft("delete", "secret", SECRET, "--force")
     sent = provider.byte_count
     status, body, _ = await eventually(lambda: _failed(mesh), SECONDS, "the model still had its key")
     assert (status, f"secret/{SECRET}" in str(body)) == (502, True)

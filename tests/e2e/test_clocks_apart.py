@@ -2,11 +2,10 @@
 
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
-import aiohttp
 import pytest
 from apart_mesh import Apart, running_apart
+from chats import chat
 from kit.warm_python import warm
 from mesh_process import eventually, fake_runner, run_weft, write_config
 
@@ -22,15 +21,9 @@ def _mesh(folder: Path, **off: str) -> AbstractContextManager[Apart]:
     return running_apart(folder, config, within=within)
 
 
-async def _chat(mesh: Apart) -> tuple[int, dict[str, Any]]:
-    body = {"model": "m-a", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
-    async with aiohttp.ClientSession() as http, http.post(f"{mesh.url}/v1/chat/completions", json=body) as answer:
-        return answer.status, await answer.json()
-
-
 async def _served(mesh: Apart) -> None:
     async def answers() -> bool:
-        status, answer = await _chat(mesh)
+        status, answer = await chat(mesh.url, max_tokens=2)
         assert status == 200 or answer["error"]["code"] not in ("ticket_expired", "ticket_invalid"), answer
         return status == 200
 
@@ -41,7 +34,7 @@ async def _refused(mesh: Apart) -> str:
     """What callers are told, once it is that a clock is off."""
 
     async def says() -> str | None:
-        status, answer = await _chat(mesh)
+        status, answer = await chat(mesh.url, max_tokens=2)
         if status == 200 or answer["error"]["code"] != "clock_off":
             return None
         assert status == 503
@@ -92,7 +85,7 @@ async def test_runner_clock_changes_are_tolerated_or_reported(tmp_path: Path) ->
     with _mesh(tmp_path, runner=f"@{seconds}") as mesh:
         await _served(mesh)
         seconds.write_text("-60")
-        assert (await _chat(mesh))[0] == 200
+        assert (await chat(mesh.url, max_tokens=2))[0] == 200
         seconds.write_text("600")
         assert "its clock is 600 s ahead of the mesh's" in await _refused(mesh)
         seconds.write_text("0")

@@ -7,10 +7,9 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-import aiohttp
 import pytest
+from chats import chat
 from mesh_process import WEFT, MeshProcess, eventually, fake_runner, running_mesh, user_environment, write_config
 
 DYING_TASK = str(Path(__file__).with_name("dying_task.py"))
@@ -23,12 +22,6 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
     folder = tmp_path_factory.mktemp("damaged")
     with running_mesh(folder / "home", "--config", str(write_config(folder, fake_runner("a")))) as mesh:
         yield mesh
-
-
-async def _ask(mesh: MeshProcess) -> tuple[int, dict[str, Any]]:
-    body = {"model": "m-a", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
-    async with aiohttp.ClientSession() as http, http.post(f"{mesh.url}/v1/chat/completions", json=body) as response:
-        return response.status, await response.json()
 
 
 def _garbage(path: Path) -> None:
@@ -64,7 +57,7 @@ async def test_runner_killed_with_a_damaged_session_file_recovers_and_callers_ge
 ) -> None:
     """It lived on unregistered for 90 s and more, and callers were told that they were not authenticated."""
     state = mesh.home / "state" / "runners"
-    assert (await _ask(mesh))[0] == 200
+    assert (await chat(mesh.url, max_tokens=2))[0] == 200
     damage(state / "a.session")
     (runner,) = await mesh.runners()
     process = next(each for each in mesh.family() if "serve" in each.cmdline())
@@ -72,7 +65,7 @@ async def test_runner_killed_with_a_damaged_session_file_recovers_and_callers_ge
     heard: set[tuple[int, str]] = set()
 
     async def answers() -> bool:
-        status, answer = await _ask(mesh)
+        status, answer = await chat(mesh.url, max_tokens=2)
         if status != 200:
             heard.add((status, answer["error"]["code"]))
         (now,) = await mesh.runners()

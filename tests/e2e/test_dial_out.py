@@ -4,12 +4,14 @@ import asyncio
 import json
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import aiohttp
 import pytest
 import yaml
+from chats import answers
 from join_process import (
     BACKEND_KEY,
     JoinProcess,
@@ -52,14 +54,8 @@ class Reachable(Protocol):
     url: str
 
 
-async def _ready(mesh: Reachable | MeshProcess) -> None:
-    async with aiohttp.ClientSession() as http:
-
-        async def listed() -> bool:
-            async with http.post(f"{mesh.url}/v1/chat/completions", json={**_body("llama"), "max_tokens": 1}) as answer:
-                return answer.status == 200
-
-        await eventually(listed, 15.0, "llama does not answer")
+async def _ready(url: str) -> None:
+    await eventually(partial(answers, url, "llama"), 15.0, "llama does not answer")
 
 
 def _body(model: str = "llama", **changes: Any) -> dict[str, Any]:
@@ -111,7 +107,7 @@ async def test_laptop_serves_through_its_link_transparently(plain_mesh: MeshProc
     ):
         with running_join(tmp_path / "laptop", proxy.address, token, *laptop_server(backend.base_url)) as laptop:
             await laptop.until("joined as laptop: llama")
-            await _ready(plain_mesh)
+            await _ready(plain_mesh.url)
             assert _text(await _events(plain_mesh)) == "tok0 tok1 tok2 tok3 tok4"
             await plain_mesh.describe("laptop", log_lines=100)
             await backend.set_behaviour(status=500)
@@ -193,12 +189,12 @@ async def test_laptop_reconnects_after_the_mesh_was_killed(tmp_path: Path) -> No
             token, url = (await make_token(home))["token"], relay_facts(home)["url"]
             with running_join(tmp_path / "laptop", url, token, *laptop_server(backend.base_url)) as laptop:
                 await laptop.until("joined as laptop")
-                await _ready(mesh)
+                await _ready(mesh.url)
                 (before,) = await mesh.runners()
                 mesh.stop(signal.SIGKILL)
                 await laptop.until("no link")
                 with running_mesh(home, "--config", str(config)) as again:
-                    await _ready(again)
+                    await _ready(again.url)
                     (after,) = await again.runners()
                     assert (after.name, after.incarnation) == (before.name, before.incarnation)
                     assert after.status == runner_pb2.Runner.STATUS_ACTIVE
@@ -241,7 +237,7 @@ async def test_link_supports_every_runner_operation(plain_mesh: MeshProcess, tmp
     arguments = ("--config", str(config), "--publish", "llama")
     with running_join(tmp_path / "laptop", relay_facts(plain_mesh.home)["url"], token, *arguments) as laptop:
         await laptop.until("joined as laptop")
-        await _ready(plain_mesh)
+        await _ready(plain_mesh.url)
         assert (await plain_mesh.describe("laptop")).process_id > 0
         async with open_channel(plain_mesh.grpc) as channel:
             control: Any = runner_service_pb2_grpc.RunnerServiceStub(channel)
@@ -282,7 +278,7 @@ async def test_runner_joins_with_a_pinned_certificate(tmp_path: Path) -> None:
             server = laptop_server(backend.base_url)
             with running_join(tmp_path / "laptop", url, made["token"], *pin, *server) as laptop:
                 await laptop.until("joined as laptop")
-                await _ready(mesh)
+                await _ready(mesh.url)
                 assert _text(await _events(mesh)) == "tok0 tok1 tok2"
             other = ("--fingerprint", "sha256:" + "0" * 64)
             with running_join(tmp_path / "other", url, made["token"], *other, *server) as laptop:
@@ -310,7 +306,7 @@ async def test_runner_joins_through_an_http2_proxy(plain_mesh: MeshProcess, tmp_
             ) as laptop,
         ):
             await laptop.until("joined as laptop")
-            await _ready(plain_mesh)
+            await _ready(plain_mesh.url)
 
             async def leave(count: int) -> None:
                 if count == 10:
@@ -336,7 +332,7 @@ class _joined:  # noqa: N801 - reads as a statement
         self._stack = running_join(self._folder / "laptop", url, token, *laptop_server(self._backend.base_url))
         laptop: JoinProcess = self._stack.__enter__()
         await laptop.until("joined as laptop")
-        await _ready(self._mesh)
+        await _ready(self._mesh.url)
         return laptop
 
     async def __aexit__(self, *error: object) -> None:

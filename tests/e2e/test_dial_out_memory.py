@@ -9,8 +9,9 @@ from typing import Any
 import aiohttp
 import grpc
 import pytest
+from chats import answers
 from join_process import make_token, relay_facts, running_join
-from mesh_process import MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
+from mesh_process import MeshProcess, eventually, fake_runner, running_mesh, write_config
 
 from weft.api.runner.v1 import permit_pb2, runner_service_pb2_grpc
 from weft.api.runner.v1 import runner_service_pb2 as pb
@@ -51,13 +52,6 @@ async def mesh(tmp_path: Path) -> AsyncIterator[MeshProcess]:
         yield mesh
 
 
-async def _answers(mesh: MeshProcess, model: str) -> bool:
-    body = {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
-    async with aiohttp.ClientSession() as http, http.post(f"{mesh.url}/v1/chat/completions", json=body) as response:
-        await response.read()
-        return response.status == 200
-
-
 async def _leases(mesh: MeshProcess) -> list[dict[str, Any]]:
     async with aiohttp.ClientSession() as http, http.get(f"{mesh.url}/v1/admin/gpu-memory") as response:
         return [lease for host in (await response.json())["hosts"] for lease in host["leases"]]
@@ -65,8 +59,7 @@ async def _leases(mesh: MeshProcess) -> list[dict[str, Any]]:
 
 async def test_registry_loads_and_unloads_a_model_on_a_joined_laptop(mesh: MeshProcess) -> None:
     for command, left in ((("load", "first"), ["first"]), (("unload", "first"), [])):
-        code, out, error = await run_weft(*command, "--watch", home=mesh.home)
-        assert code == 0, out + error
+        await mesh.weft(*command, "--watch")
 
         async def is_so(left: list[str] = left) -> bool:
             return [lease["purpose"] for lease in await _leases(mesh)] == left
@@ -75,7 +68,7 @@ async def test_registry_loads_and_unloads_a_model_on_a_joined_laptop(mesh: MeshP
 
 
 async def test_relay_operations_require_a_registry_permit(mesh: MeshProcess) -> None:
-    await eventually(partial(_answers, mesh, "first"), SECONDS, "first does not answer")
+    await eventually(partial(answers, mesh.url, "first"), SECONDS, "first does not answer")
     (runner,) = await mesh.runners()
     forged = permit_pb2.OperationPermit(claims=b"x", mac=b"y" * 32)
     metadata = metadata_of(runner.address)

@@ -143,12 +143,11 @@ async def test_client_disconnect_stops_the_engine(mesh: MeshProcess, http: aioht
 
 
 async def test_mesh_health_and_doctor_include_the_edge(mesh: MeshProcess, tmp_path: Path) -> None:
-    code, out, err = await run_weft("status", "-o", "json", home=mesh.home)
-    assert code == 0, err
+    out = await mesh.weft("status", "-o", "json")
     (component,) = [each for each in _components(json.loads(out)) if each["name"] == "edge"]
     assert component["state"] == "ok"
     config = write_config(tmp_path, fake_runner("a"), edge={"proxy": "envoy"})
-    code, out, _ = await run_weft("doctor", "--config", str(config), "-o", "json", home=tmp_path / "home")
+    _, out, _ = await run_weft("doctor", "--config", str(config), "-o", "json", home=tmp_path / "home")
     (finding,) = [each for each in json.loads(out)["items"] if each["check"] == "edge"]
     assert finding["verdict"] == "ok"
 

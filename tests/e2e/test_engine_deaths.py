@@ -5,10 +5,9 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import aiohttp
 import pytest
+from chats import chat
 from mesh_process import MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
 
 from weft.api.registry.v1 import runner_pb2
@@ -29,15 +28,8 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
 
 
 async def _events(mesh: MeshProcess, model: str) -> list[tuple[str, str]]:
-    code, out, error = await run_weft("events", "model", model, "-o", "json", home=mesh.home)
-    assert code == 0, error
+    out = await mesh.weft("events", "model", model, "-o", "json")
     return [(event["reason"], event["message"]) for event in json.loads(out)["items"]]
-
-
-async def _ask(mesh: MeshProcess, model: str) -> tuple[int, str]:
-    body: dict[str, Any] = {"model": model, "messages": [{"role": "user", "content": "hi"}]}
-    async with aiohttp.ClientSession() as http, http.post(f"{mesh.url}/v1/chat/completions", json=body) as response:
-        return response.status, await response.text()
 
 
 async def _is_ready(mesh: MeshProcess, runner: str, fault_count: int) -> bool:
@@ -64,8 +56,8 @@ async def test_engine_death_emits_an_event_before_the_next_ready(mesh: MeshProce
 
 async def test_out_of_memory_death_is_reported_in_its_event(mesh: MeshProcess) -> None:
     await eventually(lambda: _is_ready(mesh, "starved", DEATHS_BEFORE), 20.0, "not ready")
-    status, answer = await _ask(mesh, "m-starved")
-    assert (status, "out_of_memory" in answer) == (503, True)
+    status, answer = await chat(mesh.url, "m-starved")
+    assert (status, "out_of_memory" in str(answer)) == (503, True)
     died = [message for reason, message in await _events(mesh, "m-starved") if reason == "died"]
     assert died
     assert all("signal SIGABRT" in message and "it ran out of memory (CUDA error" in message for message in died)
@@ -73,9 +65,9 @@ async def test_out_of_memory_death_is_reported_in_its_event(mesh: MeshProcess) -
 
 async def test_engine_built_for_another_cpu_is_reported_on_every_surface(mesh: MeshProcess) -> None:
     await eventually(lambda: _is_ready(mesh, "foreign", DEATHS_BEFORE), 20.0, "not ready")
-    _, answer = await _ask(mesh, "m-foreign")
-    assert CAUSE in answer
-    assert "-DGGML_NATIVE=OFF" in answer
+    _, answer = await chat(mesh.url, "m-foreign")
+    assert CAUSE in answer["error"]["message"]
+    assert "-DGGML_NATIVE=OFF" in answer["error"]["message"]
     died = [message for reason, message in await _events(mesh, "m-foreign") if reason == "died"]
     assert died
     assert all(message.startswith(f"signal SIGSEGV {CAUSE}") for message in died)

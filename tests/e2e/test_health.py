@@ -10,10 +10,11 @@ from typing import Any, cast
 import aiohttp
 import pytest
 from apart_mesh import ALL_SERVICES, Apart, running_apart
+from chats import answers
 from grpc.aio import AioRpcError
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from kit.quick_weft import within
-from mesh_process import POOL, eventually, fake_runner, write_config
+from mesh_process import eventually, fake_runner, write_config
 
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
 from weft.kernel.address import metadata_of
@@ -55,10 +56,7 @@ class Watched:
 
     async def answers(self) -> None:
         """Asserts that a chat is answered."""
-        body = {"model": POOL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
-        url = f"{self.mesh.url}/v1/chat/completions"
-        async with aiohttp.ClientSession() as http, http.post(url, json=body) as response:
-            assert response.status == 200, await response.text()
+        assert await answers(self.mesh.url)
 
     async def component(self, service: str, name: str) -> tuple[str, str]:
         """State and reason of a component of a service with HTTP."""

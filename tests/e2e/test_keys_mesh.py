@@ -5,14 +5,12 @@ import subprocess
 from collections.abc import Iterator
 from typing import Any
 
-import aiohttp
 import pytest
+from chats import chat
 from mesh_process import WEFT, MeshProcess, fake_runner, running_mesh, user_environment, write_config
 
 from weft.client import WeftError, connect
 from weft.kernel.reasons import Reason
-
-CHAT = {"model": "m-box", "messages": [{"role": "user", "content": "hi"}]}
 
 
 @pytest.fixture(scope="module")
@@ -36,19 +34,12 @@ def new_key(mesh: MeshProcess, *arguments: str) -> str:
     return weft(mesh, "keys", "create", "-o", "name", *arguments)
 
 
-async def ask(mesh: MeshProcess, key: str | None) -> tuple[int, Any]:
-    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    url = f"{mesh.url}/v1/chat/completions"
-    async with aiohttp.ClientSession() as http, http.post(url, json=CHAT, headers=headers) as answer:
-        return answer.status, await answer.json()
-
-
 async def test_key_works_from_creation_until_revocation(mesh: MeshProcess) -> None:
-    assert (await ask(mesh, None))[0] == 401
+    assert (await chat(mesh.url))[0] == 401
     key = new_key(mesh, "--tenant", "ann")
-    assert (await ask(mesh, key))[0] == 200
+    assert (await chat(mesh.url, headers={"Authorization": f"Bearer {key}"}))[0] == 200
     weft(mesh, "keys", "revoke", key.split("_")[1])
-    assert (await ask(mesh, key))[0] == 401
+    assert (await chat(mesh.url, headers={"Authorization": f"Bearer {key}"}))[0] == 401
 
 
 async def test_grpc_port_requires_keys_and_the_users_socket_does_not(mesh: MeshProcess) -> None:

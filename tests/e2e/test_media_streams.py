@@ -71,24 +71,19 @@ async def test_detached_request_is_a_task_with_a_fetchable_result(mesh: MeshProc
     recording, picture, sound = tmp_path / "talk.wav", tmp_path / "cat.png", tmp_path / "hello.wav"
     recording.write_bytes(b"0123456789")
 
-    async def weft(*arguments: str) -> str:
-        code, out, error = await run_weft(*arguments, home=mesh.home)
-        assert code == 0, error
-        return out.strip()
-
-    image = await weft("media", "image", "a cat", "--model", "painter", "-n", "2", "--detach")
-    words = await weft("media", "transcribe", str(recording), "--detach")
-    speech = await weft("media", "speak", "one two", "--voice", "amy", "--detach")
-    assert (await weft("media", "image", "--fetch", image, "-o", str(picture))).splitlines() == [
+    image = (await mesh.weft("media", "image", "a cat", "--model", "painter", "-n", "2", "--detach")).strip()
+    words = (await mesh.weft("media", "transcribe", str(recording), "--detach")).strip()
+    speech = (await mesh.weft("media", "speak", "one two", "--voice", "amy", "--detach")).strip()
+    assert (await mesh.weft("media", "image", "--fetch", image, "-o", str(picture))).splitlines() == [
         str(tmp_path / "cat-1.png"),
         str(tmp_path / "cat-2.png"),
     ]
     assert (tmp_path / "cat-2.png").read_bytes() == PNG
-    assert await weft("media", "transcribe", "--fetch", words) == "10 bytes of sound"
-    assert (await weft("media", "transcribe", "--fetch", words, "--srt")).startswith(
+    assert (await mesh.weft("media", "transcribe", "--fetch", words)).strip() == "10 bytes of sound"
+    assert (await mesh.weft("media", "transcribe", "--fetch", words, "--srt")).startswith(
         "1\n00:00:00,000 --> 00:00:01,000\n10\n"
     )
-    await weft("media", "speak", "--fetch", speech, "-o", str(sound))
+    await mesh.weft("media", "speak", "--fetch", speech, "-o", str(sound))
     assert sound.read_bytes().startswith(WAVE_HEAD)
     code, _, error = await run_weft("media", "image", "--fetch", words, home=mesh.home)
     assert (code, f"task {words} is for transcription, not image" in error) == (2, True), error

@@ -9,6 +9,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from chats import chat
 from mesh_process import MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
 
 MODEL_MB = 2000
@@ -26,16 +27,9 @@ def two_models(tmp_path: Path, **model: Any) -> Path:
     return write_config(tmp_path, runner, accelerators=BUDGET)
 
 
-async def ask(mesh: MeshProcess, model: str, **fields: Any) -> tuple[int, dict[str, Any]]:
-    body = {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, **fields}
-    async with aiohttp.ClientSession() as http, http.post(f"{mesh.url}/v1/chat/completions", json=body) as response:
-        return response.status, await response.json()
-
-
 async def processes(mesh: MeshProcess) -> dict[str, dict[str, Any]]:
     """What `weft ps` shows, by model."""
-    code, out, error = await run_weft("ps", "-o", "json", home=mesh.home)
-    assert code == 0, error
+    out = await mesh.weft("ps", "-o", "json")
     return {row["model"]: row for row in json.loads(out)["items"]}
 
 
@@ -61,20 +55,8 @@ async def mesh(shared_mesh: MeshProcess) -> MeshProcess:
     """The first model is loaded, and not pinned."""
     for model in ("first", "second"):
         assert (await run_weft("unload", model, home=shared_mesh.home))[0] == 0
-    assert (await ask(shared_mesh, "first"))[0] == 200
+    assert (await chat(shared_mesh.url, "first"))[0] == 200
     return shared_mesh
-
-
-async def test_request_evicts_the_idle_model_if_memory_is_full(mesh: MeshProcess) -> None:
-    assert [lease["purpose"] for lease in await leases(mesh)] == ["first"]
-    assert (await processes(mesh))["first"]["memoryBytes"] == MODEL_MB * MIB
-    for model, other in (("second", "first"), ("first", "second")):
-        status, answer = await ask(mesh, model)
-        assert status == 200, answer
-        (lease,) = await leases(mesh)
-        assert (lease["purpose"], lease["state"]) == (model, "held")
-        states = {name: row["state"] for name, row in (await processes(mesh)).items()}
-        assert states == {model: "ready", other: "hibernating"}
 
 
 async def test_model_loads_once_with_overridden_settings(mesh: MeshProcess) -> None:
@@ -88,7 +70,7 @@ async def test_model_loads_once_with_overridden_settings(mesh: MeshProcess) -> N
     assert code == 2
     assert "temperature" in error
     assert (await run_weft("unload", "first", home=mesh.home))[0] == 0
-    assert (await ask(mesh, "first"))[0] == 200
+    assert (await chat(mesh.url, "first"))[0] == 200
     assert (await processes(mesh))["first"]["contextTokens"] == 2048
 
 
@@ -117,4 +99,4 @@ async def test_killed_runner_frees_its_memory_and_reloads_its_model(mesh: MeshPr
         return [lease["purpose"] for lease in found] == ["first"] and found[0]["leaseId"] != before["leaseId"]
 
     await eventually(has_a_new_lease, 20.0, "the memory does not come back")
-    assert (await ask(mesh, "second"))[0] == 200
+    assert (await chat(mesh.url, "second"))[0] == 200

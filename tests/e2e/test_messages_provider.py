@@ -1,11 +1,12 @@
 """A central model of a provider with Anthropic's API, through Anthropic's SDK and OpenAI's API."""
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
-import aiohttp
 import anthropic
 import pytest
+from chats import answers
 from kit.messages_provider import (
     MessagesProvider,
     MessagesReply,
@@ -32,25 +33,17 @@ TOOL: Any = {
 async def mesh(common_mesh: MeshProcess) -> AsyncIterator[MeshProcess]:
     yield common_mesh
     for declared in (f"model/{MODEL}", f"secret/{SECRET}"):
-        code, _, error = await run_weft("delete", declared, home=common_mesh.home)
-        assert code == 0, error
+        await common_mesh.weft("delete", declared)
 
 
 @pytest.fixture
 async def provider(mesh: MeshProcess) -> AsyncIterator[MessagesProvider]:
-    body = {"model": MODEL, "messages": [{"role": "user", "content": "Count."}], **PERMIT}
-
-    async def is_served() -> bool:
-        async with aiohttp.ClientSession() as http, http.post(f"{mesh.url}/v1/chat/completions", json=body) as response:
-            return response.status == 200
-
     async with messages_provider() as provider:
         provider.keys.add(KEY)
         await run_weft("keys", "secret", "create", SECRET, "-", home=mesh.home, stdin=KEY.encode())
         options = ("--api", "anthropic", "--api-key-ref", f"secret/{SECRET}", "--upstream-model", "large-4")
-        code, _, error = await run_weft("models", "create", MODEL, "--url", provider.url, *options, home=mesh.home)
-        assert code == 0, error
-        await eventually(is_served, 30.0, "the model was not served")
+        await mesh.weft("models", "create", MODEL, "--url", provider.url, *options)
+        await eventually(partial(answers, mesh.url, MODEL, **PERMIT), 30.0, "the model was not served")
         provider.bodies.clear()
         yield provider
 

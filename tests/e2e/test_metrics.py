@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
 from apart_mesh import running_apart
+from chats import answers
 from mesh_process import eventually, fake_runner, running_mesh, write_config
 from prometheus_client.parser import text_string_to_metric_families
 from reference_pages.metrics import defined_metrics, metrics_of
@@ -32,15 +33,6 @@ async def _page(url: str) -> str:
         return await answer.text()
 
 
-async def _chat(url: str) -> int:
-    body: dict[str, Any] = {"model": "m-a", "messages": [{"role": "user", "content": "a secret"}]}
-    async with (
-        aiohttp.ClientSession() as http,
-        http.post(f"{url}/v1/chat/completions", json=body) as answer,
-    ):
-        return answer.status
-
-
 def _values(page: str, name: str) -> dict[str, float]:
     """Values of the samples of a name, by their labels."""
     return {
@@ -57,7 +49,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("metrics")
     config = write_config(folder, fake_runner("a", answer_tokens=5, tokens_per_second=500))
     with running_mesh(folder / "home", "--config", str(config)) as mesh:
-        assert asyncio.run(_chat(mesh.url)) == 200
+        assert asyncio.run(answers(mesh.url, "m-a"))
         yield asyncio.run(_page(f"{mesh.url}/metrics"))
 
 
@@ -101,11 +93,7 @@ def test_each_separate_service_serves_metrics_if_configured(tmp_path: Path) -> N
         for service in own:
             address = mesh.start(service, "--metrics", f"unix:{tmp_path / f'{service}.m'}")
         url = address
-
-        async def answers() -> bool:
-            return await _chat(url) == 200
-
-        asyncio.run(eventually(answers, 20.0, "no answer"))
+        asyncio.run(eventually(partial(answers, url, "m-a"), 20.0, "no answer"))
         pages = {service: asyncio.run(scrape(service)) for service in own}
     listed = documented()
     for service, names in own.items():

@@ -98,10 +98,8 @@ async def test_hub_model_loads_by_id_and_survives_kills_and_restarts(hub: ModelH
         assert hub.requests == []
         code, _, refused = await run_weft("models", "rm", SOURCE, "--config", config, home=mesh.home)
         assert (code != 0, f"served as {NAME}" in refused) == (True, True)
-        code, _, error = await run_weft("delete", "model", NAME, "--force", home=mesh.home)
-        assert code == 0, error
+        await mesh.weft("delete", "model", NAME, "--force")
         with pytest.raises(openai.NotFoundError):
             _chat(mesh)
         assert await _engines(mesh) == []
-        code, _, error = await run_weft("models", "rm", SOURCE, "--config", config, home=mesh.home)
-        assert code == 0, error
+        await mesh.weft("models", "rm", SOURCE, "--config", config)

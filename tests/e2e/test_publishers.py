@@ -156,8 +156,7 @@ async def test_publisher_chunks_are_delivered_one_by_one(edge: Edge, ann: Publis
 
 async def test_mesh_shows_a_publisher_as_a_runner_with_the_http_runtime(edge: Edge, ann: Publisher) -> None:
     assert ann.secret
-    code, out, err = await run_weft("get", "runners", "-o", "json", home=edge.mesh.home)
-    assert code == 0, err
+    out = await edge.mesh.weft("get", "runners", "-o", "json")
     (shown,) = [each for each in json.loads(out)["items"] if each["name"] == "ann"]
     seen = shown["status"]
     assert (seen["runtime"], seen["link"]) == ("http", "dial-out")
@@ -393,8 +392,7 @@ async def test_stopping_router_lets_a_publisher_answer_finish(tmp_path: Path) ->
         body = {"model": "bob-model", "messages": [{"role": "user", "content": "hi"}], "stream": True}
 
         async def is_draining() -> bool:
-            code, out, error = await run_weft("get", "runners", "-o", "json", home=mesh.home)
-            assert code == 0, error
+            out = await mesh.weft("get", "runners", "-o", "json")
             return [each["status"]["draining"] for each in json.loads(out)["items"]] == [True]
 
         async with aiohttp.ClientSession() as http:

@@ -1,7 +1,6 @@
 """A mesh of a router, a runner and a gateway over two registries, whose owner is killed, frozen or stopped."""
 
 import asyncio
-import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 import aiohttp
 import pytest
 from apart_mesh import Apart, running_apart
+from chats import DONE, streamed_chat
 from kit.resources import records
-from mesh_process import POOL, eventually, fake_runner, write_config
+from mesh_process import eventually, fake_runner, write_config
 from registry_pair import Member, Pair, running_pair, until
 
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2, operation_service_pb2_grpc
@@ -103,21 +103,6 @@ async def ready(http: aiohttp.ClientSession, mesh: Apart) -> None:
     await eventually(healthy, WAIT_SECONDS, "the gateway does not become healthy")
 
 
-async def chat(http: aiohttp.ClientSession, mesh: Apart, tokens: int, started: asyncio.Event) -> list[dict[str, Any]]:
-    """The chunks of a streamed answer, which has to come to its end."""
-    messages = [{"role": "user", "content": "hi"}]
-    body = {"model": POOL, "messages": messages, "max_tokens": tokens, "stream": True}
-    lines = list[str]()
-    async with http.post(f"{mesh.url}/v1/chat/completions", json=body) as response:
-        assert response.status == 200, await response.text()
-        async for line in response.content:
-            if line.startswith(b"data:"):
-                lines.append(line[5:].strip().decode())
-                started.set()
-    assert lines[-1] == "[DONE]"
-    return [json.loads(line) for line in lines[:-1]]
-
-
 def _lose(owner: Member, number: signal.Signals) -> None:
     """Kills or freezes the owner; a killed one is waited for."""
     owner.send(number)
@@ -143,14 +128,15 @@ async def test_losing_the_owner_loses_no_stream_runner_or_operation(
         calls = Calls(pair.addresses)
         await eventually(calls.has_runner, WAIT_SECONDS, "no runner")
         started = asyncio.Event()
-        stream = asyncio.create_task(chat(http, mesh, 60, started))
+        stream = asyncio.create_task(streamed_chat(mesh.url, begun=started, max_tokens=60))
         await asyncio.wait_for(started.wait(), WAIT_SECONDS)
         _lose(first, number)
         until(lambda: second.serves)
         # The runner comes back to the new owner by itself; nothing of it had to expire.
         await eventually(calls.has_runner, WAIT_SECONDS, "the runner does not come back")
-        assert len(await stream) > 60
-        await chat(http, mesh, 5, asyncio.Event())
+        events = await stream
+        assert (events[-1], len(events) > 60) == (DONE, True)
+        assert (await streamed_chat(mesh.url, max_tokens=5))[-1] == DONE
         assert await calls.expired() == []
         # An operation that the owner has begun is ended by the next one.
         _comes_back(first, number)
@@ -164,7 +150,7 @@ async def test_losing_the_owner_loses_no_stream_runner_or_operation(
         _comes_back(second, number)
         assert (await calls.operation(name)).state == State.STATE_SUCCEEDED
         assert await calls.expired() == []
-        await chat(http, mesh, 5, asyncio.Event())
+        assert (await streamed_chat(mesh.url, max_tokens=5))[-1] == DONE
         await calls.channel.close()
 
 

@@ -55,8 +55,7 @@ class Relays:
 
     async def holder(self) -> str:
         """The router over whose relay the laptop is reached; empty: it is not reached."""
-        code, out, error = await run_weft("get", "runners", "-o", "json", home=self.mesh.home)
-        assert code == 0, error
+        out = await self.mesh.weft("get", "runners", "-o", "json")
         for runner in json.loads(out)["items"]:
             status = runner["status"]
             if runner["name"] == "laptop" and status["state"] == "active" and not status["draining"]:

@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import psutil
 import pytest
+from chats import chat
 from kit.listing_server import listing_server
 from mesh_process import COLD_WEFT, MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
 
@@ -65,13 +66,7 @@ class Reloadable:
         return {item["model"]: item for item in json.loads(out)["items"]}
 
     async def ask(self, model: str, tenant: str = "t", **fields: Any) -> int:
-        body = {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, **fields}
-        headers = {"X-Tenant-Id": tenant}
-        async with (
-            aiohttp.ClientSession() as http,
-            http.post(f"{self.mesh.url}/v1/chat/completions", json=body, headers=headers) as response,
-        ):
-            return response.status
+        return (await chat(self.mesh.url, model, headers={"X-Tenant-Id": tenant}, **{"max_tokens": 2, **fields}))[0]
 
     @asynccontextmanager
     async def stream(self, model: str, tokens: int) -> AsyncIterator["asyncio.Task[list[str]]"]:
@@ -284,7 +279,7 @@ async def test_limits_apply_immediately_and_a_changed_port_is_reported_as_pendin
         }
         assert [await mesh.ask("steady", "limited") for _ in range(2)] == [200, 429]
         assert await mesh.ask("steady", "x" * 40) == 200
-        assert await _ask_much(mesh) == 413
+        assert await mesh.ask("steady", messages=[{"role": "user", "content": "x" * 2000}]) == 413
     assert len(answer.result()) == 100
     again = (await mesh.reload())["changes"]
     assert [(each["name"], each["effect"]) for each in again] == [("grpc_port", "mesh_restart")], "it still waits"
@@ -419,15 +414,6 @@ async def test_restart_applies_what_a_reload_cannot_and_keeps_the_pid(tmp_path: 
 def _facts(mesh: Reloadable) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((mesh.mesh.home / "run" / "up.json").read_text())
     return found
-
-
-async def _ask_much(mesh: Reloadable) -> int:
-    body = {"model": "steady", "messages": [{"role": "user", "content": "x" * 2000}], "max_tokens": 2}
-    async with (
-        aiohttp.ClientSession() as http,
-        http.post(f"{mesh.mesh.url}/v1/chat/completions", json=body) as response,
-    ):
-        return response.status
 
 
 async def _until(condition: Callable[[], Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 from kit.block_publisher import BlockPublisher, publisher, removed, stored
-from mesh_process import POOL, MeshProcess, eventually, run_weft, running_mesh, write_config
+from mesh_process import POOL, MeshProcess, eventually, running_mesh, write_config
 
 from runner_svc.runtimes.kv_events import FLAG
 from weft_testing.fake_backend.process import fake_backend_command
@@ -37,8 +37,7 @@ async def _chat(mesh: MeshProcess, text: str, tenant: str = "default") -> tuple[
     ):
         assert answer.status == 200, await answer.text()
         request_id = answer.headers["X-Request-Id"]
-    code, out, error = await run_weft("explain", request_id, home=mesh.home)
-    assert code == 0, error
+    out = await mesh.weft("explain", request_id)
     (model,) = re.findall(r"attempt 1 sent to (\S+) on", out)
     return request_id, model, "(reported)" in next(line for line in out.splitlines() if "* " in line)
 

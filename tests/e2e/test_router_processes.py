@@ -48,8 +48,7 @@ class Routers:
 
     async def listed(self) -> list[dict[str, Any]]:
         """The routers as `weft get routers` lists them."""
-        code, out, error = await run_weft("get", "routers", "-o", "json", home=self.mesh.home)
-        assert code == 0, error
+        out = await self.mesh.weft("get", "routers", "-o", "json")
         items: list[dict[str, Any]] = json.loads(out)["items"]
         return items
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from chats import chat
 from mesh_process import (
     MeshProcess,
     eventually,
@@ -33,14 +34,6 @@ def models_for_one_place(tmp_path: Path, *names: str, **router: Any) -> Path:
     return write_config(tmp_path, runner, accelerators=BUDGET, router=router)
 
 
-async def ask(
-    http: aiohttp.ClientSession, mesh: MeshProcess, model: str, tokens: int, **headers: str
-) -> tuple[int, dict[str, Any]]:
-    body = {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": tokens}
-    async with http.post(f"{mesh.url}/v1/chat/completions", json=body, headers=headers) as response:
-        return response.status, await response.json()
-
-
 async def words_of_waiting(mesh: MeshProcess, model: str, tokens: int) -> tuple[list[str], Any]:
     """What a request is told while it waits, and its receipt."""
     told = []
@@ -63,7 +56,7 @@ async def loaded_models(mesh: MeshProcess) -> set[str]:
 async def test_request_queues_for_memory_held_by_a_busy_model(tmp_path: Path) -> None:
     with running_mesh(tmp_path / "home", "--config", str(models_for_one_place(tmp_path, "first", "second"))) as mesh:
         async with aiohttp.ClientSession() as http:
-            works = asyncio.create_task(ask(http, mesh, "first", 80, **{"X-Request-Id": "req-first"}))
+            works = asyncio.create_task(chat(mesh.url, "first", headers={"X-Request-Id": "req-first"}, max_tokens=80))
 
             async def is_running() -> bool:
                 async with http.get(f"{mesh.url}/v1/requests/req-first") as response:
@@ -79,5 +72,7 @@ async def test_request_queues_for_memory_held_by_a_busy_model(tmp_path: Path) ->
             assert receipt.usage.completion_tokens == 3
             assert len(receipt.attempts) == 1
             assert await loaded_models(mesh) == {"second"}
-            assert (await ask(http, mesh, "first", 3))[0] == 200, "who gave way comes back when it is asked for"
+            assert (await chat(mesh.url, "first", max_tokens=3))[0] == 200, (
+                "who gave way comes back when it is asked for"
+            )
             assert await loaded_models(mesh) == {"first"}

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-from mesh_process import MeshProcess, eventually, run_weft, running_mesh, write_config
+from chats import DONE, streamed_chat
+from mesh_process import MeshProcess, eventually, running_mesh, write_config
 
 from weft_testing.free_port import free_port
 
@@ -59,30 +59,13 @@ def _worker(port: int) -> Iterator["subprocess.Popen[bytes]"]:
 
 
 async def _document(mesh: MeshProcess, *words: str) -> Any:
-    code, out, error = await run_weft("get", *words, "-o", "json", home=mesh.home)
-    assert code == 0, error
+    out = await mesh.weft("get", *words, "-o", "json")
     return json.loads(out)
 
 
 async def _is_in(mesh: MeshProcess, phase: str) -> bool:
     document = await _document(mesh, "model", MODEL)
     return phase in json.dumps(document["status"])
-
-
-def _body(tokens: int) -> dict[str, Any]:
-    message = {"role": "user", "content": "hi"}
-    return {"model": MODEL, "messages": [message], "max_tokens": tokens, "stream": True}
-
-
-async def _stream(http: aiohttp.ClientSession, mesh: MeshProcess, tokens: int, began: asyncio.Event) -> list[str]:
-    lines: list[str] = []
-    async with http.post(f"{mesh.url}/v1/chat/completions", json=_body(tokens)) as response:
-        assert response.status == 200, await response.text()
-        async for line in response.content:
-            if line.startswith(b"data:"):
-                lines.append(line[5:].strip().decode())
-                began.set()
-    return lines
 
 
 async def test_lost_worker_fails_the_model_visibly_until_the_worker_returns(
@@ -93,23 +76,21 @@ async def test_lost_worker_fails_the_model_visibly_until_the_worker_returns(
     with _worker(port) as worker, running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
         runner = await _document(mesh, "runner", "head")
         assert runner["status"]["workerHosts"] == [WORKER_HOST]
-        async with aiohttp.ClientSession() as http:
-            began = asyncio.Event()
-            streaming = asyncio.create_task(_stream(http, mesh, 400, began))
-            await began.wait()
-            worker.kill()
-            lines = await streaming
-            assert lines[-1] != "[DONE]", "a cut answer looks whole"
-            assert json.loads(lines[-1])["error"]["code"] == "server_died", lines[-1]
-            await eventually(lambda: _says(mesh, LOST), STATE_SECONDS, "the loss is not said")
-            # The runner has started the head again, which waits for its worker.
-            await eventually(lambda: _is_in(mesh, "loading"), STATE_SECONDS, "the head does not wait for its worker")
-            with _worker(port):
-                await eventually(lambda: _is_in(mesh, "ready"), STATE_SECONDS, "the model is not ready again")
-                assert (await _stream(http, mesh, 3, asyncio.Event()))[-1] == "[DONE]"
+        began = asyncio.Event()
+        streaming = asyncio.create_task(streamed_chat(mesh.url, MODEL, begun=began, max_tokens=400))
+        await began.wait()
+        worker.kill()
+        last = (await streaming)[-1]
+        assert last != DONE, "a cut answer looks whole"
+        assert last["error"]["code"] == "server_died", last
+        await eventually(lambda: _says(mesh, LOST), STATE_SECONDS, "the loss is not said")
+        # The runner has started the head again, which waits for its worker.
+        await eventually(lambda: _is_in(mesh, "loading"), STATE_SECONDS, "the head does not wait for its worker")
+        with _worker(port):
+            await eventually(lambda: _is_in(mesh, "ready"), STATE_SECONDS, "the model is not ready again")
+            assert (await streamed_chat(mesh.url, MODEL, max_tokens=3))[-1] == DONE
 
 
 async def _says(mesh: MeshProcess, text: str) -> bool:
-    code, out, error = await run_weft("describe", "model", MODEL, home=mesh.home)
-    assert code == 0, error
+    out = await mesh.weft("describe", "model", MODEL)
     return text in out

@@ -181,8 +181,7 @@ async def test_batch_uses_the_mesh_certificate_and_rejects_a_foreign_host_name(t
         lines.write_text(
             json.dumps({"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": body}) + "\n"
         )
-        code, out, error = await run_weft("batch", "submit", str(lines), home=mesh.home)
-        assert code == 0, error
+        out = await mesh.weft("batch", "submit", str(lines))
         assert "batch" in out
         async with aiohttp.ClientSession() as http:
             with pytest.raises(aiohttp.ClientConnectorCertificateError):

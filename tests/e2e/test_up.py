@@ -9,12 +9,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import aiohttp
 import psutil
 import pytest
+from chats import chat
 from mesh_process import (
     COLD_WEFT,
-    POOL,
     MeshProcess,
     alive,
     eventually,
@@ -36,19 +35,13 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
         yield mesh
 
 
-async def _chat(mesh: MeshProcess) -> tuple[int, dict[str, object]]:
-    body = {"model": POOL, "messages": [{"role": "user", "content": "hi"}]}
-    async with aiohttp.ClientSession() as http, http.post(f"{mesh.url}/v1/chat/completions", json=body) as response:
-        return response.status, await response.json()
-
-
 async def test_second_up_on_the_same_home_fails_and_names_the_first(running: MeshProcess) -> None:
     code, _, error = await run_weft("up", home=running.home)
     assert code == 4
     assert f"pid {running.process.pid}" in error
     assert running.url in error
     assert "--home" in error
-    assert (await _chat(running))[0] == 200, "the first one was disturbed"
+    assert (await chat(running.url))[0] == 200, "the first one was disturbed"
 
 
 async def test_ctrl_c_lets_a_running_request_finish_and_removes_up_json(tmp_path: Path) -> None:
@@ -62,12 +55,12 @@ async def test_ctrl_c_lets_a_running_request_finish_and_removes_up_json(tmp_path
         assert psutil.pid_exists(facts["pids"]["runners"]["a"])
         # Found before the request: on a busy machine that takes longer than an answer.
         async with await mesh.backend("a") as backend:
-            asking = asyncio.create_task(_chat(mesh))
+            asking = asyncio.create_task(chat(mesh.url))
             await backend.wait_for_state(lambda state: state.busy_slots == 1)
         mesh.process.send_signal(signal.SIGINT)
         status, answer = await asking
         assert status == 200
-        assert answer["usage"]["completion_tokens"] == 20  # type: ignore[index]  # a JSON object
+        assert answer["usage"]["completion_tokens"] == 20
         assert mesh.stop() == 0
         assert not (mesh.home / "run" / "up.json").exists()
 
@@ -75,7 +68,7 @@ async def test_ctrl_c_lets_a_running_request_finish_and_removes_up_json(tmp_path
 async def test_second_ctrl_c_does_not_wait_for_running_requests(tmp_path: Path) -> None:
     config = write_config(tmp_path, fake_runner("a", prefill_seconds=60.0), drain_seconds=60.0)
     with running_mesh(tmp_path / "home", "--config", str(config), weft=COLD_WEFT) as mesh:
-        asking = asyncio.create_task(_chat(mesh))
+        asking = asyncio.create_task(chat(mesh.url))
         async with await mesh.backend("a") as backend:
             await backend.wait_for_state(lambda state: state.busy_slots == 1)
         mesh.process.send_signal(signal.SIGINT)
@@ -99,11 +92,11 @@ async def test_kill_9_of_the_host_leaves_no_process_and_a_reusable_home(tmp_path
         assert (mesh.home / "run" / "up.json").exists()
         (mesh.home / "run" / "up.json").write_text("left behind")
     with running_mesh(tmp_path / "home", "--config", str(config)) as again:
-        assert (await _chat(again))[0] == 200
+        assert (await chat(again.url))[0] == 200
 
 
 async def test_all_files_are_under_the_home(running: MeshProcess) -> None:
-    await _chat(running)
+    await chat(running.url)
     written = {
         file.path
         for process in running.family()
@@ -122,9 +115,9 @@ async def test_home_with_a_path_too_long_for_a_socket_runs_beside_another_mesh(
     config = write_config(tmp_path, fake_runner("a", text="the other mesh"))
     with running_mesh(home, "--config", str(config)) as other:
         assert other.grpc.startswith("127.0.0.1:")
-        status, answer = await _chat(other)
+        status, answer = await chat(other.url)
         assert (status, "the other mesh" in json.dumps(answer)) == (200, True)
-        status, answer = await _chat(running)
+        status, answer = await chat(running.url)
         assert (status, "the other mesh" in json.dumps(answer)) == (200, False)
 
 

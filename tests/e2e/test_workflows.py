@@ -53,5 +53,4 @@ async def test_example_is_a_workflow(mesh: MeshProcess, tmp_path: Path) -> None:
     example = yaml.safe_load((Path(__file__).parents[2] / "examples" / "workflows" / "turbo.yaml").read_text())
     file = tmp_path / "example.yaml"
     file.write_text(yaml.safe_dump(example | {"name": "example"}))
-    code, _, err = await run_weft("apply", "-f", str(file), "--dry-run", home=mesh.home)
-    assert code == 0, err
+    await mesh.weft("apply", "-f", str(file), "--dry-run")

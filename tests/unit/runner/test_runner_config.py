@@ -87,6 +87,18 @@ def test_mesh_wake_recipe_is_published_and_not_run_by_the_runner(tmp_path: Path)
     assert hibernation.woken_by_mesh
 
 
+def test_idle_time_and_sleep_action_are_those_of_the_section(tmp_path: Path) -> None:
+    action = {"type": "http", "after_seconds": 1.5, "url": "http://h/sleep", "max_wait_seconds": 7.0}
+    sleep = _config(_section(model={"wake": HTTP_WAKE, "sleep": action}), tmp_path).models[0].hibernation.sleep
+    assert sleep is not None
+    assert (sleep.after_seconds, sleep.max_wait_seconds) == (1.5, 7.0)
+    assert sleep.action is not None
+    assert sleep.action.http.url == "http://h/sleep"
+    unloaded = _config(_supervised(model={"sleep": {"after_seconds": 0.5}}), tmp_path).models[0].hibernation.sleep
+    assert unloaded is not None
+    assert (unloaded.after_seconds, unloaded.action) == (0.5, None)
+
+
 def test_non_wakeable_server_publishes_no_wake(tmp_path: Path) -> None:
     assert not _manifest(_section(), tmp_path).HasField("wake")
 
