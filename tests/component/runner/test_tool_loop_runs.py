@@ -1,13 +1,11 @@
 """The tool loop through a real runner with a real engine process: scripted turns, real tools."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 from kit.engines import control_of, fake_engine
 from runner_harness import RunningRunner, events_of, ready_runner, refusal
@@ -18,7 +16,6 @@ from runner_svc.instance.settings import ServedModel
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from runner_svc.tools.port import ToolSettings
 from weft.api.common.v1 import agent_behaviour_pb2, event_pb2
-from weft.api.runner.v1 import runner_service_pb2
 from weft.kernel.reasons import Reason
 from weft_testing.fake_backend.state import FakeState
 
@@ -107,21 +104,6 @@ async def test_model_output_reaches_the_caller_and_no_log(tmp_path: Path, turn: 
     assert "hush hush" in told.message
     assert any(line["event"] == "attempt failed" for line in logs)
     assert "hush hush" not in str(logs)
-
-
-async def test_disconnect_during_a_tool_run_frees_the_slot_and_ends_the_tool(tmp_path: Path) -> None:
-    marker = tmp_path / "marker"
-    call = {"name": "hang", "arguments": json.dumps({"marker": str(marker)})}
-    async with _stage(tmp_path, {"calls": [call]}, tools=[_tool("hang")]) as stage:
-        running = stage.runner.generate(max_tokens=4000, behaviour=Behaviour(tools=["hang"]))
-        while (response := await running.read()) is not grpc.aio.EOF:
-            if any(event.HasField("tool_call") for event in response.events):
-                break
-        state = (await stage.runner.control.Describe(runner_service_pb2.DescribeRequest())).instances[0]
-        assert state.active_request_ids
-        running.cancel()
-        await stage.runner.until_idle("m")
-        assert marker.read_text() == "cancelled"
 
 
 async def test_looping_answer_is_killed_and_the_engine_stops(tmp_path: Path) -> None:

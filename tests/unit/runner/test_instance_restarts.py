@@ -4,14 +4,13 @@ import asyncio
 from datetime import UTC
 
 import pytest
-from instance_stage import failure, living
+from instance_stage import living
 from kit.failures import fails
 from kit.presence import present
 
 from runner_svc.instance.instance import MAX_ATTEMPT_LOG_BYTES, MAX_ATTEMPT_LOG_LINES
 from runner_svc.instance.loader import MAX_CRASH_BYTES
 from runner_svc.instance.restart_log import MAX_RESTARTS, RestartLog
-from runner_svc.policy.engine_failures import ADVICE
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.request_records import RequestRecords, RequestState
 from weft.kernel.errors import WeftError
@@ -19,7 +18,6 @@ from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
 
 REFUSED = WeftError(Reason.CONNECT_FAILED, "connection refused")
-NO_MEMORY = WeftError(Reason.OUT_OF_MEMORY, "cannot allocate 9 GB")
 
 
 def _reason(error: WeftError | None) -> Reason:
@@ -134,24 +132,6 @@ async def test_unreachable_attached_server_is_absent_immediately_and_polled() ->
         await stage.advance(5.0)
         assert (stage.instance.phase, stage.instance.restart_count) == (Phase.READY, 0)
         assert not stage.instance.restart_log.all
-
-
-async def test_insufficient_load_memory_fails_with_advice_and_is_retried_once_per_backoff() -> None:
-    async with living(load_error=NO_MEMORY, limits={"first_pause_seconds": 10.0}) as stage:
-        assert (stage.instance.phase, stage.backend.starts) == (Phase.FAILED, 1)
-        assert ADVICE in stage.instance.detail
-        for _ in range(3):
-            assert ADVICE in (await failure(stage.instance.wake())).message
-        assert stage.backend.starts == 1
-        await stage.advance(10.0)
-        assert stage.instance.phase is Phase.HIBERNATING
-        assert stage.backend.starts == 1, "nobody asked for it"
-        assert ADVICE in (await failure(stage.instance.wake())).message
-        assert (stage.instance.phase, stage.backend.starts) == (Phase.FAILED, 2)
-        await stage.clock.advance(20.0)
-        stage.backend.load_error = None
-        await stage.instance.load()
-        assert stage.state == (Phase.READY, "")
 
 
 async def test_crash_loop_shows_and_keeps_its_reason_and_last_lines() -> None:
