@@ -1,9 +1,9 @@
 """Load parameters, and the options of a model's loads."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from weft.kernel.load_parameters import LoadParameter, LoadValue, load_parameter
+from weft.kernel.load_parameters import LoadParameter, LoadValue, load_parameter, value_message
 
 MIN_CONTEXT_TOKENS = 16
 MAX_CONTEXT_TOKENS = 16_777_216
@@ -31,6 +31,18 @@ def whole_parameter(
 def word_parameter(name: str, description: str, words: Sequence[str]) -> LoadParameter:
     """Returns a load parameter with a list of allowed values."""
     return load_parameter(name, description, words=words)
+
+
+def with_defaults(parameters: Iterable[LoadParameter], configured: Mapping[str, LoadValue]) -> Iterator[LoadParameter]:
+    """Yields load parameters with the values that a model's settings have for them."""
+    for parameter in parameters:
+        if parameter.name not in configured:
+            yield parameter
+            continue
+        given = LoadParameter()
+        given.CopyFrom(parameter)
+        given.default.CopyFrom(value_message(configured[parameter.name]))
+        yield given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

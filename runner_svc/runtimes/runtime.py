@@ -4,7 +4,7 @@
 of the group `weft.runtimes`. Loading a descriptor is cheap; `build` imports the engine's modules.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -14,6 +14,7 @@ from runner_svc.policy.engine_choice import WeightFormat
 from runner_svc.policy.memory_estimate import EngineHabits
 from runner_svc.policy.model_sizing import EnginePlaces
 from runner_svc.policy.parameters import EngineParameters
+from runner_svc.policy.tuning import TunedParameter
 from runner_svc.runtimes.settings import ModelSettings
 
 if TYPE_CHECKING:
@@ -90,6 +91,8 @@ class Runtime(Generic[Settings]):
     """Memory defaults of its engine, for estimates from model files."""
     load_values: "Callable[[Settings], Mapping[str, LoadValue]]" = _no_load_values
     """Returns the load parameters in a model's settings, by name, for estimates."""
+    tuned_parameters: Sequence[TunedParameter] = ()
+    """Load parameters that `weft models tune` varies; empty: its models cannot be tuned."""
     requirement: Requirement | None = None
     """Program or library that must be installed."""
     environment: EngineEnvironment | None = None

@@ -111,6 +111,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "create": "Create a model that the mesh itself serves from a provider, without a runner in weft.yaml.",
         "estimate": "Show the estimated memory of a model, and the source of the estimate.",
         "quote": "Show when each place of the mesh would answer a prompt, without sending it.",
+        "tune": "Find the best load parameters of a model for its machine, by measuring while it is idle.",
         "flush": "Drop cached prefixes. Running requests keep theirs until they end.",
     },
     "config": {
@@ -172,6 +173,7 @@ _PLACES: Mapping[str, str] = {
     "models create": "create:create_model",
     "models flush": "operations:flush",
     "models quote": "quote:quote",
+    "models tune": "tune:tune",
     "config diff": "declare:diff",
     "config envoy": "edge:config",
     "keys secret": "secrets:app",

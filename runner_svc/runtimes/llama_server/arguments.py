@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from runner_svc.backend.port import LoadOrder
-from runner_svc.policy.load_plan import context_parameter, whole_parameter, word_parameter
+from runner_svc.policy.load_plan import context_parameter, whole_parameter, with_defaults, word_parameter
 from runner_svc.policy.memory_estimate import EngineHabits, ModelShape, settings_for, tokens_at_once
 from runner_svc.runtimes.flags import (
     LoadFlags,
@@ -25,6 +25,7 @@ from weft.kernel.request import Operation
 
 MAX_SLOTS = 1024
 MAX_GPU_LAYERS = 999
+MAX_THREADS = 1024
 MAX_BATCH_TOKENS = 65_536
 DEFAULT_BATCH_TOKENS, DEFAULT_UBATCH_TOKENS = 2048, 512
 """llama.cpp's defaults."""
@@ -39,6 +40,7 @@ DRAFT_BY_MODEL = "draft-simple"
 PROJECTOR_FLAGS = ("--mmproj", "-mm", "--mmproj-url", "-mmu")
 DRAFT_FLAGS = ("--model-draft", "-md", "--spec-draft-model", "--spec-draft-hf", "-hfd", "-hfrd", "--hf-repo-draft")
 LOAD_FLAGS: LoadFlags = (
+    (whole_parameter("threads", "Processor threads.", 1, MAX_THREADS), ("--threads", "-t")),
     (
         whole_parameter("gpu_layers", "Number of layers on accelerators; -1: as many as fit.", -1, MAX_GPU_LAYERS),
         ("--n-gpu-layers", "--gpu-layers", "-ngl"),
@@ -193,10 +195,11 @@ def _batches(model: LlamaServerModel, order: LoadOrder, shape: ModelShape | None
 
 def load_parameters(model: LlamaServerModel, trained_context_tokens: int = 0) -> tuple[LoadParameter, ...]:
     """Returns the load parameters of a model; `trained_context_tokens`: see ModelContext."""
+    threads = {} if model.threads is None else {"threads": model.threads}
     return (
         context_parameter(model.slot_context_tokens, trained_context_tokens),
         whole_parameter("slots", "Maximum number of concurrent requests.", 1, MAX_SLOTS, model.slots),
-        *(parameter for parameter, _ in LOAD_FLAGS),
+        *with_defaults((parameter for parameter, _ in LOAD_FLAGS), {**threads, **load_values(model)}),
     )
 
 

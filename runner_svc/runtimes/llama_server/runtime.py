@@ -39,6 +39,7 @@ from runner_svc.policy.parameters import (
     Schema,
     Texts,
 )
+from runner_svc.runtimes.llama_server.tuned_parameters import TUNED_PARAMETERS
 from runner_svc.runtimes.runtime import Requirement, Runtime, deferred
 from runner_svc.runtimes.settings import MAX_ADAPTERS, AdapterSettings, GgufModelSettings
 from weft.kernel.errors import WeftError
@@ -276,6 +277,7 @@ RUNTIME = Runtime(
     parameters=PARAMETERS,
     habits=EngineHabits(embeds=True),
     load_values=deferred("runner_svc.runtimes.llama_server.arguments:load_values"),
+    tuned_parameters=TUNED_PARAMETERS,
     environment=ENVIRONMENT,
     needs_environment=False,
     engine_report=deferred("runner_svc.runtimes.llama_server.engine_report:engine_report"),

@@ -1,0 +1,176 @@
+"""`weft models tune`: the best load parameters of a model for its machine, and a profile that has them."""
+
+import re
+import sys
+from difflib import unified_diff
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from runner_svc.policy.tuning import Trial
+from weft.documents.yaml_documents import yaml_text
+from weft.kernel.units import size_words
+from weft_app.cli import profile
+from weft_app.cli.completion import complete_model
+from weft_app.cli.mesh_api import Document, MeshApi, connect
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, ended_by_signals, note
+from weft_app.cli.output import custom_columns, print_document, print_table, say
+from weft_app.cli.tuning_run import TunedModel, TuningReport, TuningRun, find_model
+from weft_app.cli.tuning_search import TuningSearch
+
+DEFAULT_MINUTES = 10.0
+DEFAULT_AGREEMENT = 0.9
+MAX_NAME_CHARS = 40
+TIMEOUT_SECONDS = 60.0
+_COLUMNS = custom_columns(
+    "TRIAL:trial SETTINGS END:end PROMPT_TOK/S:promptTokensPerSecond:{:.0f} "
+    "OUTPUT_TOK/S:outputTokensPerSecond:{:.1f} MEMORY:memoryBytes:size LOAD:loadSeconds:{:.1f} "
+    "AGREEMENT:agreement:{:.0%} DETAIL:detail?",
+    SETTINGS=lambda row: _words(row["settings"]),
+)
+
+
+def tune(
+    model: Annotated[str, typer.Argument(help="A model with a runner.", autocompletion=complete_model)],
+    minutes: Annotated[
+        float, typer.Option(min=0.1, max=1440, help="Time for the search, waits for callers included.")
+    ] = DEFAULT_MINUTES,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Vary only this load parameter, even if the model's settings have it."),
+    ] = None,
+    min_agreement: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of greedy continuations that must stay equal.")
+    ] = DEFAULT_AGREEMENT,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the search.")] = 0,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Switch to the best settings without asking; undone with one command.")
+    ] = False,
+    home: HomeOption = DEFAULT_HOME,
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Find the best load parameters of a model for its machine, by measuring while no caller needs the machine.
+
+    The model is loaded as before at the end, after Ctrl-C, and whenever a caller comes. Needs the extra weft[tune].
+
+    Example: weft models tune smollm2-135m --minutes 5
+    """
+    with connect(home, TIMEOUT_SECONDS) as api:
+        found = find_model(api, model, vary or ())
+    search = TuningSearch(found.space, seed)
+    note(f"varying {', '.join(found.space)} for at most {minutes:g} min; Ctrl-C leaves {model} as it was")
+    run = TuningRun(home, found, search, min_agreement=min_agreement)
+    with ended_by_signals():
+        report = run.run(minutes * 60, lambda trial: note(_line(trial)))
+    before, after = _names(model)
+    document = _document(report)
+    if output is OutputFormat.TABLE:
+        print_table(document["trials"], _COLUMNS)
+        say(_outcome(report))
+    if report.best is None:
+        if output is not OutputFormat.TABLE:
+            print_document(document, output)
+        return
+    asks = output is OutputFormat.TABLE and sys.stdin.isatty()
+    document["applied"] = apply or (asks and typer.confirm("Apply?", err=True))
+    if document["applied"]:
+        with connect(home, TIMEOUT_SECONDS) as api:
+            _declare(api, found, report.best, before, after)
+    if output is not OutputFormat.TABLE:
+        print_document(document, output)
+    if document["applied"]:
+        profile.switch(after, dry_run=False, no_wait=False, output=OutputFormat.TABLE, home=home)
+        note(f"undo it with: weft mesh profile switch {before}")
+    else:
+        note("nothing was changed; --apply switches to these settings")
+
+
+def _declare(api: MeshApi, model: TunedModel, best: Trial, before: str, after: str) -> None:
+    """Declares a profile of the present state, and one that has the best settings as well."""
+    body = {"description": f"Before weft models tune {model.name}", "leaveOthers": True}
+    api.post(f"{profile.PROFILES}/{before}/save", body)
+    saved = {key: value for key, value in api.get(f"{profile.PROFILES}/{before}").items() if key != "status"}
+    others = [each for each in saved.get("load", ()) if each["model"] != model.name]
+    if len(others) == len(saved.get("load", ())):
+        api.put(f"{profile.PROFILES}/{before}", {**saved, "unload": [model.name]})
+    load = {"model": model.name, "settings": model.options_with(best.settings)}
+    tuned = {**saved, "name": after, "description": f"From weft models tune {model.name}", "load": [*others, load]}
+    api.put(f"{profile.PROFILES}/{after}", tuned)
+
+
+def _names(model: str) -> tuple[str, str]:
+    """Returns the names of the profiles before and after."""
+    stem = re.sub(r"[^a-z0-9-]+", "-", model.lower())[:MAX_NAME_CHARS].strip("-")
+    return f"{stem}-before-tune", f"{stem}-tuned"
+
+
+def _outcome(report: TuningReport) -> str:
+    if report.best is None or report.present is None:
+        return "the present settings are the best ones found; nothing was changed\n"
+    model = report.model
+    before, after = (
+        yaml_text({"model": model.name, "parameters": options["parameters"]}).splitlines(keepends=True)
+        for options in (model.options_with({}), model.options_with(report.best.settings))
+    )
+    changes = "".join(unified_diff(before, after, "load options (now)", "load options (best)"))
+    return f"{changes}{_speed_words(report.present)} -> {_speed_words(report.best)}\n"
+
+
+def _speed_words(trial: Trial) -> str:
+    figures = trial.figures
+    assert figures is not None
+    return (
+        f"{figures.prompt_tokens_per_second:.0f} prompt tokens/s, "
+        f"{figures.output_tokens_per_second:.1f} output tokens/s"
+    )
+
+
+def _line(trial: Trial) -> str:
+    """Returns the progress line of a trial."""
+    text = f"trial {trial.number}: {_words(trial.settings)}: {trial.end}"
+    if trial.figures is None:
+        return f"{text}: {trial.detail}"
+    memory = f", {size_words(trial.figures.memory_bytes)}" if trial.figures.memory_bytes else ""
+    return f"{text}: {_speed_words(trial)}{memory}, agreement {trial.figures.agreement:.0%}"
+
+
+def _words(settings: Any) -> str:
+    return ", ".join(f"{name}={value}" for name, value in settings.items()) or "as now"
+
+
+def _document(report: TuningReport) -> Document:
+    document: Document = {
+        "kind": "TuningReport",
+        "model": report.model.name,
+        "runner": report.model.runner,
+        "runtime": report.model.runtime,
+        "trials": [_trial_document(each) for each in report.trials],
+        "applied": False,
+    }
+    if report.best is not None and report.present is not None:
+        before, after = _names(report.model.name)
+        document |= {
+            "present": _trial_document(report.present),
+            "best": _trial_document(report.best),
+            "options": report.model.options_with(report.best.settings),
+            "profile": after,
+            "undoProfile": before,
+        }
+    return document
+
+
+def _trial_document(trial: Trial) -> Document:
+    found: Document = {"trial": trial.number, "settings": dict(trial.settings), "end": trial.end.value}
+    if trial.detail:
+        found["detail"] = trial.detail
+    if (figures := trial.figures) is not None:
+        found |= {
+            "promptTokensPerSecond": round(figures.prompt_tokens_per_second, 1),
+            "outputTokensPerSecond": round(figures.output_tokens_per_second, 1),
+            "requestSeconds": round(figures.request_seconds, 3),
+            "memoryBytes": figures.memory_bytes,
+            "loadSeconds": figures.load_seconds,
+            "agreement": figures.agreement,
+        }
+    return found
