@@ -3,7 +3,6 @@
 import re
 import sys
 from difflib import unified_diff
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -33,6 +32,7 @@ _COLUMNS = custom_columns(
 
 def tune(
     model: Annotated[str, typer.Argument(help="A model with a runner.", autocompletion=complete_model)],
+    *,
     minutes: Annotated[
         float, typer.Option(min=0.1, max=1440, help="Time for the search, waits for callers included.")
     ] = DEFAULT_MINUTES,

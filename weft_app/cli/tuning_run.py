@@ -6,11 +6,10 @@ before whenever a caller comes, and at the end.
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from runner_svc.policy.tuning import (
     Figures,
@@ -33,6 +32,7 @@ from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 from weft_app.cli.mesh_api import Document, MeshApi, connect
 from weft_app.cli.operations import ADMIN, begin, follow, instance_of
+from weft_app.cli.options import naming_fields
 from weft_app.cli.tuning_search import TuningSearch
 
 CLIENT_ID = "weft-tune"
@@ -117,12 +117,14 @@ def find_model(api: MeshApi, name: str, vary: Sequence[str]) -> TunedModel:
         known=frozenset(each["name"] for each in parameters),
         configured={each["name"]: each["default"] for each in parameters if "default" in each},
     )
+    with naming_fields(lambda _: "--vary"):
+        space = space_of(declared, facts, vary)
     return TunedModel(
         name=name,
         runner=runner,
         runtime=runtime,
         options=instance.get("loadOptions", {}),
-        space=space_of(declared, facts, vary),
+        space=space,
         elsewhere=frozenset(
             each["name"]
             for each in api.documents(ResourceKind.MODEL)
@@ -341,13 +343,11 @@ class TuningRun:
     def _completed(self, api: MeshApi, prompt: str, max_tokens: int) -> tuple[Document, Document]:
         """Returns the answer to a prompt, and its receipt."""
         request_id = new_id("req")
-        body: Mapping[str, Any] = {
-            **{"model": self._model.name, "prompt": prompt, "max_tokens": max_tokens},
-            **{"temperature": 0, "ignore_eos": True},
-        }
+        body = {"model": self._model.name, "prompt": prompt, "max_tokens": max_tokens}
+        greedy = {"temperature": 0, "ignore_eos": True}
         headers = {"X-Client-Id": self._client_id, "X-Priority": "low", "X-Request-Id": request_id}
         with self._watch.stopping(lambda other: other.post(f"/v1/requests/{request_id}/cancel", allTenants=True)):
-            answer = api.post("/v1/completions", dict(body), headers)
+            answer = api.post("/v1/completions", body | greedy, headers)
         return answer, api.get(f"/v1/requests/{request_id}", allTenants=True)["receipt"]
 
     def _restore(self) -> None:

@@ -1,7 +1,6 @@
 """The search of `weft models tune`: optuna's ask and tell over a space of load parameters."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from runner_svc.policy.tuning import Settings, Space
 from weft.kernel.errors import WeftError
@@ -61,9 +60,7 @@ class TuningSearch:
             self._study.tell(self._asked, seconds, state=self._failed if seconds is None else None)
 
     def _settings_of(self, trial: "optuna.trial.Trial") -> Settings:
-        found: Mapping[str, Any] = {
-            name: trial.suggest_categorical(name, choices) for name, choices in self._choices.items()
-        }
+        found = {name: trial.suggest_categorical(name, choices) for name, choices in self._choices.items()}
         return {name: value for name, value in found.items() if value is not None}
 
 

@@ -20,6 +20,7 @@ load hf:zz/zz-b --name zz-n --runner zz-r
 load zz-m --replicas 7
 load zz-m --set batch_tokens=7
 unload zz-m
+models tune zz-m
 models flush --tag zz-tag --tenant zz-t
 models flush --model zz-m --runner zz-r
 pull hf:zz/zz-b --runner zz-r
