@@ -13,6 +13,7 @@ from weft.kernel.units import size_words
 from weft_app.cli import profile
 from weft_app.cli.completion import complete_model
 from weft_app.cli.mesh_api import Document, MeshApi, connect
+from weft_app.cli.operations import ADMIN, follow
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, ended_by_signals, note
 from weft_app.cli.output import custom_columns, print_document, print_table, say
 from weft_app.cli.tuning_run import TunedModel, TuningReport, TuningRun, find_model
@@ -77,11 +78,11 @@ def tune(
     if document["applied"]:
         with connect(home, TIMEOUT_SECONDS) as api:
             _declare(api, found, report.best, before, after)
+            _switch(api, after)
     if output is not OutputFormat.TABLE:
         print_document(document, output)
     if document["applied"]:
-        profile.switch(after, dry_run=False, no_wait=False, output=OutputFormat.TABLE, home=home)
-        note(f"undo it with: weft mesh profile switch {before}")
+        note(f"switched to profile/{after}; undo it with: weft mesh profile switch {before}")
     else:
         note("nothing was changed; --apply switches to these settings")
 
@@ -97,6 +98,15 @@ def _declare(api: MeshApi, model: TunedModel, best: Trial, before: str, after: s
     load = {"model": model.name, "settings": model.options_with(best.settings)}
     tuned = {**saved, "name": after, "description": f"From weft models tune {model.name}", "load": [*others, load]}
     api.put(f"{profile.PROFILES}/{after}", tuned)
+
+
+def _switch(api: MeshApi, name: str) -> None:
+    """Switches to a profile and waits until its models are loaded."""
+    for step in api.post(f"{profile.PROFILES}/{name}/switch")["steps"]:
+        if step.get("problem"):
+            note(f"cannot {step['step']} {step['model']}: {step['problem']}")
+        else:
+            follow(api, api.get(f"{ADMIN}/{step['operation']}"), shown=sys.stderr.isatty())
 
 
 def _names(model: str) -> tuple[str, str]:

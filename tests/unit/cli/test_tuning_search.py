@@ -4,11 +4,12 @@ import sys
 
 import pytest
 
+from runner_svc.policy.tuning import Space
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_app.cli.tuning_search import TuningSearch
 
-SPACE = {"threads": (1, 2), "flash_attention": ("on", "off")}
+SPACE: Space = {"threads": (1, 2), "flash_attention": ("on", "off")}
 
 
 def test_first_trial_has_the_present_settings() -> None:
