@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from mesh_process import WEFT, MeshProcess, run_weft, running_mesh, write_config
 
@@ -28,7 +28,7 @@ def mesh(tmp_path: Path) -> Iterator[MeshProcess]:
 
 def _parameters(mesh: MeshProcess) -> Any:
     """The load parameters with which the model is loaded."""
-    (instance,) = httpx.get(f"{mesh.url}/v1/admin/runners/r/instances").json()["instances"]
+    (instance,) = httpx2.get(f"{mesh.url}/v1/admin/runners/r/instances").json()["instances"]
     return instance["loadOptions"]["parameters"]
 
 
@@ -53,7 +53,7 @@ def test_caller_interrupts_a_trial_and_ctrl_c_leaves_the_model_as_it_was(mesh: M
         lines = iter(tuning.stderr)
         assert any("trial 1: as now: measured" in each for each in lines)
         asked = {"model": "smol", "prompt": "The sea is", "max_tokens": 16, "ignore_eos": True}
-        answer = httpx.post(f"{mesh.url}/v1/completions", json=asked, timeout=60)
+        answer = httpx2.post(f"{mesh.url}/v1/completions", json=asked, timeout=60)
         assert answer.status_code == 200, answer.text
         assert any("interrupted: a caller came" in each for each in lines)
         tuning.send_signal(signal.SIGINT)

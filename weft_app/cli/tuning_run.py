@@ -31,7 +31,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 from weft_app.cli.mesh_api import Document, MeshApi, connect
-from weft_app.cli.operations import ADMIN, begin, follow, instance_of
+from weft_app.cli.operations import begin, follow, instance_of
 from weft_app.cli.options import naming_fields
 from weft_app.cli.tuning_search import TuningSearch
 
@@ -276,7 +276,7 @@ class TuningRun:
         return replace(report, present=before, best=after if is_better else None)
 
     def _tried(self, settings: Settings, deadline: float) -> Trial | None:
-        """Measures settings once nobody needs the machine; None: somebody does until the deadline."""
+        """Measures settings once no caller needs the machine; None: somebody does until the deadline."""
         if not self._watch.wait_for_idle(deadline):
             return None
         number = len(self.trials) + 1
@@ -320,19 +320,10 @@ class TuningRun:
     def _loaded(self, api: MeshApi, settings: Settings) -> float:
         self._is_changed = True
         action = {"type": "load", "model": self._model.name, "settings": self._model.options_with(settings)}
-        operation = begin(api, action)
-
-        def cancel(other: MeshApi) -> None:
-            other.delete(f"{ADMIN}/{operation['name']}")
-
-        with self._watch.stopping(cancel):
-            ended = follow(api, operation, shown=False, interrupted=lambda _: self._cancel_anew(cancel))
+        # A load is not cancelled: that would fail the callers that wait for it.
+        ended = follow(api, begin(api, action), shown=False, interrupted=lambda _: None)
+        self._watch.require_none()
         return float(ended.get("result", {}).get("loadSeconds", 0.0))
-
-    def _cancel_anew(self, cancel: Callable[[MeshApi], None]) -> None:
-        # The connection of the interrupted stream cannot be used again.
-        with connect(self._home) as api:
-            cancel(api)
 
     def _continuation(self, api: MeshApi, prompt: str) -> str:
         answer, _ = self._completed(api, prompt, 1)
