@@ -35,7 +35,7 @@ def tune(
     model: Annotated[str, typer.Argument(help="A model with a runner.", autocompletion=complete_model)],
     *,
     minutes: Annotated[
-        float, typer.Option(min=0.1, max=1440, help="Time for the search, waits for callers included.")
+        float, typer.Option(min=0.1, max=1440, help="Time for trials, waits for callers included.")
     ] = DEFAULT_MINUTES,
     vary: Annotated[
         list[str] | None,

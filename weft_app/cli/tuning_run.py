@@ -40,6 +40,8 @@ POLL_SECONDS = 0.25
 """How often requests of callers are looked for."""
 QUIET_SECONDS = 2.0
 """How long no caller may need the machine before a trial begins."""
+COMPARISON_WAIT_SECONDS = 60.0
+"""Maximum wait for callers before the comparison at the end."""
 CALL_TIMEOUT_SECONDS = 600.0
 """Timeout of a measurement, and of an event of a load."""
 MEASURED_PROMPT_TOKENS = 256
@@ -234,20 +236,22 @@ class TuningRun:
         """Trials so far."""
 
     def run(self, seconds: float, show: Callable[[Trial], None]) -> TuningReport:
-        """Measures trials for at most this long, and loads the model as before; also after Ctrl-C and errors."""
+        """Measures trials for this long, and loads the model as before; also after Ctrl-C and errors.
+
+        Then the best settings and the present ones are measured once more.
+        """
         deadline = time.monotonic() + seconds
         self._watch.start()
         try:
             self._search_until(deadline, show)
-            return self._report(deadline)
+            return self._report()
         finally:
             self._watch.end()
             self._restore()
 
     def _search_until(self, deadline: float, show: Callable[[Trial], None]) -> None:
         longest = 0.0
-        # Two more trials compare the best settings with the present ones.
-        while time.monotonic() + 3 * longest < deadline and (settings := self._search.ask()) is not None:
+        while time.monotonic() + longest < deadline and (settings := self._search.ask()) is not None:
             begun = time.monotonic()
             trial = self._tried(settings, deadline)
             if trial is None:
@@ -261,12 +265,13 @@ class TuningRun:
             self._search.tell(settings, trial.figures.request_seconds if is_measured and trial.figures else None)
             longest = max(longest, time.monotonic() - begun)
 
-    def _report(self, deadline: float) -> TuningReport:
+    def _report(self) -> TuningReport:
         done = [each for each in self.trials if each.end is not TrialEnd.INTERRUPTED]
         report = TuningReport(model=self._model, trials=self.trials)
         best = best_of(done)
         if best is None:
             return report
+        deadline = time.monotonic() + COMPARISON_WAIT_SECONDS
         after, before = (self._tried(each.settings, deadline) for each in (best, done[0]))
         if after is None or before is None or TrialEnd.INTERRUPTED in (after.end, before.end):
             # A caller came: the figures of the search have to do.
