@@ -253,8 +253,10 @@ def _text_of(path: Path) -> str:
     return ""
 
 
-async def run_weft(*arguments: str, home: Path, stdin: bytes | None = None, url: str = "") -> tuple[int, str, str]:
-    """A `weft` command to its end: exit code, stdout, stderr. `url`: of a mesh elsewhere."""
+async def run_weft(
+    *arguments: str, home: Path, stdin: bytes | None = None, url: str = "", seconds: float = START_SECONDS
+) -> tuple[int, str, str]:
+    """A `weft` command to its end: exit code, stdout, stderr. `url`: of a mesh elsewhere. `seconds`: its timeout."""
     process = await asyncio.create_subprocess_exec(
         *WEFT,
         *arguments,
@@ -264,7 +266,7 @@ async def run_weft(*arguments: str, home: Path, stdin: bytes | None = None, url:
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        async with asyncio.timeout(START_SECONDS):
+        async with asyncio.timeout(seconds):
             out, err = await process.communicate(stdin)
     finally:
         if process.returncode is None:

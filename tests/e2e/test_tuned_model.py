@@ -13,7 +13,7 @@ from mesh_process import WEFT, MeshProcess, run_weft, running_mesh, write_config
 
 from weft_app.compose.demo import demo_model_path
 
-pytestmark = [pytest.mark.slow("a mesh with a real engine"), pytest.mark.real]
+pytestmark = [pytest.mark.slow("a mesh with a real engine"), pytest.mark.real, pytest.mark.timeout(300)]
 SLOW = "4"
 """A batch size with which the engine reads a prompt hardly faster than it writes."""
 
@@ -33,8 +33,8 @@ def _parameters(mesh: MeshProcess) -> Any:
 
 
 async def test_faster_settings_are_applied_as_a_profile_and_undone(mesh: MeshProcess) -> None:
-    options = ("--minutes", "2", "--vary", "ubatch_tokens", "--min-agreement", "0.7", "--apply", "-o", "json")
-    code, out, err = await run_weft("models", "tune", "smol", *options, home=mesh.home)
+    options = ("--minutes", "0.75", "--vary", "ubatch_tokens", "--min-agreement", "0.7", "--apply", "-o", "json")
+    code, out, err = await run_weft("models", "tune", "smol", *options, home=mesh.home, seconds=240)
     assert code == 0, err
     report = json.loads(out)
     assert report["trials"][0]["settings"] == {}
