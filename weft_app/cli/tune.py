@@ -51,9 +51,10 @@ def tune(
     home: HomeOption = DEFAULT_HOME,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Find the best load parameters of a model for its machine, by measuring while no caller needs the machine.
+    """Find the best load parameters of a model for its machine, by measuring while it is idle.
 
-    The model is loaded as before at the end, after Ctrl-C, and whenever a caller comes. Needs the extra weft[tune].
+    The model is loaded as before at the end, after Ctrl-C, and whenever a caller comes. Needs optuna (the extra
+    `tune`).
 
     Example: weft models tune smollm2-135m --minutes 5
     """

@@ -10,7 +10,7 @@ from weft.kernel.reasons import Reason
 if TYPE_CHECKING:
     import optuna
 
-INSTALL = "pip install 'weft[tune]'"
+INSTALL = "pipx inject weft optuna"
 MAX_REPEATS = 100
 """Suggestions in a row that were tried before; then the space counts as exhausted."""
 

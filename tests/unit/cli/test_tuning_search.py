@@ -50,4 +50,4 @@ def test_missing_optuna_is_refused_with_the_command_that_installs_it(monkeypatch
     with pytest.raises(WeftError) as refused:
         TuningSearch(SPACE, seed=1)
     assert refused.value.reason is Reason.UNSUPPORTED_OPERATION
-    assert refused.value.message.endswith("pip install 'weft[tune]'")
+    assert refused.value.message.endswith("pipx inject weft optuna")
