@@ -6,17 +6,20 @@ Pure: values in, decisions out. `weft models tune` measures the trials.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING, TypeAlias
 
 from weft.kernel.errors import invalid_field
-from weft.kernel.load_parameters import LoadValue
+
+if TYPE_CHECKING:
+    from weft.kernel.load_parameters import LoadValue
 
 TYPICAL_PROMPT_TOKENS = 1000
 TYPICAL_ANSWER_TOKENS = 200
 """The request whose duration is minimized."""
 MIN_GAIN = 0.05
 """Share by which a trial must be faster than the present settings: smaller differences are noise."""
-Settings = Mapping[str, LoadValue]
-Space = Mapping[str, Sequence[LoadValue]]
+Settings: TypeAlias = "Mapping[str, LoadValue]"
+Space: TypeAlias = "Mapping[str, Sequence[LoadValue]]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +27,7 @@ class TunedParameter:
     """A load parameter that a search varies, with the values it tries. Its runtime declares it."""
 
     name: str
-    values: Sequence[LoadValue] = ()
+    values: "Sequence[LoadValue]" = ()
     """Empty: numbers of processors of the machine."""
     needs_accelerator: bool = False
     needs: str = ""
@@ -71,7 +74,7 @@ def space_of(declared: Iterable[TunedParameter], facts: TuningFacts, asked: Coll
     return space
 
 
-def _processor_counts(cpu_count: int) -> Sequence[LoadValue]:
+def _processor_counts(cpu_count: int) -> "Sequence[LoadValue]":
     return sorted({count for count in (1, cpu_count // 4, cpu_count // 2, cpu_count - 1, cpu_count) if count > 0})
 
 

@@ -33,7 +33,7 @@ class TuningSearch:
         self._asked: optuna.trial.Trial | None = None
         self._study.enqueue_trial(dict.fromkeys(self._choices))
 
-    def ask(self) -> Settings | None:
+    def ask(self) -> "Settings | None":
         """Returns the next settings to measure; None: everything likely was tried."""
         for _ in range(MAX_REPEATS):
             self._asked = self._study.ask()

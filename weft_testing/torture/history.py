@@ -223,9 +223,15 @@ def read_router_log(path: Path) -> Iterator[Event]:
             yield _event(kind, line)
 
 
+RUNNER_PREFIXES = ("check-", "prewarm-")
+"""Beginnings of the ids of requests that runners send on their own."""
+
+
 def read_backend_log(path: Path) -> Iterator[Event]:
-    """Yields the events of the fake backends' request log (see weft_testing.fake_backend.state)."""
+    """Yields the events of callers' requests in the fake backends' log (see weft_testing.fake_backend.state)."""
     for line in map(json.loads, complete_lines(path)):
+        if line["request_id"].startswith(RUNNER_PREFIXES):
+            continue
         yield Event(
             kind=_BACKEND_KINDS[line["event"]],
             at=line["at"],

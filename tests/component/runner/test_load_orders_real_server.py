@@ -50,6 +50,7 @@ async def test_real_server_accepts_every_declared_parameter() -> None:
     values: dict[str, Any] = {
         "context_tokens": 512,
         "slots": 1,
+        "threads": 1,
         "gpu_layers": 0,
         "flash_attention": "on",
         "cache_type_k": "q8_0",

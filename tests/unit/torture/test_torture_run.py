@@ -171,7 +171,8 @@ def test_only_task_lines_of_router_logs_are_events(tmp_path: Path) -> None:
 
 def test_backend_log_lines_are_events_of_the_task_in_the_request_id(tmp_path: Path) -> None:
     log = tmp_path / "backends.jsonl"
-    log.write_text('{"event": "begun", "request_id": "t1", "at": 5.5, "pid": 9}\n')
+    lines = (f'{{"event": "begun", "request_id": "{own}", "at": 5.5, "pid": 9}}\n' for own in ("check-1", "t1"))
+    log.write_text("".join(lines))
     (begun,) = read_backend_log(log)
     assert (begun.kind, begun.task, begun.at, begun.note) == (Kind.BEGUN, "t1", 5.5, "begun")
 
