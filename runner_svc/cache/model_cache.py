@@ -45,7 +45,6 @@ MAX_REPORTED_PROMPTS = 256
 MIN_PACE_TOKENS = 64
 """Minimum number of processed prompt tokens from which the engine's pace is learned: fewer are mostly overhead."""
 
-
 log = get_logger("weft.runner")
 
 

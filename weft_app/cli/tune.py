@@ -69,7 +69,7 @@ def tune(
     document = _document(report)
     if output is OutputFormat.TABLE:
         print_table(document["trials"], _COLUMNS)
-        say(_outcome(report))
+        say(outcome(report))
     if report.best is None:
         if output is not OutputFormat.TABLE:
             print_document(document, output)
@@ -116,8 +116,11 @@ def _names(model: str) -> tuple[str, str]:
     return f"{stem}-before-tune", f"{stem}-tuned"
 
 
-def _outcome(report: TuningReport) -> str:
+def outcome(report: TuningReport) -> str:
+    """Returns what a search has found: the changed options with the speeds before and after, or why there are none."""
     if report.best is None or report.present is None:
+        if sum(each.figures is not None for each in report.trials) < 2:
+            return "no other settings were measured; nothing was changed. Give it more --minutes, or fewer callers\n"
         return "the present settings are the best ones found; nothing was changed\n"
     model = report.model
     before, after = (

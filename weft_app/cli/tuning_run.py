@@ -75,7 +75,7 @@ class CallerCame(Exception):  # noqa: N818 - not an error
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunedModel:
-    """A model whose settings are searched, as it is before the search."""
+    """The model to tune, as it was before the search."""
 
     name: str
     runner: str
@@ -261,8 +261,8 @@ class TuningRun:
             if trial.end is TrialEnd.INTERRUPTED:
                 self._search.retry()
                 continue
-            is_measured = trial.end is TrialEnd.MEASURED and trial.figures is not None
-            self._search.tell(settings, trial.figures.request_seconds if is_measured and trial.figures else None)
+            figures = trial.figures if trial.end is TrialEnd.MEASURED else None
+            self._search.tell(settings, None if figures is None else figures.request_seconds)
             longest = max(longest, time.monotonic() - begun)
 
     def _report(self) -> TuningReport:
@@ -281,7 +281,7 @@ class TuningRun:
         return replace(report, present=before, best=after if is_better else None)
 
     def _tried(self, settings: Settings, deadline: float) -> Trial | None:
-        """Measures settings once no caller needs the machine; None: somebody does until the deadline."""
+        """Measures settings as soon as no caller needs the machine; None: callers needed it until the deadline."""
         if not self._watch.wait_for_idle(deadline):
             return None
         number = len(self.trials) + 1

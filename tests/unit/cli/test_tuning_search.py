@@ -1,4 +1,4 @@
-"""The order in which `weft models tune` tries settings."""
+"""The order in which `weft models tune` tries settings, and what it says of a search."""
 
 import sys
 
@@ -7,6 +7,8 @@ import pytest
 from runner_svc.policy.tuning import Space
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft_app.cli.tune import outcome
+from weft_app.cli.tuning_run import TunedModel, TuningReport
 from weft_app.cli.tuning_search import TuningSearch
 
 SPACE: Space = {"threads": (1, 2), "flash_attention": ("on", "off")}
@@ -51,3 +53,10 @@ def test_missing_optuna_is_refused_with_the_command_that_installs_it(monkeypatch
         TuningSearch(SPACE, seed=1)
     assert refused.value.reason is Reason.UNSUPPORTED_OPERATION
     assert refused.value.message.endswith("pipx inject weft optuna")
+
+
+def test_search_that_measured_nothing_else_calls_no_settings_the_best() -> None:
+    model = TunedModel(
+        name="m", runner="r", runtime="llama_server", options={}, space={}, elsewhere=frozenset(), was_loaded=True
+    )
+    assert outcome(TuningReport(model=model, trials=[])).startswith("no other settings were measured")
