@@ -1,4 +1,4 @@
-"""`weft models tune` on the real demo model: a trial that is faster is applied and undone, and callers come first."""
+"""`weft models tune`: faster settings are applied and undone, and callers come first, on the real demo model."""
 
 import json
 import signal
@@ -12,16 +12,31 @@ import pytest
 from mesh_process import WEFT, MeshProcess, run_weft, running_mesh, write_config
 
 from weft_app.compose.demo import demo_model_path
+from weft_testing.fake_backend.process import fake_backend_command
 
 pytestmark = [pytest.mark.slow("a mesh with a real engine"), pytest.mark.real, pytest.mark.timeout(300)]
-SLOW = "4"
-"""A batch size with which the engine reads a prompt hardly faster than it writes."""
+MODEL = {"name": "smol", "slots": 1, "context_tokens": 1024, "embeddings": False}
+SLOW_BY_DEFAULT = """
+case "$*" in
+  *"--ubatch-size 512"*) ;;
+  *) set -- "$@" --prefill-seconds 0.2 ;;
+esac
+exec "$0" "$@"
+"""
+"""A stand-in whose speed is known: how much faster a real engine gets depends on what else its machine does."""
 
 
 @pytest.fixture
 def mesh(tmp_path: Path) -> Iterator[MeshProcess]:
-    model = {"name": "smol", "path": str(demo_model_path()), "slots": 1, "context_tokens": 1024, "embeddings": False}
-    runner = {"name": "r", "models": [{**model, "extra_arguments": ["--ubatch-size", SLOW]}]}
+    runner = {"name": "r", "models": [{**MODEL, "path": str(demo_model_path())}]}
+    with running_mesh(tmp_path / "home", "--config", str(write_config(tmp_path, runner))) as mesh:
+        yield mesh
+
+
+@pytest.fixture
+def stand_in_mesh(tmp_path: Path) -> Iterator[MeshProcess]:
+    command = ("sh", "-c", SLOW_BY_DEFAULT, *fake_backend_command())
+    runner = {"name": "r", "command": command, "models": [{**MODEL, "path": __file__}]}
     with running_mesh(tmp_path / "home", "--config", str(write_config(tmp_path, runner))) as mesh:
         yield mesh
 
@@ -32,15 +47,17 @@ def _parameters(mesh: MeshProcess) -> Any:
     return instance["loadOptions"]["parameters"]
 
 
-async def test_faster_settings_are_applied_as_a_profile_and_undone(mesh: MeshProcess) -> None:
-    options = ("--minutes", "0.75", "--vary", "ubatch_tokens", "--min-agreement", "0.7", "--apply", "-o", "json")
-    code, out, err = await run_weft("models", "tune", "smol", *options, home=mesh.home, seconds=240)
+async def test_faster_settings_are_applied_as_a_profile_and_undone(stand_in_mesh: MeshProcess) -> None:
+    mesh = stand_in_mesh
+    options = ("--minutes", "4", "--vary", "ubatch_tokens", "--apply", "-o", "json")
+    code, out, err = await run_weft("models", "tune", "smol", *options, home=mesh.home, seconds=270)
     assert code == 0, err
     report = json.loads(out)
     assert report["trials"][0]["settings"] == {}
-    assert report["trials"][0]["agreement"] == 1.0
-    assert report["best"]["promptTokensPerSecond"] > 1.1 * report["present"]["promptTokensPerSecond"], report
-    assert _parameters(mesh) == report["best"]["settings"]
+    assert [each["agreement"] for each in report["trials"]] == [1.0] * 6
+    assert report["best"]["settings"] == {"ubatch_tokens": 512}, report
+    assert report["best"]["promptTokensPerSecond"] > report["present"]["promptTokensPerSecond"]
+    assert _parameters(mesh) == {"ubatch_tokens": 512}
 
     code, _, err = await run_weft("mesh", "profile", "switch", report["undoProfile"], home=mesh.home)
     assert (code, _parameters(mesh)) == (0, {}), err
