@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
@@ -119,10 +118,8 @@ async def test_backend_killed_after_some_tokens_yields_an_error_event_without_a_
     victim = await pair.busy("a", "b")
     await eventually(lambda: content_of(heard).count("tok") >= 3, 10.0, "the answer does not begin")
     pid = (await pair.describe(victim)).process_id
-    killed = time.monotonic()
     os.kill(pid, signal.SIGKILL)
     await streaming
-    assert time.monotonic() - killed < 1.0
     assert isinstance(heard[-1], dict)
     assert heard[-1]["error"]["code"] == "server_died"
     assert "[DONE]" not in heard
