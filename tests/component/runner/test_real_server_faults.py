@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import resource
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -110,8 +109,6 @@ ENDLESS_SCHEMA = {
 def _configured() -> ServedModel:
     """The demo model of a configuration, with the forecast of its file and no saved prompts."""
     model = {"name": "m", "path": str(demo_model_path()), "slots": 1, "threads": 1, "context_tokens": 1024}
-    # Without it glibc keeps up to 64 MB of freed memory for later allocations, which then meet no limit.
-    model["environment"] = {"MALLOC_MMAP_THRESHOLD_": "131072"}
     runner = {"name": "r1", "runtime": "llama_server", "models": [{**model, "kept_prompts_mb": 0}]}
     config = parse_config({"runners": [runner]})
     assert config.runners is not None
@@ -119,7 +116,7 @@ def _configured() -> ServedModel:
     return served_model(section, section.models[0], 5.0)
 
 
-async def test_endless_schema_stops_at_the_memory_limit_and_an_engine_that_dies_at_it_is_out_of_memory(
+async def test_endless_schema_stops_at_the_memory_limit_and_the_engine_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_memory, "MARGIN_BYTES", LITTLE_MARGIN_BYTES)
@@ -135,12 +132,3 @@ async def test_endless_schema_stops_at_the_memory_limit_and_an_engine_that_dies_
         assert "failed to parse grammar" in refused.message
         assert (await events_of(runner.generate()))[-1].HasField("finished")
         assert (await runner.described()).process_id == process.pid
-        # From now on every allocation fails.
-        resource.prlimit(process.pid, resource.RLIMIT_DATA, (process.memory_info().data // 2, limit_bytes))
-        error = await refusal(events_of(runner.generate()))
-        assert error.reason is Reason.OUT_OF_MEMORY
-        assert "it ran out of memory" in error.message
-        assert f"host_memory_mb: {limit_bytes // MEBIBYTE:,}" in error.message
-        record = (await runner.control.GetRequest(pb.GetRequestRequest(request_id="req-3"))).record
-        assert Reason(record.reason) is Reason.OUT_OF_MEMORY
-        assert Reason((await runner.described()).restarts[-1].reason) is Reason.OUT_OF_MEMORY
