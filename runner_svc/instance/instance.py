@@ -351,7 +351,9 @@ class Instance:
         as by the idle timer. Raises UNSUPPORTED_OPERATION for a server that weft can neither end nor put to sleep,
         BACKEND_ERROR if its sleep action fails, SHUTTING_DOWN if the runner is stopping.
         """
-        await self._unload(ends_process=not self.config.unload_keeps_process)
+        # After the unload with which a load with other options begins, or that load would undo this unload.
+        async with self._load_lock:
+            await self._unload(ends_process=not self.config.unload_keeps_process)
 
     async def _unload(self, *, ends_process: bool) -> None:
         if not self.config.hibernation.can_unload:
@@ -361,7 +363,7 @@ class Instance:
             )
         self._require_running()
         self.idle_timer.load_seconds = None
-        if self.phase not in (Phase.HIBERNATING, Phase.FAILED):
+        if self.phase not in (Phase.HIBERNATING, Phase.FAILED) or self._lifecycle.wake_requested.is_set():
             await self._put_to_sleep(ends_process=ends_process)
         elif ends_process and self._lifecycle.keeps_process:
             self._lifecycle.request_end_of_process()

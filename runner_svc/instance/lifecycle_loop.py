@@ -48,6 +48,7 @@ BEFORE_END_SECONDS = 5.0
 CRASH_LOG_LINES = 10
 """Number of the backend's last output lines in the detail of a crash loop."""
 INTERNAL_ERROR = "an internal error; the runner's log has the details"
+UNLOADED = "it was unloaded meanwhile"
 
 _FAILURES = frozenset({EventKind.LOAD_FAILED, EventKind.WAKE_FAILED})
 _FAULTS = frozenset({EventKind.DIED, EventKind.FAULTED, EventKind.LOAD_FAILED, EventKind.BROKE})
@@ -236,23 +237,25 @@ class LifecycleLoop:
             reason = Reason.INSUFFICIENT_MEMORY if unmet else Reason.WAKE_FAILED
             self._settle_not_awake(self.state.detail or INTERNAL_ERROR, reason)
         elif event.kind is EventKind.SLEEP_ASKED and command is not Command.SLEEP:
-            self._settle_not_awake("it was unloaded meanwhile")
+            self._settle_not_awake(UNLOADED)
         if event.kind is EventKind.BROKE:
             self._end_of_process_asked.clear()
             self.asleep.settle(WeftError(Reason.INTERNAL, INTERNAL_ERROR))
         elif command in (Command.REST, Command.SEEK):
             if self._sleep_asked.is_set() or not self._rules.attached:
-                # The options of loads and requests hold until the backend sleeps, even if a load ended after the unload
-                # was requested.
-                self.idle_timer.forget()
-                self.loader.plan = AS_CONFIGURED
-                self._memory.pinned = self._hibernation.pinned
+                self._forget_load()
             self._sleep_asked.clear()
             if not self.keeps_process:
                 self._end_of_process_asked.clear()
                 self.asleep.settle()
             elif not self._end_of_process_asked.is_set():
                 self.asleep.settle()  # otherwise `_rest` ends the process first
+
+    def _forget_load(self) -> None:
+        """Drops the options of loads and requests, also of a load that ended after the unload was requested."""
+        self.idle_timer.forget()
+        self.loader.plan = AS_CONFIGURED
+        self._memory.pinned = self._hibernation.pinned
 
     def _settle_not_awake(self, why: str, reason: Reason = Reason.WAKE_FAILED) -> None:
         self.wake_requested.clear()
@@ -370,6 +373,13 @@ class LifecycleLoop:
     async def _rest(self) -> Event:
         while True:
             await first_of(self.wake_requested, self._end_of_process_asked)
+            if self._sleep_asked.is_set():
+                # Unloaded between the request of a wake and its begin.
+                self._sleep_asked.clear()
+                self._forget_load()
+                self._settle_not_awake(UNLOADED)
+                if not self._end_of_process_asked.is_set():
+                    self.asleep.settle()
             if self._end_of_process_asked.is_set():
                 self.keeps_process = False
                 await self.loader.backend.stop()

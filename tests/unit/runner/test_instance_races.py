@@ -10,6 +10,7 @@ from kit.recipes import http_recipe
 from runner_svc.instance.lifecycle_loop import BEFORE_END_SECONDS
 from runner_svc.instance.settings import SleepSettings
 from runner_svc.policy.lifecycle import Phase
+from runner_svc.policy.load_plan import LoadPlan, LoadSpec
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -42,6 +43,18 @@ async def test_unload_takes_precedence_at_the_moment_a_load_ends() -> None:
             await stage.instance.wake()
             await stage.advance(10.0)
             assert stage.state == ASLEEP, f"it stayed awake, unloaded {turns} turns after it was ready"
+
+
+async def test_unload_takes_precedence_over_a_reload_with_other_options_at_any_moment() -> None:
+    """Regression: an unload during the reload's own unload returned, and then the model was loaded."""
+    for turns in range(1, 40):
+        async with living() as stage:
+            load = asyncio.create_task(stage.instance.load(LoadSpec(plan=LoadPlan(parameters={"mlock": True}))))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await stage.instance.unload()
+            await asyncio.gather(load, return_exceptions=True)
+            assert stage.state == ASLEEP, f"it is awake, unloaded {turns} turns after the load began"
 
 
 async def test_cancelled_stop_still_ends_the_backend() -> None:
