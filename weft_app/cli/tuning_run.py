@@ -230,8 +230,8 @@ class TuningRun:
         self._client_id = new_id(CLIENT_ID)
         self._watch = CallerWatch(home, self._client_id, model.elsewhere)
         self._continuations: Sequence[str] = ()
-        self._is_changed = False
-        """Whether the model is not loaded as it was before the search."""
+        self._load: Document | None = None
+        """Operation of the last load; empty: unknown; None: the model is loaded as it was before the search."""
         self.trials: list[Trial] = []
         """Trials so far."""
 
@@ -323,10 +323,11 @@ class TuningRun:
         return best
 
     def _loaded(self, api: MeshApi, settings: Settings) -> float:
-        self._is_changed = True
         action = {"type": "load", "model": self._model.name, "settings": self._model.options_with(settings)}
         # A load is not cancelled: that would fail the callers that wait for it.
-        ended = follow(api, begin(api, action), shown=False, interrupted=lambda _: None)
+        self._load = {}
+        self._load = begin(api, action)
+        ended = follow(api, self._load, shown=False, interrupted=lambda _: None)
         self._watch.require_none()
         return float(ended.get("result", {}).get("loadSeconds", 0.0))
 
@@ -361,10 +362,14 @@ class TuningRun:
 
     def _restore(self) -> None:
         """Loads the model as it was before the search."""
-        if not self._is_changed:
+        if self._load is None:
             return
         model = self._model
         with connect(self._home, CALL_TIMEOUT_SECONDS) as api:
+            if self._load:
+                # It may go on after Ctrl-C, and would end after what follows.
+                with suppress(WeftError):
+                    follow(api, self._load, shown=False)
             if model.was_loaded and model.loaded_by_operation:
                 follow(api, begin(api, {"type": "load", "model": model.name, "settings": model.options}), shown=False)
             else:
@@ -373,7 +378,7 @@ class TuningRun:
                     # Only a request loads it as configured, keep-alive included.
                     body = {"model": model.name, "prompt": "a", "max_tokens": 1}
                     api.post("/v1/completions", body, {"X-Client-Id": self._client_id})
-        self._is_changed = False
+        self._load = None
 
 
 def _prefixes() -> Sequence[str]:
