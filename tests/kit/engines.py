@@ -45,6 +45,14 @@ def control_of(backend: Backend) -> FakeControl:
     return FakeControl(re.findall(r"listening on (http://\S+)", "\n".join(backend.log_lines(100)))[-1])
 
 
+async def told_lines(backend: Backend, beginning: str, count: int) -> list[str]:
+    """The lines of an engine with this beginning, once there are so many: its output is not read before its answer."""
+    async with asyncio.timeout(ANSWER_SECONDS):
+        while len(lines := [line for line in backend.log_lines(10_000) if line.startswith(beginning)]) < count:  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.01)
+    return lines
+
+
 @asynccontextmanager
 async def started(
     backend: AnyBackend, order: LoadOrder | None = None

@@ -13,7 +13,7 @@ import pytest
 from conformance_subject import BY_NAME, findings_of, subject
 from hosted_stage import SWITCHES, model_folder, scripted
 from kit.engine_settings import engine_settings
-from kit.engines import CALL, chat, events_of, frames_of, reply, started
+from kit.engines import CALL, chat, events_of, frames_of, reply, started, told_lines
 from kit.failures import fails
 from runner_harness import ready_runner
 
@@ -83,8 +83,9 @@ def _with_extra(payload: chat_pb2.ChatPayload, **numbers: int) -> chat_pb2.ChatP
 
 async def _cached(backend: CTranslate2Backend, text: str, call: CallInfo = CALL) -> int:
     """Returns the cached tokens that the engine tells, which are those that the library had."""
+    count = len(await told_lines(backend, "prompt: ", 0))
     told = (await events_of(backend, chat(text), call))[-1].finished.receipt.usage.cached_prompt_tokens
-    said = [line for line in backend.log_lines(1000) if line.startswith("prompt: ")][-1]
+    said = (await told_lines(backend, "prompt: ", count + 1))[-1]
     assert told == int(said.split()[1])
     return told
 
@@ -184,7 +185,7 @@ async def test_cached_prompts_are_counted_by_the_library_and_dropped_by_a_flush(
         assert await _cached(backend, "hello") > 0
         erased = await backend.erase_cache()
         assert (erased.entry_count, erased.token_count) == (1, len("<[user]hello[assistant]") - 2)
-        assert "unloaded" in backend.log_lines(1000)
+        assert await told_lines(backend, "unloaded", 1)
         assert await _cached(backend, "hello") == 0
         assert await backend.erase_cache(()) == await backend.erase_cache([])
 
@@ -248,7 +249,7 @@ async def test_model_sleeps_and_wakes_in_its_process(model: Path) -> None:
         engine = backend.process_id
         assert await _cached(backend, "hello") == 0
         assert await backend.sleep()
-        assert "unloaded" in backend.log_lines(100)
+        assert await told_lines(backend, "unloaded", 1)
         assert backend.process_id == engine
         with fails(Reason.BACKEND_NOT_READY):
             await frames_of(backend, chat())

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hosted_stage import SWITCHES, scripted
 from kit.engine_settings import engine_settings
-from kit.engines import ANSWER_SECONDS, CALL, started
+from kit.engines import ANSWER_SECONDS, CALL, started, told_lines
 from kit.failures import fails
 from typing_extensions import override
 
@@ -287,7 +287,7 @@ async def test_out_of_memory_fails_only_the_request_and_suggests_remedies(model:
         assert "CUDA out of memory" in message
         assert await _made(backend, _payload())
         assert backend.process_id == pid
-        assert "freed" in backend.log_lines(100), "nothing of the failed request stays on the device"
+        assert await told_lines(backend, "freed", 1), "nothing of the failed request stays on the device"
     with fails(Reason.OUT_OF_MEMORY, "cpu_offload"):
         await _backend(model, {"load_needs_too_much": True}).start()
 

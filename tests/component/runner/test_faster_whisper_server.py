@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hosted_stage import scripted
 from kit.engine_settings import engine_settings
-from kit.engines import ANSWER_SECONDS, CALL, START_SECONDS, started
+from kit.engines import ANSWER_SECONDS, CALL, START_SECONDS, started, told_lines
 from kit.failures import fails
 from kit.presence import present
 
@@ -65,9 +65,9 @@ async def _heard(
     return collected_transcription(frames), [event for frame in frames for event in frame]
 
 
-def _calls(backend: FasterWhisperBackend) -> list[tuple[float, dict[str, Any]]]:
-    """What the library was given: seconds and options of each call."""
-    lines = [line for line in backend.log_lines(1000) if line.startswith("heard ")]
+async def _calls(backend: FasterWhisperBackend, count: int) -> list[tuple[float, dict[str, Any]]]:
+    """What the library was given, seconds and options of each call, once there are so many."""
+    lines = await told_lines(backend, "heard ", count)
     return [(float(line.split()[1]), json.loads(line.partition(" with ")[2])) for line in lines]
 
 
@@ -116,7 +116,7 @@ async def test_transcription_has_segments_with_statistics_and_requested_words(mo
 async def test_long_recording_is_split_into_gapless_pieces_with_previous_text_as_context(model: Path) -> None:
     async with _running(model) as (backend, _):
         heard, events = await _heard(backend, _payload({"prompt": "ab"}, seconds=400))
-        calls = _calls(backend)
+        calls = await _calls(backend, 3)
     starts = [segment.start_seconds for segment in heard.segments]
     assert starts == [29.0 * number for number in range(14)]
     assert heard.segments[-1].end_seconds == 400.0
@@ -135,13 +135,13 @@ async def test_long_recording_is_split_into_gapless_pieces_with_previous_text_as
 async def test_high_temperature_text_is_not_used_as_context(model: Path) -> None:
     async with _running(model, {"temperature": 0.8}) as (backend, _):
         await _frames(backend, _payload({"prompt": "ab"}, seconds=200))
-        assert _calls(backend)[1][1]["initial_prompt"] is None
+        assert (await _calls(backend, 2))[1][1]["initial_prompt"] is None
 
 
 async def test_silent_piece_is_not_sent_to_the_model(model: Path) -> None:
     async with _running(model) as (backend, _):
         heard, events = await _heard(backend, _payload(seconds=14_000, peak=0.0, stated=0))
-        assert _calls(backend) == []
+        assert await _calls(backend, 0) == []
     assert (heard.text, list(heard.segments)) == ("", [])
     assert events[-1].finished.receipt.usage.audio_milliseconds == 14_000_000
 
@@ -154,13 +154,14 @@ async def test_voice_detection_transcribes_only_speech(model: Path) -> None:
         _,
     ):
         heard, _ = await _heard(backend, _payload(seconds=100))
-        assert [(seconds, options["vad_filter"]) for seconds, options in _calls(backend)] == [(40.0, True)]
+        assert [(seconds, options["vad_filter"]) for seconds, options in await _calls(backend, 1)] == [(40.0, True)]
         assert heard.segments[0].start_seconds == 10.0
         await _heard(backend, _payload({"voice_detection": False}, seconds=100))
-        assert (_calls(backend)[-1][0], _calls(backend)[-1][1]["vad_filter"]) == (100.0, False)
+        seconds, options = (await _calls(backend, 2))[-1]
+        assert (seconds, options["vad_filter"]) == (100.0, False)
     async with _running(model, {"voices": []}) as (backend, _):
         heard, _ = await _heard(backend, _payload({"voice_detection": True}, seconds=400))
-        assert (heard.text, _calls(backend)) == ("", [])
+        assert (heard.text, await _calls(backend, 0)) == ("", [])
 
 
 @pytest.mark.slow("starts engine processes")
@@ -168,7 +169,7 @@ async def test_request_parameters_reach_the_library(model: Path) -> None:
     async with _running(model, beam_size=3) as (backend, _):
         await _frames(backend, _payload({"language": "NL", "translate": True, "temperature": 0.5}))
         await _frames(backend, _payload({"temperature": 0.0}))
-        (_, given), (_, plain) = _calls(backend)
+        (_, given), (_, plain) = await _calls(backend, 2)
     assert (given["language"], given["task"], given["beam_size"]) == ("nl", "translate", 3)
     assert given["temperature"] == [0.5, 0.7, 0.9]
     assert (plain["task"], "temperature" in plain) == ("transcribe", False), "0 is where the library begins"
@@ -237,7 +238,7 @@ async def test_cancelled_request_stops_at_the_next_window(model: Path) -> None:
             while not has_content(await anext(frames)):
                 pass
         assert (await _heard(backend, _payload()))[0].text == "0"
-        assert len(_calls(backend)) < 6, "most of the recording was not heard"
+        assert len(await _calls(backend, 2)) < 6, "most of the recording was not heard"
 
 
 @pytest.mark.slow("starts engine processes")
