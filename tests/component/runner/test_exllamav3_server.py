@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hosted_stage import SWITCHES, model_folder, scripted
 from kit.engine_settings import engine_settings
-from kit.engines import CALL, chat, events_of, frames_of, reply, started
+from kit.engines import CALL, chat, events_of, frames_of, reply, started, told_lines
 from kit.failures import fails
 from kit.one_model import OneModel
 from library_signatures import text_of
@@ -115,8 +115,9 @@ def _with_extra(payload: chat_pb2.ChatPayload, **values: int | str | list[str]) 
 
 async def _cached(backend: ExllamaV3Backend, text: str, salt: str) -> int:
     """Returns the cached tokens that the engine tells, which are those that the library had."""
+    count = len(await told_lines(backend, "prompt: ", 0))
     told = (await events_of(backend, chat(text), _of(salt)))[-1].finished.receipt.usage.cached_prompt_tokens
-    said = [line for line in backend.log_lines(10_000) if line.startswith("prompt: ")][-1]
+    said = (await told_lines(backend, "prompt: ", count + 1))[-1]
     assert told == int(said.split()[1])
     return told
 
@@ -134,15 +135,6 @@ async def _first_content(frames: AsyncGenerator[Frame]) -> None:
     async with asyncio.timeout(20.0):
         while not has_content(await anext(frames)):
             pass
-
-
-async def _until_logged(backend: ExllamaV3Backend, begin: str) -> str:
-    async with asyncio.timeout(5.0):
-        while True:
-            for line in backend.log_lines(10_000):
-                if line.startswith(begin):
-                    return line
-            await asyncio.sleep(0.01)
 
 
 async def test_prompt_begins_with_a_bos_token_unless_the_tokenizer_adds_none(model: Path) -> None:
@@ -318,7 +310,7 @@ async def test_prefill_progress_is_reported_and_a_cancelled_prefill_is_cancelled
                 reports = [(await anext(frames))[0].progress for _ in range(2)]
         assert [report.processed_tokens for report in reports] == [256, 512]
         assert {report.prompt_tokens for report in reports} == {5000 + len("<[user][assistant]")}
-        line = await _until_logged(backend, "cancelled after")
+        line = (await told_lines(backend, "cancelled after", 1))[0]
         done, written = map(int, re.findall(r"\d+", line)[::2])
         assert done < 4000
         assert written == 0

@@ -269,7 +269,7 @@ async def test_sleeping_model_is_unloaded_and_wakes_in_its_process(model: Path) 
     async with _running(model, sleeps_in_place=True) as (backend, facts):
         process = backend.process_id
         assert await backend.sleep()
-        assert "unloaded" in backend.log_lines(10)
+        assert await told_lines(backend, "unloaded", 1)
         assert await backend.start() == facts
         assert backend.process_id == process
         assert (await _heard(backend, _payload()))[0].text == "0"
