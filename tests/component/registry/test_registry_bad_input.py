@@ -9,7 +9,6 @@ from kit.resources import declared
 from registry_harness import AGENT, MODEL, RUNNER, RunningRegistry, SomeRunner, an_agent, declare, manifest, ready
 
 from weft.api.registry.v1 import (
-    agent_pb2,
     declaration_service_pb2,
     join_token_service_pb2,
     registry_service_pb2,
@@ -21,30 +20,11 @@ from weft.kernel.reasons import Reason
 
 Send = Callable[[RunningRegistry, Any], Awaitable[object]]
 
-HOSTILE_NAMES = {
-    "traversal": "../../etc/passwd",
-    "traversal within": "a/../../b",
-    "backslashes": "..\\windows",
-    "option": "--adopt",
-    "hidden": ".ssh",
-    "space": "m 1",
-    "newline at the end": "m1\n",
-    "NUL": "m1\0",
-    "escape": "m1\x1b[2J",
-    "C1": "m1\x9b2J",
-    "ten kilobytes": "m" * 10_240,
-    "zero width": "m\u200b1",
-    "right to left": "m\u202e1",
-    "SQL": "'; drop table models; --",
-}
-NAMES_IN_OTHER_SCRIPTS = {
-    "Cyrillic": "m\u043edel",
-    "full width": "\uff4d1",
-    "ligature": "\ufb01ne",
-    "digit of another script": "m\u0661",
-}
+HOSTILE_NAMES = ("../../etc/passwd", "m1\x1b[2J")
+"""`test_names.py` has every kind of them."""
+LETTERS_OF_ANOTHER_SCRIPT = "m\u043edel"
 """A request may name a model by them, as `ascii_name` makes them distinct ASCII names; nothing is registered so."""
-EVERY_NAME = (*HOSTILE_NAMES.values(), *NAMES_IN_OTHER_SCRIPTS.values())
+EVERY_NAME = (*HOSTILE_NAMES, LETTERS_OF_ANOTHER_SCRIPT)
 
 
 def _instance(name: str) -> runner_pb2.Capability:
@@ -106,7 +86,7 @@ async def _require_refusal(mesh: RunningRegistry, send: Send, value: Any, field:
 @pytest.mark.parametrize("field", NAMING)
 async def test_hostile_names_are_rejected_in_every_field(mesh: RunningRegistry, field: str) -> None:
     await SomeRunner(mesh).open()
-    for name in HOSTILE_NAMES.values() if field == "name" else EVERY_NAME:
+    for name in HOSTILE_NAMES if field == "name" else EVERY_NAME:
         message = await _require_refusal(mesh, NAMING[field], name, field)
         assert name not in message
 
@@ -117,7 +97,7 @@ async def test_hostile_names_in_reports_and_event_filters_are_rejected(mesh: Run
         await _require_refusal(
             mesh, lambda _, name: runner.beat(_instance(name)), name, "capability.instances[0].model"
         )
-    for name in HOSTILE_NAMES.values():
+    for name in HOSTILE_NAMES:
         await _require_refusal(mesh, lambda mesh, name: mesh.registry.ListEvents(_events(name)), name, "name")
     await runner.beat(ready())
 
@@ -140,59 +120,11 @@ async def test_names_are_case_sensitive(mesh: RunningRegistry) -> None:
     assert await mesh.apply(declare("m1"), declare("M1")) == ["model m1 created", "model M1 created"]
 
 
-CONTROL_CHARACTERS = ("\0", "\x07", "\x1b", "\r", "\x7f", "\x9b")
-
-
-def _prompting(text: str) -> agent_pb2.AgentManifest:
-    return an_agent("a1", prompt=text)
-
-
-def _described(text: str) -> agent_pb2.AgentManifest:
-    described = an_agent("a1")
-    described.description = text
-    return described
-
-
-@pytest.mark.parametrize(("make", "member"), [(_prompting, "system_prompt"), (_described, "description")])
-async def test_text_with_terminal_escapes_is_rejected(
-    mesh: RunningRegistry, make: Callable[[str], agent_pb2.AgentManifest], member: str
-) -> None:
-    async def publish(mesh: RunningRegistry, agent: agent_pb2.AgentManifest) -> object:
-        return await SomeRunner(mesh, agents=(agent,)).open()
-
-    async def apply(mesh: RunningRegistry, agent: agent_pb2.AgentManifest) -> object:
-        return await mesh.apply(declare("m1"), declared(agent=agent))
-
-    for character in CONTROL_CHARACTERS:
-        agent = make(f"before{character}after")
-        await _require_refusal(mesh, publish, agent, f"agents[0].{member}")
-        await _require_refusal(mesh, apply, agent, f"declarations[1].agent.{member}")
-    await apply(mesh, make("Two lines:\n\twith a tab, and an \U0001f469\u200d\U0001f4bb."))
-
-
 async def test_colored_engine_output_is_sanitized_instead_of_rejected(mesh: RunningRegistry) -> None:
     runner = await SomeRunner(mesh).open()
     await runner.beat(ready(detail="\x1b[31mout of memory\x1b[0m\r\n\0at layer 7"))
     (instance,) = (await mesh.runner("r1")).capability.instances
     assert instance.detail == " [31mout of memory [0m \n at layer 7"
-
-
-@pytest.mark.parametrize(
-    ("names", "field"),
-    [
-        (["x" * 129], "capability.tool_names[0]"),
-        (["files.read", "a\nb"], "capability.tool_names[1]"),
-        (["files.read", "files.read"], "capability.tool_names[1]"),
-        ([f"tool-{number}" for number in range(1_025)], "capability.tool_names"),
-    ],
-)
-async def test_invalid_tool_names_are_rejected(mesh: RunningRegistry, names: list[str], field: str) -> None:
-    runner = await SomeRunner(mesh).open()
-
-    async def beat(_: RunningRegistry, report: runner_pb2.Capability) -> None:
-        await runner.beat(report)
-
-    await _require_refusal(mesh, beat, runner_pb2.Capability(tool_names=names), field)
 
 
 @pytest.mark.slow("floods a service")

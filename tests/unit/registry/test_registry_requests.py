@@ -174,6 +174,22 @@ def test_report_lists_every_model_once_and_a_bounded_number() -> None:
 
 
 @pytest.mark.parametrize(
+    ("names", "field"),
+    [
+        (["x" * 129], "capability.tool_names[0]"),
+        (["files.read", "a\nb"], "capability.tool_names[1]"),
+        (["files.read", "files.read"], "capability.tool_names[1]"),
+        ([f"tool-{number}" for number in range(1_025)], "capability.tool_names"),
+    ],
+)
+def test_report_with_invalid_tool_names_is_refused(names: list[str], field: str) -> None:
+    request = a_heartbeat()
+    request.capability.tool_names.extend(names)
+    with refused(field=field):
+        valid_heartbeat(request, CONFIG)
+
+
+@pytest.mark.parametrize(
     ("change", "field"),
     [({"sequence": -1}, "sequence"), ({"session_id": ""}, "session_id"), ({"incarnation": ""}, "incarnation")],
 )

@@ -34,7 +34,7 @@ from router_svc.simulation.engine import Simulation
 from kit.random_scenario import random_scenario
 from kit.random_scenario import real_scheduler
 digest = sha256()
-for seed in range(12):
+for seed in range(25):
     scenario = random_scenario(seed)
     simulation = Simulation(scenario, real_scheduler(scenario), explained=range(1, 200))
     simulation.run()
@@ -69,9 +69,9 @@ def test_run_does_not_depend_on_string_hashing() -> None:
             check=True,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=100,
         ).stdout
-        for hash_seed in (1, 2, 3)
+        for hash_seed in (1, 2)
     }
     assert len(digests) == 1
     assert len(digests.pop().strip()) == 64
@@ -84,54 +84,6 @@ def test_traffic_does_not_depend_on_how_it_is_served() -> None:
         [(each.arrival.spec, each.arrival.arrived_at) for each in requests_of(run)] for run in (scenario, slower)
     )
     assert drawn == other
-
-
-TESTS = Path(__file__).parents[2]
-
-SCENARIOS = 25
-
-SAME_DECISIONS = f"""
-import hashlib
-from router_svc.policy.scheduler import Scheduler
-from kit.random_scenario import check_seed
-
-digest = hashlib.sha256()
-
-def told(name):
-    decide = getattr(Scheduler, name)
-    def telling(*arguments, **named):
-        decisions = decide(*arguments, **named)
-        for each in decisions or ():
-            where = getattr(getattr(each, "candidate", None), "model", "")
-            digest.update(repr((type(each).__name__, getattr(each, "key", ""), getattr(each, "model", where))).encode())
-        return decisions
-    setattr(Scheduler, name, telling)
-
-for name in ("apply", "submit", "report_failed", "finish", "wake_finished", "tick"):
-    told(name)
-for seed in range({SCENARIOS}):
-    check_seed(seed)
-print(digest.hexdigest())
-"""
-
-
-def _decided(hash_seed: int) -> str:
-    environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed), "PYTHONPATH": str(TESTS)}
-    run = subprocess.run(
-        [sys.executable, "-c", SAME_DECISIONS],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
-    return run.stdout
-
-
-@pytest.mark.nightly("replays 25 scenarios in two Pythons")
-def test_queues_changed_together_are_processed_in_the_same_order_in_every_process() -> None:
-    assert len({_decided(hash_seed) for hash_seed in (1, 2)}) == 1
 
 
 def pool_with_a_dead_runner(*, loaded: bool) -> Scenario:

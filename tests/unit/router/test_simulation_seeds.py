@@ -1,9 +1,9 @@
-"""Random scenarios with every rule checked: three seeds, and a thousand by night."""
+"""Random scenarios with every rule checked: three seeds, and two thousand by night."""
 
 import pytest
 from kit.random_scenario import FEWEST_REQUESTS, check_seed
 
-SEEDS, SEEDS_AT_A_TIME = 1000, 100
+SEEDS, SEEDS_AT_A_TIME = 2000, 100
 _STATISTICS = pytest.mark.nightly("statistics of the simulator")
 _BATCHES = [
     range(5, 8),
