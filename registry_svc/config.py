@@ -342,6 +342,8 @@ class RegistryConfig(RegistrySettings):
     """Maximum number of declared profiles."""
     max_workflows: int = 256
     """Maximum number of declared workflows."""
+    max_trials: int = 100
+    """Maximum number of declared trials."""
     max_tenants: int = 10_000
     """Maximum number of declared tenants."""
     tenants: "tuple[TenantManifest, ...]" = ()

@@ -29,6 +29,7 @@ from registry_svc.mesh.servicers import (
 )
 from registry_svc.mesh.sessions import SessionManager
 from registry_svc.mesh.store import SqlStore
+from registry_svc.mesh.trials import TrialServicer
 from registry_svc.mesh.unowned import UnownedModels
 from registry_svc.operations.governance import build_gate
 from registry_svc.operations.operations import OperationService
@@ -128,6 +129,7 @@ class RegistryService:
             ProfileServicer(Profiles(core, declarations, operations, calls)),
             SecretServicer(self._secrets),
             SettingsServicer(SettingsManager(core)),
+            TrialServicer(core),
         )
 
     @property

@@ -113,6 +113,7 @@ async def test_list_applies_its_filters(kept: SqlTaskStore) -> None:
     await kept.submit(a_task("task-2", lane=LANE._replace(model="other")))
     await begun(kept, "task-3")
     await kept.submit(a_task("task-4", batch="batch-1", line=4))
+    await kept.submit(a_task("task-5", lane=LANE._replace(model="other"), origin_kind="trial:a"))
     for query, expected in (
         (task_service_pb2.ListTasksRequest(states=frozenset({task_pb2.TASK_STATE_RUNNING})), ["task-3"]),
         (
@@ -122,6 +123,7 @@ async def test_list_applies_its_filters(kept: SqlTaskStore) -> None:
             ["task-4", "task-3", "task-1"],
         ),
         (task_service_pb2.ListTasksRequest(batch="batch-1"), ["task-4"]),
+        (task_service_pb2.ListTasksRequest(origin_kind="trial:a"), ["task-5"]),
         (task_service_pb2.ListTasksRequest(states=frozenset({task_pb2.TASK_STATE_FAILED})), []),
     ):
         assert [task.id for task in (await kept.list_page("ann", query)).tasks] == expected

@@ -23,6 +23,7 @@ from weft.api.registry.v1 import (
     runner_pb2,
     settings_pb2,
     tenant_pb2,
+    trial_pb2,
     wake_pb2,
     workflow_pb2,
 )
@@ -146,6 +147,8 @@ class FleetView:
     """Registered routers by name."""
     tenants: Mapping[str, tenant_pb2.Tenant] = field(default_factory=dict)
     """Declared or configured tenants by name."""
+    trials: Mapping[str, trial_pb2.Trial] = field(default_factory=dict)
+    """Declared trials by name."""
 
     @cached_property
     def targets(self) -> frozenset[str]:
@@ -333,6 +336,7 @@ _FOLDINGS: Mapping[str, _Folding] = MappingProxyType(
         "alias": _Folding("aliases", alias_pb2.Alias),
         "workflow": _Folding("workflows", workflow_pb2.RegisteredWorkflow),
         "tenant": _Folding("tenants", tenant_pb2.Tenant),
+        "trial": _Folding("trials", trial_pb2.Trial),
     }
 )
 

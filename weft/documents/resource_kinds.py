@@ -27,6 +27,7 @@ class ResourceKind(StrEnum):
     PROFILE = "profile"
     WORKFLOW = "workflow"
     TENANT = "tenant"
+    TRIAL = "trial"
     for module in _MODULES:
         if module.upper() not in vars():
             vars()[module.upper()] = module

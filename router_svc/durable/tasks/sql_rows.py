@@ -206,7 +206,8 @@ def end_parameters(row: Any, failure: task_pb2.TaskError, now: float) -> dict[st
 def mark_of(tenant: str, request: pb.ListTasksRequest) -> bytes:
     """Returns a digest of the filters, by which a page token is bound to its query."""
     own: tuple[object, ...] = (tenant, sorted(set(request.states)), request.model, request.batch)
-    filters = repr((*own, request.caller, request.request_id) if request.caller or request.request_id else own)
+    later = (request.caller, request.request_id, request.origin_kind)
+    filters = repr((*own, *later) if any(later) else own)
     return hashlib.sha256(filters.encode("utf-8", "surrogatepass")).digest()[:_TOKEN_MARK_BYTES]
 
 

@@ -148,7 +148,7 @@ class SqlTaskStore:
         before = sql_rows.seq_of(request.page_token, mark) if request.page_token else NO_SEQ
         values: dict[str, Any] = {"tenant": tenant, "before": before, "limit": size + 1}
         wanted = ""
-        for column in ("model", "caller", "request_id", "batch"):
+        for column in ("model", "caller", "request_id", "origin_kind", "batch"):
             if value := getattr(request, column):
                 wanted += f" AND {'batch_id' if column == 'batch' else column} = :{column}"
                 values[column] = value

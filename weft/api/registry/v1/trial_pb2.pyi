@@ -68,7 +68,7 @@ class TrialManifest(google.protobuf.message.Message):
     ALIAS_FIELD_NUMBER: builtins.int
     DESCRIPTION_FIELD_NUMBER: builtins.int
     name: builtins.str
-    """Name of the trial; same format as a model name. Trials have their own namespace."""
+    """Name of the trial; same format as a model name, at most 58 characters. Trials have their own namespace."""
     candidate: builtins.str
     """What answers again: a model or pool by name, "agent/NAME" or "route/NAME"."""
     against: builtins.str
@@ -78,7 +78,7 @@ class TrialManifest(google.protobuf.message.Message):
     share_percent: builtins.float
     """Share of the requests, in percent."""
     max_pairs: builtins.int
-    """Number of pairs at which the trial is complete; 0: 100. Several gateways may exceed it by one pair each."""
+    """Number of pairs at which the trial is complete; 0: 100. Each gateway or router may exceed it by one pair."""
     alias: builtins.str
     """Alias that a switch points to the candidate, and a revert back to `against`. Empty: there is none, so callers name
     the model themselves.
@@ -126,9 +126,6 @@ class Trial(google.protobuf.message.Message):
     MANIFEST_FIELD_NUMBER: builtins.int
     CREATE_TIME_FIELD_NUMBER: builtins.int
     VERDICTS_FIELD_NUMBER: builtins.int
-    ID_FIELD_NUMBER: builtins.int
-    id: builtins.str
-    """Id, which is accepted wherever the name is. It changes if the resource is deleted and created again."""
     @property
     def manifest(self) -> global___TrialManifest:
         """The manifest as declared."""
@@ -147,10 +144,9 @@ class Trial(google.protobuf.message.Message):
         manifest: global___TrialManifest | None = ...,
         create_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         verdicts: collections.abc.Mapping[builtins.str, global___Verdict.ValueType] | None = ...,
-        id: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["create_time", b"create_time", "manifest", b"manifest"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["create_time", b"create_time", "id", b"id", "manifest", b"manifest", "verdicts", b"verdicts"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["create_time", b"create_time", "manifest", b"manifest", "verdicts", b"verdicts"]) -> None: ...
 
 global___Trial = Trial
 

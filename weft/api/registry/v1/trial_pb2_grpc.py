@@ -48,7 +48,7 @@ class TrialServiceServicer(object):
 
     def JudgePair(self, request, context):
         """JudgePair records the verdict about a pair, in place of an earlier one. NOT_FOUND / NOT_FOUND for an unknown trial or
-        one of another tenant, RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES at `max_pairs` verdicts.
+        one of another tenant, RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES at 2,000 verdicts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

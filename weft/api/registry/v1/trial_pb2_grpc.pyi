@@ -26,7 +26,7 @@ class TrialServiceStub:
         weft.api.registry.v1.trial_pb2.JudgePairResponse,
     ]
     """JudgePair records the verdict about a pair, in place of an earlier one. NOT_FOUND / NOT_FOUND for an unknown trial or
-    one of another tenant, RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES at `max_pairs` verdicts.
+    one of another tenant, RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES at 2,000 verdicts.
     """
 
 class TrialServiceAsyncStub:
@@ -37,7 +37,7 @@ class TrialServiceAsyncStub:
         weft.api.registry.v1.trial_pb2.JudgePairResponse,
     ]
     """JudgePair records the verdict about a pair, in place of an earlier one. NOT_FOUND / NOT_FOUND for an unknown trial or
-    one of another tenant, RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES at `max_pairs` verdicts.
+    one of another tenant, RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES at 2,000 verdicts.
     """
 
 class TrialServiceServicer(metaclass=abc.ABCMeta):
@@ -50,7 +50,7 @@ class TrialServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.trial_pb2.JudgePairResponse, collections.abc.Awaitable[weft.api.registry.v1.trial_pb2.JudgePairResponse]]:
         """JudgePair records the verdict about a pair, in place of an earlier one. NOT_FOUND / NOT_FOUND for an unknown trial or
-        one of another tenant, RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES at `max_pairs` verdicts.
+        one of another tenant, RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES at 2,000 verdicts.
         """
 
 def add_TrialServiceServicer_to_server(servicer: TrialServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

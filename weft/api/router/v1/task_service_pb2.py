@@ -27,7 +27,7 @@ from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_do
 from weft.api.router.v1 import task_pb2 as weft_dot_api_dot_router_dot_v1_dot_task__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%weft/api/router/v1/task_service.proto\x12\x12weft.api.router.v1\x1a\x1fweft/api/common/v1/access.proto\x1a!weft/api/common/v1/document.proto\x1a\x1dweft/api/router/v1/task.proto\"\x82\x01\n\x11SubmitTaskRequest\x12*\n\x04spec\x18\x01 \x01(\x0b\x32\x1c.weft.api.router.v1.TaskSpec\x12\x17\n\x0fidempotency_key\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x14\n\x0crequested_by\x18\x04 \x01(\t\"M\n\x12SubmitTaskResponse\x12&\n\x04task\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.Task\x12\x0f\n\x07\x65xisted\x18\x02 \x01(\x08\"\x1c\n\x0eGetTaskRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\xbd\x01\n\x0fGetTaskResponse\x12\x30\n\x04task\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.TaskB\x08\x92\xb5\x18\x04\x10\x02 \x01\x12\x32\n\x04spec\x18\x02 \x01(\x0b\x32\x1c.weft.api.router.v1.TaskSpecB\x06\x92\xb5\x18\x02\x18\x01\x12\x31\n\x08\x61ttempts\x18\x03 \x03(\x0b\x32\x1f.weft.api.router.v1.TaskAttempt:\x11\xb2\xb5\x18\r\x12\x0bTaskDetails\"\xaa\x01\n\x10ListTasksRequest\x12-\n\x06states\x18\x01 \x03(\x0e\x32\x1d.weft.api.router.v1.TaskState\x12\r\n\x05model\x18\x02 \x01(\t\x12\r\n\x05\x62\x61tch\x18\x03 \x01(\t\x12\x11\n\tpage_size\x18\x04 \x01(\x05\x12\x12\n\npage_token\x18\x05 \x01(\t\x12\x0e\n\x06\x63\x61ller\x18\x06 \x01(\t\x12\x12\n\nrequest_id\x18\x07 \x01(\t\"\x9c\x01\n\x11ListTasksResponse\x12\x36\n\x05tasks\x18\x01 \x03(\x0b\x32\x18.weft.api.router.v1.TaskB\r\x92\xb5\x18\t\n\x05items\x10\x01\x12\x1f\n\x0fnext_page_token\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x18\x01\x12\x0e\n\x06notice\x18\x03 \x01(\t:\x1e\xb2\xb5\x18\x1a\n\x08TaskList\x12\x0eTaskRecordList\"\x1f\n\x11\x43\x61ncelTaskRequest\x12\n\n\x02id\x18\x01 \x01(\t\"<\n\x12\x43\x61ncelTaskResponse\x12&\n\x04task\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.Task\"3\n\x10WatchTaskRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0b\x61\x66ter_event\x18\x02 \x01(\x03\"u\n\x11WatchTaskResponse\x12(\n\x04task\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.TaskH\x00\x12.\n\x05piece\x18\x02 \x01(\x0b\x32\x1d.weft.api.router.v1.TaskPieceH\x00\x42\x06\n\x04news\"\'\n\x11WatchTasksRequest\x12\x12\n\npast_count\x18\x01 \x01(\x05\"n\n\x12WatchTasksResponse\x12(\n\x04task\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.TaskH\x00\x12\x14\n\ndeleted_id\x18\x02 \x01(\tH\x00\x12\x10\n\x06synced\x18\x03 \x01(\x08H\x00\x42\x06\n\x04news\"\x1f\n\x11\x44\x65leteTaskRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\x14\n\x12\x44\x65leteTaskResponse2\xa8\x06\n\x0bTaskService\x12u\n\nSubmitTask\x12%.weft.api.router.v1.SubmitTaskRequest\x1a&.weft.api.router.v1.SubmitTaskResponse\"\x18\xb2\xb5\x18\x10inference:create\xb8\xb5\x18\x01\x12i\n\x07GetTask\x12\".weft.api.router.v1.GetTaskRequest\x1a#.weft.api.router.v1.GetTaskResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0einference:view\x12o\n\tListTasks\x12$.weft.api.router.v1.ListTasksRequest\x1a%.weft.api.router.v1.ListTasksResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0einference:view\x12r\n\nCancelTask\x12%.weft.api.router.v1.CancelTaskRequest\x1a&.weft.api.router.v1.CancelTaskResponse\"\x15\x90\x02\x02\xb2\xb5\x18\x0einference:edit\x12n\n\tWatchTask\x12$.weft.api.router.v1.WatchTaskRequest\x1a%.weft.api.router.v1.WatchTaskResponse\"\x12\xb2\xb5\x18\x0einference:view0\x01\x12q\n\nWatchTasks\x12%.weft.api.router.v1.WatchTasksRequest\x1a&.weft.api.router.v1.WatchTasksResponse\"\x12\xb2\xb5\x18\x0einference:view0\x01\x12o\n\nDeleteTask\x12%.weft.api.router.v1.DeleteTaskRequest\x1a&.weft.api.router.v1.DeleteTaskResponse\"\x12\xb2\xb5\x18\x0einference:editb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%weft/api/router/v1/task_service.proto\x12\x12weft.api.router.v1\x1a\x1fweft/api/common/v1/access.proto\x1a!weft/api/common/v1/document.proto\x1a\x1dweft/api/router/v1/task.proto\"\x82\x01\n\x11SubmitTaskRequest\x12*\n\x04spec\x18\x01 \x01(\x0b\x32\x1c.weft.api.router.v1.TaskSpec\x12\x17\n\x0fidempotency_key\x18\x02 \x01(\t\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x14\n\x0crequested_by\x18\x04 \x01(\t\"M\n\x12SubmitTaskResponse\x12&\n\x04task\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.Task\x12\x0f\n\x07\x65xisted\x18\x02 \x01(\x08\"\x1c\n\x0eGetTaskRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\xbd\x01\n\x0fGetTaskResponse\x12\x30\n\x04task\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.TaskB\x08\x92\xb5\x18\x04\x10\x02 \x01\x12\x32\n\x04spec\x18\x02 \x01(\x0b\x32\x1c.weft.api.router.v1.TaskSpecB\x06\x92\xb5\x18\x02\x18\x01\x12\x31\n\x08\x61ttempts\x18\x03 \x03(\x0b\x32\x1f.weft.api.router.v1.TaskAttempt:\x11\xb2\xb5\x18\r\x12\x0bTaskDetails\"\xbf\x01\n\x10ListTasksRequest\x12-\n\x06states\x18\x01 \x03(\x0e\x32\x1d.weft.api.router.v1.TaskState\x12\r\n\x05model\x18\x02 \x01(\t\x12\r\n\x05\x62\x61tch\x18\x03 \x01(\t\x12\x11\n\tpage_size\x18\x04 \x01(\x05\x12\x12\n\npage_token\x18\x05 \x01(\t\x12\x0e\n\x06\x63\x61ller\x18\x06 \x01(\t\x12\x12\n\nrequest_id\x18\x07 \x01(\t\x12\x13\n\x0borigin_kind\x18\x08 \x01(\t\"\x9c\x01\n\x11ListTasksResponse\x12\x36\n\x05tasks\x18\x01 \x03(\x0b\x32\x18.weft.api.router.v1.TaskB\r\x92\xb5\x18\t\n\x05items\x10\x01\x12\x1f\n\x0fnext_page_token\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x18\x01\x12\x0e\n\x06notice\x18\x03 \x01(\t:\x1e\xb2\xb5\x18\x1a\n\x08TaskList\x12\x0eTaskRecordList\"\x1f\n\x11\x43\x61ncelTaskRequest\x12\n\n\x02id\x18\x01 \x01(\t\"<\n\x12\x43\x61ncelTaskResponse\x12&\n\x04task\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.Task\"3\n\x10WatchTaskRequest\x12\n\n\x02id\x18\x01 \x01(\t\x12\x13\n\x0b\x61\x66ter_event\x18\x02 \x01(\x03\"u\n\x11WatchTaskResponse\x12(\n\x04task\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.TaskH\x00\x12.\n\x05piece\x18\x02 \x01(\x0b\x32\x1d.weft.api.router.v1.TaskPieceH\x00\x42\x06\n\x04news\"\'\n\x11WatchTasksRequest\x12\x12\n\npast_count\x18\x01 \x01(\x05\"n\n\x12WatchTasksResponse\x12(\n\x04task\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.TaskH\x00\x12\x14\n\ndeleted_id\x18\x02 \x01(\tH\x00\x12\x10\n\x06synced\x18\x03 \x01(\x08H\x00\x42\x06\n\x04news\"\x1f\n\x11\x44\x65leteTaskRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\x14\n\x12\x44\x65leteTaskResponse2\xa8\x06\n\x0bTaskService\x12u\n\nSubmitTask\x12%.weft.api.router.v1.SubmitTaskRequest\x1a&.weft.api.router.v1.SubmitTaskResponse\"\x18\xb2\xb5\x18\x10inference:create\xb8\xb5\x18\x01\x12i\n\x07GetTask\x12\".weft.api.router.v1.GetTaskRequest\x1a#.weft.api.router.v1.GetTaskResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0einference:view\x12o\n\tListTasks\x12$.weft.api.router.v1.ListTasksRequest\x1a%.weft.api.router.v1.ListTasksResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0einference:view\x12r\n\nCancelTask\x12%.weft.api.router.v1.CancelTaskRequest\x1a&.weft.api.router.v1.CancelTaskResponse\"\x15\x90\x02\x02\xb2\xb5\x18\x0einference:edit\x12n\n\tWatchTask\x12$.weft.api.router.v1.WatchTaskRequest\x1a%.weft.api.router.v1.WatchTaskResponse\"\x12\xb2\xb5\x18\x0einference:view0\x01\x12q\n\nWatchTasks\x12%.weft.api.router.v1.WatchTasksRequest\x1a&.weft.api.router.v1.WatchTasksResponse\"\x12\xb2\xb5\x18\x0einference:view0\x01\x12o\n\nDeleteTask\x12%.weft.api.router.v1.DeleteTaskRequest\x1a&.weft.api.router.v1.DeleteTaskResponse\"\x12\xb2\xb5\x18\x0einference:editb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -69,25 +69,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETTASKRESPONSE']._serialized_start=403
   _globals['_GETTASKRESPONSE']._serialized_end=592
   _globals['_LISTTASKSREQUEST']._serialized_start=595
-  _globals['_LISTTASKSREQUEST']._serialized_end=765
-  _globals['_LISTTASKSRESPONSE']._serialized_start=768
-  _globals['_LISTTASKSRESPONSE']._serialized_end=924
-  _globals['_CANCELTASKREQUEST']._serialized_start=926
-  _globals['_CANCELTASKREQUEST']._serialized_end=957
-  _globals['_CANCELTASKRESPONSE']._serialized_start=959
-  _globals['_CANCELTASKRESPONSE']._serialized_end=1019
-  _globals['_WATCHTASKREQUEST']._serialized_start=1021
-  _globals['_WATCHTASKREQUEST']._serialized_end=1072
-  _globals['_WATCHTASKRESPONSE']._serialized_start=1074
-  _globals['_WATCHTASKRESPONSE']._serialized_end=1191
-  _globals['_WATCHTASKSREQUEST']._serialized_start=1193
-  _globals['_WATCHTASKSREQUEST']._serialized_end=1232
-  _globals['_WATCHTASKSRESPONSE']._serialized_start=1234
-  _globals['_WATCHTASKSRESPONSE']._serialized_end=1344
-  _globals['_DELETETASKREQUEST']._serialized_start=1346
-  _globals['_DELETETASKREQUEST']._serialized_end=1377
-  _globals['_DELETETASKRESPONSE']._serialized_start=1379
-  _globals['_DELETETASKRESPONSE']._serialized_end=1399
-  _globals['_TASKSERVICE']._serialized_start=1402
-  _globals['_TASKSERVICE']._serialized_end=2210
+  _globals['_LISTTASKSREQUEST']._serialized_end=786
+  _globals['_LISTTASKSRESPONSE']._serialized_start=789
+  _globals['_LISTTASKSRESPONSE']._serialized_end=945
+  _globals['_CANCELTASKREQUEST']._serialized_start=947
+  _globals['_CANCELTASKREQUEST']._serialized_end=978
+  _globals['_CANCELTASKRESPONSE']._serialized_start=980
+  _globals['_CANCELTASKRESPONSE']._serialized_end=1040
+  _globals['_WATCHTASKREQUEST']._serialized_start=1042
+  _globals['_WATCHTASKREQUEST']._serialized_end=1093
+  _globals['_WATCHTASKRESPONSE']._serialized_start=1095
+  _globals['_WATCHTASKRESPONSE']._serialized_end=1212
+  _globals['_WATCHTASKSREQUEST']._serialized_start=1214
+  _globals['_WATCHTASKSREQUEST']._serialized_end=1253
+  _globals['_WATCHTASKSRESPONSE']._serialized_start=1255
+  _globals['_WATCHTASKSRESPONSE']._serialized_end=1365
+  _globals['_DELETETASKREQUEST']._serialized_start=1367
+  _globals['_DELETETASKREQUEST']._serialized_end=1398
+  _globals['_DELETETASKRESPONSE']._serialized_start=1400
+  _globals['_DELETETASKRESPONSE']._serialized_end=1420
+  _globals['_TASKSERVICE']._serialized_start=1423
+  _globals['_TASKSERVICE']._serialized_end=2231
 # @@protoc_insertion_point(module_scope)

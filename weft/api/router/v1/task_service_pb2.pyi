@@ -139,6 +139,7 @@ class ListTasksRequest(google.protobuf.message.Message):
     PAGE_TOKEN_FIELD_NUMBER: builtins.int
     CALLER_FIELD_NUMBER: builtins.int
     REQUEST_ID_FIELD_NUMBER: builtins.int
+    ORIGIN_KIND_FIELD_NUMBER: builtins.int
     model: builtins.str
     """Only tasks for this model, pool, route or agent, as requested. Empty: all."""
     batch: builtins.str
@@ -151,6 +152,8 @@ class ListTasksRequest(google.protobuf.message.Message):
     """Only tasks of this caller. Empty: all."""
     request_id: builtins.str
     """Only the task of the request with this id. Empty: all tasks."""
+    origin_kind: builtins.str
+    """Only tasks with this `origin_kind`. Empty: all tasks."""
     @property
     def states(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[weft.api.router.v1.task_pb2.TaskState.ValueType]:
         """Only tasks in these states. Empty: all."""
@@ -165,8 +168,9 @@ class ListTasksRequest(google.protobuf.message.Message):
         page_token: builtins.str = ...,
         caller: builtins.str = ...,
         request_id: builtins.str = ...,
+        origin_kind: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["batch", b"batch", "caller", b"caller", "model", b"model", "page_size", b"page_size", "page_token", b"page_token", "request_id", b"request_id", "states", b"states"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch", b"batch", "caller", b"caller", "model", b"model", "origin_kind", b"origin_kind", "page_size", b"page_size", "page_token", b"page_token", "request_id", b"request_id", "states", b"states"]) -> None: ...
 
 global___ListTasksRequest = ListTasksRequest
 
