@@ -39,6 +39,7 @@ from weft.durable.batches import FileClient
 from weft.durable.durable_call import durable_calls
 from weft.durable.journal_policy import JournalPolicy
 from weft.durable.tasks import TaskClient
+from weft.durable.trials import TrialSender
 from weft.kernel.clock import Clock, MeshClock, SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.health import HealthCheck
@@ -89,6 +90,8 @@ class RouterService(Service):
         """Channels to runners for dispatchers in this process; closed when the router stops."""
         run_wake_recipe = partial(run_recipe, environment=config.wake_environment)
         self.captures = CaptureSender(lambda: self._registry)
+        self.trials = TrialSender(lambda: self._tasks, lambda: self._view)
+        self.observers = (self.captures, self.trials)
         """For dispatchers in this process."""
         self._waker = Waker(run_wake_recipe, self.channels, clock, config.wake_recipes)
         records = self.records = RouterRecords.empty(
@@ -218,7 +221,7 @@ class RouterService(Service):
         journal = JournalPolicy(self, config.journal, is_possible=tasks is not None)
         layers = () if tasks is None else (durable_calls(tasks, self._clock, files=self._task_files),)
         dispatcher = Dispatcher(self.placement, self.channels, clock=self._clock, fleet=self, tracing=self.tracing)
-        dispatcher.captures = self.captures
+        dispatcher.observers = self.observers
         InferenceServicer(
             LayeredDispatcher(dispatcher, *layers),
             config.default_timeout_seconds,
@@ -262,6 +265,7 @@ class RouterService(Service):
         """
         self.close()
         await self._waker.stop()
+        await self.trials.stop()
         await self.captures.stop()
         await self._prefixes.stop()
         if self._memory is not None:

@@ -5,15 +5,18 @@ Nothing here is logged; the text leaves this process only to the registry, which
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from weft.api.common.v1 import chat_pb2, completion_pb2, event_pb2
+from typing_extensions import override
+
+from weft.api.common.v1 import chat_pb2, completion_pb2, event_pb2, receipt_pb2
 from weft.api.registry.v1 import capture_service_pb2 as pb
 from weft.api.registry.v1.capture_service_pb2_grpc import CaptureServiceStub
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.dispatch.request_trace import RequestContext
+from weft.dispatch.run_observer import ObservedRun, RunObserver
 from weft.kernel.errors import WeftError
 from weft.kernel.json_objects import plain_object
 from weft.kernel.log import get_logger
@@ -66,19 +69,31 @@ class _LabeledText:
         return "".join(self._pieces)
 
 
-class CapturedRequest:
+class CapturedRequest(ObservedRun):
     """The prompt of a request, and its answer as far as it was sent."""
 
-    def __init__(self, context: RequestContext, payload: GenerationPayload) -> None:
+    stores_text = True
+
+    def __init__(
+        self,
+        context: RequestContext,
+        payload: GenerationPayload,
+        send: Callable[["CapturedRequest"], None] = lambda _: None,
+    ) -> None:
+        """`send` gets it at its end."""
         self._request_id, self._tenant = context.request_id, context.tenant
         self._prompt = _prompt_of(payload)
         self._answer = _LabeledText("answer")
+        self._send = send
 
+    @override
     def add(self, frame: Frame) -> None:
-        """Adds what is sent to the caller next."""
-        for event in frame:
-            for label, text in _answer_parts(event):
-                self._answer.add(label, text)
+        _add_answer(self._answer, frame)
+
+    @override
+    def end(self, receipt: receipt_pb2.Receipt) -> None:
+        if receipt.captured:
+            self._send(self)
 
     def message(self) -> pb.Capture:
         """Returns it for the registry."""
@@ -92,13 +107,30 @@ class CapturedRequest:
         )
 
 
-def captured_request(view: FleetView, context: RequestContext, payload: Any) -> CapturedRequest | None:
-    """Returns a request to be captured; None: its tenant has no `capture`, it is marked, or it has no text answer."""
+def may_capture(view: FleetView, context: RequestContext, payload: Any) -> bool:
+    """Whether prompt and answer may be kept: the tenant has `capture`, it is not marked, and it has a text answer."""
     tenant = view.tenants.get(context.tenant)
     if tenant is None or not tenant.manifest.capture or context.handling.cache_mode is CacheMode.NONE:
-        return None
-    is_text = isinstance(payload, (chat_pb2.ChatPayload, completion_pb2.CompletionPayload))
-    return CapturedRequest(context, payload) if is_text else None
+        return False
+    return isinstance(payload, (chat_pb2.ChatPayload, completion_pb2.CompletionPayload))
+
+
+def prompt_text(payload: GenerationPayload) -> str:
+    """Returns the messages of a request as text, each after a line with its role in brackets."""
+    return str(_prompt_of(payload))
+
+
+def answer_text(events: Iterable[event_pb2.InferenceEvent]) -> str:
+    """Returns an answer as text; reasoning and tool calls follow a line with their kind in brackets."""
+    text = _LabeledText("answer")
+    _add_answer(text, events)
+    return str(text)
+
+
+def _add_answer(text: _LabeledText, events: Iterable[event_pb2.InferenceEvent]) -> None:
+    for event in events:
+        for label, part in _answer_parts(event):
+            text.add(label, part)
 
 
 def _prompt_of(payload: GenerationPayload) -> _LabeledText:
@@ -138,13 +170,17 @@ def _answer_parts(event: event_pb2.InferenceEvent) -> Iterator[tuple[str, str]]:
         yield f"tool result {event.tool_result.id}", event.tool_result.content
 
 
-class CaptureSender:
+class CaptureSender(RunObserver):
     """Sends captures to the registry, each once: one that the registry does not take is dropped, and logged."""
 
     def __init__(self, registry: Callable[[], Any]) -> None:
         """`registry` returns a channel, None while there is none."""
         self._registry = registry
         self._sending: set[asyncio.Task[None]] = set()
+
+    @override
+    def observe(self, view: FleetView, context: RequestContext, payload: Any) -> CapturedRequest | None:
+        return CapturedRequest(context, payload, self.send) if may_capture(view, context, payload) else None
 
     def send(self, captured: CapturedRequest) -> None:
         """Sends a capture in the background. Returns immediately."""

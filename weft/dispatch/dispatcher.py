@@ -5,11 +5,11 @@ operations are in `weft.dispatch.operations`.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from typing import Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import grpc
 
@@ -28,7 +28,6 @@ from weft.dispatch.agents import (
     usable_names,
 )
 from weft.dispatch.call import Call, RequestDispatcher
-from weft.dispatch.captured import CapturedRequest, CaptureSender, captured_request
 from weft.dispatch.end_reporter import EndReporter
 from weft.dispatch.fleet import FleetSource, FleetView
 from weft.dispatch.frames import Frame
@@ -57,6 +56,9 @@ from weft.kernel.telemetry import TRACEPARENT
 from weft.kernel.timestamps import optional_seconds, seconds_of
 from weft.kernel.tracing import NO_TRACING, ServiceName, TraceContext, Tracing
 from weft.kernel.unknown_names import UNKNOWN_NAME, among, of_the_kind
+
+if TYPE_CHECKING:
+    from weft.dispatch.run_observer import ObservedRun, RunObserver
 
 T = TypeVar("T")
 
@@ -92,8 +94,8 @@ class Dispatcher(RequestDispatcher):
         self.fleet = fleet
         self.tracing = tracing
         self.service = service
-        self.captures: CaptureSender | None = None
-        """Gets the prompts and answers of tenants with `capture`; None: nothing is captured."""
+        self.observers: Sequence[RunObserver] = ()
+        """Follow the requests, for captures and trials."""
         self.ends: EndReporter | None = None
         """Reports how requests ended after their router was lost; None: those ends are dropped."""
         self.beginnings = PromptBeginnings()
@@ -134,11 +136,9 @@ class Dispatcher(RequestDispatcher):
 
     def _run(self, call: Call[T], /) -> AsyncGenerator[T]:
         run = _RequestRun(self, call)
-        if self.captures is not None:
-            run.captured = captured_request(self.view(), call.context, call.payload)
-            if run.captured is not None:
-                return _captured_chunks(run, run.captured, self.captures)
-        return run.chunks()
+        found = [each.observe(self.view(), call.context, call.payload) for each in self.observers]
+        run.observed = tuple(each for each in found if each is not None)
+        return _observed_chunks(run) if run.observed else run.chunks()
 
 
 def placement_request(
@@ -203,7 +203,7 @@ class _RequestRun(Generic[T]):
         self.behaviour: agent_behaviour_pb2.AgentBehaviour | None = None
         self.workflow: workflow_pb2.Workflow | None = None
         self.trace = RequestTrace(call.context, deps.clock.monotonic())
-        self.captured: CapturedRequest | None = None
+        self.observed: Sequence[ObservedRun] = ()
         self.cancelled: WeftError | None = None
         """Why the request was cancelled; None: it was not cancelled while it ran."""
         self._last_error: WeftError | None = None
@@ -367,7 +367,7 @@ class _RequestRun(Generic[T]):
         receipt = self.call.receipt = self.trace.receipt(reason, runner_part, now)
         receipt.cancelled_by, receipt.lacked_router = cancelled_by, lacked_router
         # A request that no runner got has no answer, and may be captured by the router that takes it.
-        receipt.captured = self.captured is not None and bool(self.trace.attempts)
+        receipt.captured = any(each.stores_text for each in self.observed) and bool(self.trace.attempts)
         log_receipt(self.context, receipt, now - self.trace.arrived)
         self.deps.record(self.trace, receipt, now)
         return receipt
@@ -387,16 +387,18 @@ class _RequestRun(Generic[T]):
         return self.call.receipt or self.close(Reason.DEADLINE_EXCEEDED if is_late else Reason.CANCELLED, None)
 
 
-async def _captured_chunks(run: _RequestRun[T], captured: CapturedRequest, sender: CaptureSender) -> AsyncGenerator[T]:
-    """Yields the chunks of a run, and sends them to the captures when it has ended."""
+async def _observed_chunks(run: _RequestRun[T]) -> AsyncGenerator[T]:
+    """Yields the chunks of a run, and passes them to those that follow it."""
     try:
         async with aclosing(run.chunks()) as chunks:
             async for chunk in chunks:
-                captured.add(cast("Frame", chunk))
+                for each in run.observed:
+                    each.add(cast("Frame", chunk))
                 yield chunk
     finally:
-        if run.call.receipt is not None and run.call.receipt.captured:
-            sender.send(captured)
+        if run.call.receipt is not None:
+            for each in run.observed:
+                each.end(run.call.receipt)
 
 
 class _Attempt:

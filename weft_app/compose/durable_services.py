@@ -112,7 +112,7 @@ def router_stores(
         names=KnownNames(router),
         tracing=router.tracing,
         media=TaskMedia(files),
-        captures=router.captures,
+        observers=router.observers,
     )
     tasks = router_svc.durable.tasks.service.build(database, limits, calls, router_name=router.name)
     router.subscribe(tasks.engine.mesh_changed)

@@ -345,7 +345,7 @@ class UpHost:
             service=ServiceName.GATEWAY,
         )
         dispatcher.report_ends_to(ends)
-        dispatcher.captures = router.captures
+        dispatcher.observers = router.observers
         ports = gateway_ports(
             self._config,
             self._home,

@@ -4,7 +4,7 @@ Claiming on grant means that no lease runs while a task waits for a slot. A clai
 runner fails before any content and no other is immediately free, the attempt fails and the task is pending again.
 """
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -20,13 +20,13 @@ from weft.api.common.v1 import audio_pb2, event_pb2, receipt_pb2
 from weft.api.router.v1 import task_pb2
 from weft.dispatch.agents import KnownNames
 from weft.dispatch.call import Call
-from weft.dispatch.captured import CaptureSender
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import FleetSource
 from weft.dispatch.operations import SpeechPiece, operation_of
 from weft.dispatch.parameter_checks import client_of, handling_of, session_of
 from weft.dispatch.placement import Decision, OnCancelled, Placement, PlacementPort
 from weft.dispatch.request_trace import RequestContext
+from weft.dispatch.run_observer import RunObserver
 from weft.durable.media import media_parts
 from weft.durable.tasks import payload_of
 from weft.kernel.clock import Clock
@@ -134,8 +134,8 @@ class CallMaker:
     tracing: Tracing = NO_TRACING
     media: TaskMedia = field(default_factory=lambda: TaskMedia(None))
     """Reads tasks' input images and recordings."""
-    captures: CaptureSender | None = None
-    """Gets prompts and answers of tenants with `capture`."""
+    observers: Sequence[RunObserver] = ()
+    """See `Dispatcher.observers`."""
 
     def make(self, task: PendingTask, gate: Gate) -> "TaskCall":
         """Returns the call of a task; its first grant must pass the gate.
@@ -161,7 +161,7 @@ class CallMaker:
 
         gated = GatedPlacement(self.placement, claim_and_fill if has_media else gate)
         dispatcher = Dispatcher(gated, self.channels, clock=self.clock, fleet=self.fleet, tracing=self.tracing)
-        dispatcher.captures = self.captures
+        dispatcher.observers = self.observers
         operation = operation_of(payload)
         context = context_of(task, spec, operation.operation, traceparent_of_task(task.id, spec, self.tracing))
         return TaskCall(dispatcher.call(operation, context, payload))

@@ -6,7 +6,7 @@ import pytest
 
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2
 from weft.api.registry.v1.tenant_pb2 import Tenant, TenantManifest
-from weft.dispatch.captured import MAX_TEXT_BYTES, CapturedRequest, captured_request
+from weft.dispatch.captured import MAX_TEXT_BYTES, CapturedRequest, may_capture
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.request_trace import RequestContext
 from weft.kernel.json_objects import to_json_object
@@ -99,9 +99,9 @@ def test_text_beyond_the_bound_is_cut_off_and_marked() -> None:
 def test_request_is_captured_only_for_a_tenant_with_capture_and_unless_marked(
     context: RequestContext, view: FleetView
 ) -> None:
-    assert captured_request(VIEW, CONTEXT, CHAT) is not None
-    assert captured_request(view, context, CHAT) is None
+    assert may_capture(VIEW, CONTEXT, CHAT)
+    assert not may_capture(view, context, CHAT)
 
 
 def test_requests_without_a_text_answer_are_not_captured() -> None:
-    assert captured_request(VIEW, CONTEXT, embedding_pb2.EmbeddingPayload()) is None
+    assert not may_capture(VIEW, CONTEXT, embedding_pb2.EmbeddingPayload())

@@ -249,7 +249,7 @@ async def test_capture_has_what_the_caller_got_and_the_receipt_says_so(
         tenant = Tenant(manifest=TenantManifest(name="t", capture=True))
         fleet = SimpleNamespace(view=FleetView(revision=1, tenants={"t": tenant}))
         dispatcher = Dispatcher(ScriptedScheduler(address), channels, fleet=fleet)
-        dispatcher.captures = captures
+        dispatcher.observers = (captures,)
         message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text="Hi")])
         call = dispatcher.call(CHAT, _about(), chat_pb2.ChatPayload(messages=[message]))
         async with aclosing(call.chunks()) as frames:
@@ -268,7 +268,7 @@ async def test_request_that_no_runner_got_is_not_captured() -> None:
     tenant = Tenant(manifest=TenantManifest(name="t", capture=True))
     refusal = ScriptedScheduler("unix:none", WeftError(Reason.QUEUE_FULL, "full"))
     dispatcher = Dispatcher(refusal, channels, fleet=SimpleNamespace(view=FleetView(revision=1, tenants={"t": tenant})))
-    dispatcher.captures = captures
+    dispatcher.observers = (captures,)
     call = dispatcher.call(CHAT, _about(), chat_pb2.ChatPayload())
     with pytest.raises(WeftError):
         await call.result()
