@@ -53,6 +53,8 @@ from gateway.result_links import ResultLinks
 from gateway.routing import ApiRouter, EdgeApp
 from gateway.tasks.endpoints import TASKS
 from gateway.tasks.task_apis import TaskApis, task_apis_of
+from gateway.trials.endpoints import TRIALS
+from gateway.trials.pairs import TrialPairs
 from gateway.visible_names import with_visible_names
 from gateway.watch.source import WatchSource
 from gateway.watch.sources import tasks_of_tenant
@@ -103,6 +105,8 @@ class GatewayPorts:
     """Stores secrets; None: no endpoints for it."""
     captures: RegistryService | None = None
     """Stores captured prompts and answers; None: no endpoint for it."""
+    trials: RegistryService | None = None
+    """Stores verdicts about pairs of trials; None: no endpoints for them."""
     responses: ResponseClient | None = None
     """Stores responses; None: they are not stored."""
     usage: UsageClient | None = None
@@ -215,6 +219,8 @@ def app_over(deps: GatewayDeps, ports: GatewayPorts, running: RunningResponses |
     _serve_management(app, ports)
     if tasks is not None:
         app.serve(TASKS, {TaskClient: tasks, TaskApis: task_apis_of(deps)})
+        if ports.trials is not None:
+            app.serve(TRIALS, {TrialPairs: TrialPairs(tasks), "trials": ports.trials})
     _serve_files_and_batches(app, deps, ports)
     pdf_texts = ConcurrencyLimit(MAX_PDFS, "PDFs are being read already")
     app.serve(WORKBENCH, {PageFiles: PageFiles(), "pdf_texts": pdf_texts})

@@ -12,6 +12,7 @@ from gateway.responses.endpoints import RESPONSES
 from gateway.routing import OPENAPI, ApiRouter, get_docs, get_openapi, needs_of, routes_of
 from gateway.runner_api.endpoints import RUNNER_OPERATIONS, RUNNER_STATE
 from gateway.tasks.endpoints import TASKS
+from gateway.trials.endpoints import TRIALS
 from gateway.watch import handlers as watching
 from gateway.workbench.pdf_text import PDF, PdfText, extract_pdf_text
 from gateway.workbench.serving import get_caller, get_page, redirect_to_page
@@ -57,6 +58,7 @@ GATEWAY_ROUTERS: tuple[ApiRouter, ...] = (
     QUOTES,
     USAGE,
     TASKS,
+    TRIALS,
     FILES,
     RESULTS,
     BATCHES,

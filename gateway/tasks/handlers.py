@@ -346,7 +346,7 @@ async def get_task(deps: Gateway, tasks: Tasks, task_apis: Apis, request: Reques
         body["body"] = msgspec.Raw(details.spec.origin)
     body["attempts"] = [attempt_json(attempt) for attempt in details.attempts]
     if details.task.state == task_pb2.TASK_STATE_COMPLETED:
-        outputs = await _outputs(tasks, details.task)
+        outputs = await outputs_of(tasks, details.task)
         names = has_links(details, task_apis)
         base = "" if deps.links is None else deps.links.base_of(request.scope)
         try:
@@ -437,7 +437,7 @@ def _id_of(request: Request) -> str:
     return require_token(request.path_params["id"], "id", MAX_REQUEST_ID_CHARS)
 
 
-async def _outputs(tasks: TaskClient, task: task_pb2.Task) -> Sequence[task_pb2.TaskOutput]:
+async def outputs_of(tasks: TaskClient, task: task_pb2.Task) -> Sequence[task_pb2.TaskOutput]:
     """Returns the stored output of a completed task.
 
     Raises SERVICE_UNAVAILABLE if it is late, or incomplete because the task was deleted meanwhile.

@@ -27,6 +27,7 @@ from weft.api.registry.v1.capture_service_pb2_grpc import CaptureServiceStub
 from weft.api.registry.v1.join_token_service_pb2_grpc import JoinTokenServiceStub
 from weft.api.registry.v1.key_service_pb2_grpc import KeyServiceStub
 from weft.api.registry.v1.secret_service_pb2_grpc import SecretServiceStub
+from weft.api.registry.v1.trial_pb2_grpc import TrialServiceStub
 from weft.dispatch.captured import CaptureSender
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.end_reporter import EndReporter
@@ -39,6 +40,7 @@ from weft.durable.journal_policy import JournalPolicy
 from weft.durable.requests import RequestClient
 from weft.durable.responses import ResponseClient
 from weft.durable.tasks import TaskClient
+from weft.durable.trials import TrialSender
 from weft.durable.usage import UsageClient
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import invalid_field
@@ -144,6 +146,7 @@ def gateway_ports(  # noqa: PLR0913 - what a mesh in this process and one elsewh
         join_command=partial(join_command, home),
         secrets=RegistryService(SecretServiceStub(registry), timeout_seconds=timeout),
         captures=RegistryService(CaptureServiceStub(registry), timeout_seconds=timeout),
+        trials=RegistryService(TrialServiceStub(registry), timeout_seconds=timeout),
         journal=JournalPolicy(names or fleet, journal_rules(config.router)),
     )
 
@@ -165,6 +168,8 @@ class RemoteMesh:
         self.routers = LeaderPlacement(self.router, router, self.clock, self.security)
         self.ends = EndReporter(self.routers, self.clock)
         self.captures = CaptureSender(lambda: self.registry)
+        tasks = TaskClient(self.routers.channel)
+        self.trials = TrialSender(lambda: tasks, lambda: self.fleet.view)
         self.tracing = tracing_of(os.environ)
 
     def ports(self, health: HealthSource) -> GatewayPorts:
@@ -179,7 +184,7 @@ class RemoteMesh:
             service=ServiceName.GATEWAY,
         )
         dispatcher.report_ends_to(self.ends)
-        dispatcher.captures = self.captures
+        dispatcher.observers = (self.captures, self.trials)
         services = {"mesh": self.registry, "registry": self.registry, "router": routers.channel, "gateway": self.itself}
         ports = gateway_ports(
             self._config,
@@ -238,6 +243,7 @@ class RemoteMesh:
                 ends.push_async_callback(self.keys.stop)
             ends.push_async_callback(self.fleet.stop)
             ends.push_async_callback(self.captures.stop)
+            ends.push_async_callback(self.trials.stop)
             ends.push_async_callback(self.routers.close)
 
 

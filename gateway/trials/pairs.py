@@ -1,0 +1,162 @@
+"""The pairs of a trial, as its durable tasks have them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from gateway.answers.answer_builder import CalledTool, add_call
+from gateway.tasks.handlers import outputs_of
+from gateway.trials.comparison import Answer, ToolCall, check_pair
+from weft.api.common.v1 import event_pb2, receipt_pb2
+from weft.api.gateway.v1 import trial_report_pb2 as pb
+from weft.api.registry.v1.trial_pb2 import Trial, Verdict
+from weft.api.router.v1 import task_pb2
+from weft.api.router.v1.task_service_pb2 import GetTaskResponse, ListTasksRequest
+from weft.dispatch.captured import answer_text, prompt_text
+from weft.durable.tasks import MAX_LISTED, TaskClient, failure_of, is_terminal, payload_of
+from weft.durable.trials import REQUEST_KEY, is_candidate_first, origin_kind_of
+from weft.kernel.errors import WeftError
+from weft.kernel.json_objects import plain_object
+from weft.kernel.reasons import Reason
+from weft.kernel.timestamps import optional_seconds, seconds_of
+
+MAX_CHECKS = 10_000
+"""Maximum number of pairs whose checks are kept in memory; they never change."""
+MAX_CHARACTERS_SHOWN = 512
+
+Events = Sequence[event_pb2.InferenceEvent]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """An answered pair."""
+
+    details: GetTaskResponse
+    candidate: Events
+    against: Events
+
+
+class TrialPairs:
+    """Reads the pairs of trials from the task store."""
+
+    def __init__(self, tasks: TaskClient) -> None:
+        self._tasks = tasks
+        self._checks: dict[str, pb.TrialChecks] = {}
+        """By the id of the task, oldest first."""
+
+    async def report(self, trial: Trial) -> list[pb.TrialPair]:
+        """Returns the pairs of a trial, newest first, the answered ones with their checks."""
+        manifest = trial.manifest
+        wanted = ListTasksRequest(origin_kind=origin_kind_of(manifest.name), page_size=MAX_LISTED)
+        page = await self._tasks.list_page(manifest.tenant, wanted)
+        return [await self._shown(trial, task) for task in page.tasks]
+
+    async def pair(self, trial: Trial, task_id: str) -> Pair:
+        """Returns an answered pair. Raises NOT_FOUND, and RESOURCE_IN_USE for a pair without a second answer."""
+        details = await self._tasks.details(trial.manifest.tenant, task_id)
+        if details.task.origin_kind != origin_kind_of(trial.manifest.name):
+            raise WeftError(Reason.NOT_FOUND, f"the trial {trial.manifest.name} has no pair {task_id[:64]}")
+        if details.task.state != task_pb2.TASK_STATE_COMPLETED:
+            word = "failed" if is_terminal(details.task) else "is not complete yet"
+            raise WeftError(Reason.RESOURCE_IN_USE, f"the second answer of pair {task_id} {word}")
+        outputs = await outputs_of(self._tasks, details.task)
+        original = task_pb2.TaskOutput.FromString(details.spec.origin).events
+        return Pair(details, list(chain.from_iterable(each.events for each in outputs)), original)
+
+    async def _shown(self, trial: Trial, task: task_pb2.Task) -> pb.TrialPair:
+        shown = pb.TrialPair(
+            task=task.id,
+            request_id=task.metadata[REQUEST_KEY],
+            state="failed" if is_terminal(task) else "waiting",
+            create_time=task.create_time,
+            verdict=trial.verdicts.get(task.id, Verdict.VERDICT_UNSPECIFIED),
+        )
+        if task.state == task_pb2.TASK_STATE_COMPLETED:
+            try:
+                shown.checks.CopyFrom(await self._checked(trial, task.id))
+                shown.state = "answered"
+            except WeftError as error:
+                # Its answer was deleted meanwhile, or cannot be read.
+                shown.error = error.message
+        elif (failure := failure_of(task)) is not None:
+            shown.error = failure.message
+        return shown
+
+    async def _checked(self, trial: Trial, task_id: str) -> pb.TrialChecks:
+        if task_id not in self._checks:
+            pair = await self.pair(trial, task_id)
+            schema = _schema_of(pair.details.spec)
+            is_valid = None if schema is None else partial(_matches, schema)
+            if len(self._checks) >= MAX_CHECKS:
+                self._checks.pop(next(iter(self._checks)))
+            self._checks[task_id] = check_pair(answer_of(pair.candidate), answer_of(pair.against), is_valid)
+        return self._checks[task_id]
+
+
+def shown_pair(trial: Trial, pair: Pair) -> pb.TrialPairDetails:
+    """Returns a pair as it is judged; it does not tell whose answers they are until it is judged."""
+    task, manifest = pair.details.task, trial.manifest
+    sides = [(pair.candidate, manifest.candidate), (pair.against, manifest.against)]
+    if not is_candidate_first(manifest.name, task.metadata[REQUEST_KEY]):
+        sides.reverse()
+    verdict = trial.verdicts.get(task.id, Verdict.VERDICT_UNSPECIFIED)
+    payload: Any = payload_of(pair.details.spec)
+    return pb.TrialPairDetails(
+        task=task.id,
+        prompt=prompt_text(payload),
+        a=pb.TrialAnswer(text=answer_text(sides[0][0])),
+        b=pb.TrialAnswer(text=answer_text(sides[1][0])),
+        verdict=verdict,
+        a_by=sides[0][1] if verdict else "",
+    )
+
+
+def answer_of(events: Events) -> Answer:
+    """Returns an answer as it is compared, with the times of its receipt."""
+    texts: list[str] = []
+    calls: dict[int, CalledTool] = {}
+    receipt = receipt_pb2.Receipt()
+    for event in events:
+        if event.HasField("delta"):
+            texts.append(event.delta.text)
+            for piece in event.delta.tool_calls:
+                add_call(calls, piece, "call")
+        elif event.HasField("finished"):
+            receipt = event.finished.receipt
+    first = optional_seconds(receipt, "time_to_first_token")
+    waits = seconds_of(receipt.queue_wait) + seconds_of(receipt.load_wait)
+    return Answer(
+        text="".join(texts),
+        tool_calls=tuple(ToolCall(call.name, call.arguments) for call in calls.values()),
+        tokens=receipt.usage.completion_tokens,
+        first_token_seconds=None if first is None else max(0.0, first - waits),
+        tokens_per_second=receipt.tokens_per_second if receipt.HasField("tokens_per_second") else None,
+    )
+
+
+def _schema_of(spec: task_pb2.TaskSpec) -> dict[str, Any] | None:
+    """Returns the schema that a request has for its answer; None: it has none."""
+    wanted = spec.chat.response_format
+    match wanted.WhichOneof("kind"):
+        case "json_object":
+            return {"type": "object"}
+        case "json_schema":
+            return plain_object(wanted.json_schema.schema)
+    return None
+
+
+def _matches(schema: dict[str, Any], value: Any) -> bool:
+    import jsonschema_rs  # noqa: PLC0415 - 30 ms that only a process that meets a schema spends
+
+    try:
+        # In linear time, and without fetching other documents.
+        patterns = jsonschema_rs.RegexOptions()
+        return jsonschema_rs.validator_for(schema, pattern_options=patterns, retriever=_refuse).is_valid(value)
+    except ValueError:
+        return False
+
+
+def _refuse(address: str) -> Any:
+    raise ValueError(f"{address} is not fetched")
