@@ -16,7 +16,8 @@ from gateway.routing import collaborator
 from gateway.trials.comparison import summarize
 from gateway.trials.pairs import Pair, TrialPairs, shown_pair
 from weft.api.gateway.v1.trial_report_pb2 import TrialReport
-from weft.api.registry.v1.trial_pb2 import JudgePairRequest, JudgePairResponse, Trial, Verdict
+from weft.api.registry.v1.trial_pb2 import Trial, Verdict
+from weft.api.registry.v1.trial_service_pb2 import JudgePairRequest, JudgePairResponse
 from weft.documents.codec import document_of
 from weft.documents.document_base import DocumentPart
 from weft.documents.resource_kinds import ResourceKind

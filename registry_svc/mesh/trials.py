@@ -7,8 +7,9 @@ from typing_extensions import override
 
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.policy.limits import require_room
-from weft.api.registry.v1 import trial_pb2 as pb
-from weft.api.registry.v1 import trial_pb2_grpc
+from weft.api.registry.v1 import trial_service_pb2 as pb
+from weft.api.registry.v1 import trial_service_pb2_grpc
+from weft.api.registry.v1.trial_pb2 import Trial
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.field_rules import check_message
 from weft.kernel.names import MAX_NAME_CHARS, MAX_TENANT_CHARS, require_token
@@ -20,7 +21,7 @@ MAX_VERDICTS = 2_000
 """Maximum verdicts of one trial, including those about pairs that are deleted."""
 
 
-class TrialServicer(AnsweringServicer, trial_pb2_grpc.TrialServiceServicer):
+class TrialServicer(AnsweringServicer, trial_service_pb2_grpc.TrialServiceServicer):
     """See TrialService in the contract."""
 
     def __init__(self, core: RegistryCore) -> None:
@@ -37,11 +38,11 @@ class TrialServicer(AnsweringServicer, trial_pb2_grpc.TrialServiceServicer):
         own = tenant if known.names_tenants else known.tenant_for(tenant, "tenant")
         return pb.JudgePairResponse(trial=await self._core.write(lambda: self._judge(request, own)))
 
-    async def _judge(self, request: pb.JudgePairRequest, tenant: str) -> pb.Trial:
+    async def _judge(self, request: pb.JudgePairRequest, tenant: str) -> Trial:
         declared = self._core.mesh.documents[ResourceKind.TRIAL].declared(request.trial)
         if declared is None or tenant not in ("", declared.manifest.tenant):
             raise unknown_name(ResourceKind.TRIAL.value, request.trial)
-        record = pb.Trial()
+        record = Trial()
         record.CopyFrom(declared)
         if request.task not in record.verdicts:
             require_room(f"verdicts in the trial {request.trial}", len(record.verdicts), 1, MAX_VERDICTS)

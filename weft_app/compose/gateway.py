@@ -27,7 +27,7 @@ from weft.api.registry.v1.capture_service_pb2_grpc import CaptureServiceStub
 from weft.api.registry.v1.join_token_service_pb2_grpc import JoinTokenServiceStub
 from weft.api.registry.v1.key_service_pb2_grpc import KeyServiceStub
 from weft.api.registry.v1.secret_service_pb2_grpc import SecretServiceStub
-from weft.api.registry.v1.trial_pb2_grpc import TrialServiceStub
+from weft.api.registry.v1.trial_service_pb2_grpc import TrialServiceStub
 from weft.dispatch.captured import CaptureSender
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.end_reporter import EndReporter

@@ -72,7 +72,7 @@ _CHAT = {"model": "tiny", "messages": _HI}
 _MESSAGES = {"model": "tiny", "max_tokens": 9, "messages": _HI}
 _BATCH = {"input_file_id": "file-1", "endpoint": "/v1/chat/completions", "completion_window": "24h"}
 _MODEL = {"kind": "model", "name": "tiny"}
-RESOURCE_KINDS = ("models", "agents", "runners", "pools", "routes", "aliases", "profiles", "workflows", "tenants")
+RESOURCE_KINDS = ("models", "agents", "runners", "pools", "routes", "aliases", "profiles", "workflows", "tenants", "trials")
 
 ENDPOINTS = (
     Endpoint("POST", "/v1/chat/completions", "chat", _CHAT),
@@ -112,6 +112,7 @@ ENDPOINTS = (
     Endpoint("PUT", "/api/v1/aliases/{name}", "declaration", {"kind": "alias", "name": "tiny", "target": "tiny"}),
     Endpoint("PUT", "/api/v1/workflows/{name}", "declaration", {"kind": "workflow", "name": "tiny", "model": "tiny"}),
     Endpoint("PUT", "/api/v1/tenants/{name}", "declaration", {"kind": "tenant", "name": "tiny"}),
+    Endpoint("PUT", "/api/v1/trials/{name}", "declaration", {"kind": "trial", "name": "tiny"}),
     Endpoint("PUT", "/api/v1/profiles/{name}", "declaration", {"kind": "profile", "name": "tiny"}),
     Endpoint("POST", "/api/v1/profiles/{name}/save", "admin", {}),
     Endpoint("POST", "/api/v1/profiles/{name}/switch", "action"),
@@ -130,6 +131,9 @@ ENDPOINTS = (
     Endpoint("GET", "/api/v1/inference-tasks/{id}/events", "read"),
     Endpoint("POST", "/api/v1/inference-tasks/{id}/cancel", "action"),
     Endpoint("DELETE", "/api/v1/inference-tasks/{id}", "action"),
+    Endpoint("GET", "/v1/trials/{name}", "read"),
+    Endpoint("GET", "/v1/trials/{name}/pairs/{task}", "read"),
+    Endpoint("POST", "/v1/trials/{name}/pairs/{task}/verdict", "admin", {"verdict": "a"}),
     Endpoint("POST", "/v1/responses/{id}/cancel", "action"),
     Endpoint("GET", "/v1/responses/{id}", "read"),
     Endpoint("GET", "/v1/responses/{id}/input_items", "read"),

@@ -3,7 +3,6 @@
 import grpc
 import warnings
 
-from weft.api.registry.v1 import trial_pb2 as weft_dot_api_dot_registry_dot_v1_dot_trial__pb2
 
 GRPC_GENERATED_VERSION = '1.71.2'
 GRPC_VERSION = grpc.__version__
@@ -23,80 +22,3 @@ if _version_not_supported:
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
-
-
-class TrialServiceStub(object):
-    """TrialService records what people think of the answers of a trial.
-    """
-
-    def __init__(self, channel):
-        """Constructor.
-
-        Args:
-            channel: A grpc.Channel.
-        """
-        self.JudgePair = channel.unary_unary(
-                '/weft.api.registry.v1.TrialService/JudgePair',
-                request_serializer=weft_dot_api_dot_registry_dot_v1_dot_trial__pb2.JudgePairRequest.SerializeToString,
-                response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_trial__pb2.JudgePairResponse.FromString,
-                _registered_method=True)
-
-
-class TrialServiceServicer(object):
-    """TrialService records what people think of the answers of a trial.
-    """
-
-    def JudgePair(self, request, context):
-        """JudgePair records the verdict about a pair, in place of an earlier one. NOT_FOUND / NOT_FOUND for an unknown trial or
-        one of another tenant, RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES at 2,000 verdicts.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-
-def add_TrialServiceServicer_to_server(servicer, server):
-    rpc_method_handlers = {
-            'JudgePair': grpc.unary_unary_rpc_method_handler(
-                    servicer.JudgePair,
-                    request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_trial__pb2.JudgePairRequest.FromString,
-                    response_serializer=weft_dot_api_dot_registry_dot_v1_dot_trial__pb2.JudgePairResponse.SerializeToString,
-            ),
-    }
-    generic_handler = grpc.method_handlers_generic_handler(
-            'weft.api.registry.v1.TrialService', rpc_method_handlers)
-    server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('weft.api.registry.v1.TrialService', rpc_method_handlers)
-
-
- # This class is part of an EXPERIMENTAL API.
-class TrialService(object):
-    """TrialService records what people think of the answers of a trial.
-    """
-
-    @staticmethod
-    def JudgePair(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weft.api.registry.v1.TrialService/JudgePair',
-            weft_dot_api_dot_registry_dot_v1_dot_trial__pb2.JudgePairRequest.SerializeToString,
-            weft_dot_api_dot_registry_dot_v1_dot_trial__pb2.JudgePairResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)

@@ -8,7 +8,6 @@ import collections.abc
 import grpc
 import grpc.aio
 import typing
-import weft.api.registry.v1.trial_pb2
 
 _T = typing.TypeVar("_T")
 
@@ -16,41 +15,3 @@ class _MaybeAsyncIterator(collections.abc.AsyncIterator[_T], collections.abc.Ite
 
 class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type: ignore[misc, type-arg]
     ...
-
-class TrialServiceStub:
-    """TrialService records what people think of the answers of a trial."""
-
-    def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
-    JudgePair: grpc.UnaryUnaryMultiCallable[
-        weft.api.registry.v1.trial_pb2.JudgePairRequest,
-        weft.api.registry.v1.trial_pb2.JudgePairResponse,
-    ]
-    """JudgePair records the verdict about a pair, in place of an earlier one. NOT_FOUND / NOT_FOUND for an unknown trial or
-    one of another tenant, RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES at 2,000 verdicts.
-    """
-
-class TrialServiceAsyncStub:
-    """TrialService records what people think of the answers of a trial."""
-
-    JudgePair: grpc.aio.UnaryUnaryMultiCallable[
-        weft.api.registry.v1.trial_pb2.JudgePairRequest,
-        weft.api.registry.v1.trial_pb2.JudgePairResponse,
-    ]
-    """JudgePair records the verdict about a pair, in place of an earlier one. NOT_FOUND / NOT_FOUND for an unknown trial or
-    one of another tenant, RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES at 2,000 verdicts.
-    """
-
-class TrialServiceServicer(metaclass=abc.ABCMeta):
-    """TrialService records what people think of the answers of a trial."""
-
-    @abc.abstractmethod
-    def JudgePair(
-        self,
-        request: weft.api.registry.v1.trial_pb2.JudgePairRequest,
-        context: _ServicerContext,
-    ) -> typing.Union[weft.api.registry.v1.trial_pb2.JudgePairResponse, collections.abc.Awaitable[weft.api.registry.v1.trial_pb2.JudgePairResponse]]:
-        """JudgePair records the verdict about a pair, in place of an earlier one. NOT_FOUND / NOT_FOUND for an unknown trial or
-        one of another tenant, RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES at 2,000 verdicts.
-        """
-
-def add_TrialServiceServicer_to_server(servicer: TrialServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
