@@ -72,7 +72,18 @@ _CHAT = {"model": "tiny", "messages": _HI}
 _MESSAGES = {"model": "tiny", "max_tokens": 9, "messages": _HI}
 _BATCH = {"input_file_id": "file-1", "endpoint": "/v1/chat/completions", "completion_window": "24h"}
 _MODEL = {"kind": "model", "name": "tiny"}
-RESOURCE_KINDS = ("models", "agents", "runners", "pools", "routes", "aliases", "profiles", "workflows", "tenants", "trials")
+RESOURCE_KINDS = (
+    "models",
+    "agents",
+    "runners",
+    "pools",
+    "routes",
+    "aliases",
+    "profiles",
+    "workflows",
+    "tenants",
+    "trials",
+)
 
 ENDPOINTS = (
     Endpoint("POST", "/v1/chat/completions", "chat", _CHAT),

@@ -161,6 +161,7 @@ class ScriptedTasks(TaskClient):
             max_attempts=new.spec.max_attempts or 5,
             waiting_for=self.waiting_for,
             origin_kind=new.spec.origin_kind,
+            metadata=new.spec.metadata,
         )
         self.kept[task.id] = Kept(new, task)
         self.was_submitted.set()
@@ -190,6 +191,7 @@ class ScriptedTasks(TaskClient):
             if kept.task.tenant == tenant
             and (not query.states or kept.task.state in query.states)
             and (not query.model or kept.task.model == query.model)
+            and (not query.origin_kind or kept.task.origin_kind == query.origin_kind)
         ]
         first = int(query.page_token or 0)
         last = first + (query.page_size or DEFAULT_LISTED)

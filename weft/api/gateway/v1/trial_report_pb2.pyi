@@ -185,7 +185,7 @@ class TrialPair(google.protobuf.message.Message):
     error: builtins.str
     """Why the second request failed."""
     verdict: weft.api.registry.v1.trial_pb2.Verdict.ValueType
-    """Verdict of a person."""
+    """Verdict of a person. Absent: not judged yet."""
     @property
     def create_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When the original request ended."""
@@ -278,7 +278,7 @@ class TrialPairDetails(google.protobuf.message.Message):
     prompt: builtins.str
     """Messages of the request as text, each after a line with its role in brackets."""
     verdict: weft.api.registry.v1.trial_pb2.Verdict.ValueType
-    """Verdict of a person."""
+    """Verdict of a person. Absent: not judged yet."""
     a_by: builtins.str
     """Whose answer is `a`: the name of a model. Empty: the pair is not judged yet."""
     @property
