@@ -173,6 +173,11 @@ _TENANT_WIDE = (
     *_TENANT[2:],
     *custom_columns(f"{_AGE} {_WHOLE}"),
 )
+_TRIAL = custom_columns(
+    f"NAME:name CANDIDATE:candidate AGAINST:against TENANT:tenant SHARE PAIRS:maxPairs {_SHORT}",
+    SHARE=lambda trial: f"{trial['sharePercent']:g} %",
+)
+_TRIAL_WIDE = _TRIAL[:-1] + custom_columns(f"ALIAS:alias {_AGE} {_WHOLE}")
 _EVENT = (
     Column("TIME", "time", "local", min_chars=19),
     Column("RESOURCE", event_label, min_chars=20),
@@ -254,6 +259,7 @@ _LISTINGS: Mapping[ResourceKind, Listing] = {
         ),
         (ResourceKind.WORKFLOW, f"there are no workflows{_APPLY}", _WORKFLOW, _WORKFLOW_WIDE),
         (ResourceKind.TENANT, f"no tenant is declared or configured{_APPLY}", _TENANT, _TENANT_WIDE),
+        (ResourceKind.TRIAL, f"there are no trials{_APPLY}", _TRIAL, _TRIAL_WIDE),
     )
 }
 
