@@ -90,7 +90,7 @@ class RouterService(Service):
         """Channels to runners for dispatchers in this process; closed when the router stops."""
         run_wake_recipe = partial(run_recipe, environment=config.wake_environment)
         self.captures = CaptureSender(lambda: self._registry)
-        self.trials = TrialSender(lambda: self._tasks, lambda: self._view)
+        self.trials = TrialSender(lambda: self._tasks, lambda: self._view, clock)
         self.observers = (self.captures, self.trials)
         """For dispatchers in this process."""
         self._waker = Waker(run_wake_recipe, self.channels, clock, config.wake_recipes)

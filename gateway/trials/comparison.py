@@ -48,9 +48,9 @@ def check_pair(candidate: Answer, against: Answer, is_valid: Callable[[Any], boo
     )
 
 
-def summarize(pairs: Sequence[TrialPair]) -> TrialSummary:
-    """Returns the summary of a trial from its pairs."""
-    states, verdicts = Counter(pair.state for pair in pairs), Counter(pair.verdict for pair in pairs)
+def summarize(pairs: Sequence[TrialPair], verdicts: Iterable[int]) -> TrialSummary:
+    """Returns the summary of a trial from its pairs and all verdicts, also those about pairs that are deleted."""
+    states, judged = Counter(pair.state for pair in pairs), Counter(verdicts)
     checks = [pair.checks for pair in pairs if pair.HasField("checks")]
     ratios = [each.length_ratio for each in checks if each.HasField("length_ratio")]
     candidate, against = _medians(checks)
@@ -66,9 +66,9 @@ def summarize(pairs: Sequence[TrialPair]) -> TrialSummary:
         length_ratio=median(ratios) if ratios else None,
         candidate_speed=candidate,
         against_speed=against,
-        candidate_preferred=verdicts[Verdict.VERDICT_CANDIDATE],
-        against_preferred=verdicts[Verdict.VERDICT_AGAINST],
-        same=verdicts[Verdict.VERDICT_SAME],
+        candidate_preferred=judged[Verdict.VERDICT_CANDIDATE],
+        against_preferred=judged[Verdict.VERDICT_AGAINST],
+        same=judged[Verdict.VERDICT_SAME],
     )
 
 

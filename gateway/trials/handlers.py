@@ -47,7 +47,7 @@ async def get_trial_report(deps: Gateway, pairs: Pairs, request: Request) -> Res
         name=trial.manifest.name,
         candidate=trial.manifest.candidate,
         against=trial.manifest.against,
-        summary=summarize(found),
+        summary=summarize(found, trial.verdicts.values()),
         pairs=found,
         stopped=_stopped(deps, trial, len(found)),
     )
@@ -66,7 +66,7 @@ async def judge_trial_pair(deps: Gateway, pairs: Pairs, judges: Judges, request:
     wanted = await read_body(request, deps.config, VerdictBody, SURFACE)
     trial, task_id = _trial_of(deps, request), _task_of(request)
     pair = await pairs.pair(trial, task_id)
-    request_id = pair.details.task.metadata[REQUEST_KEY]
+    request_id = pair.details.task.metadata.get(REQUEST_KEY, "")
     prefers_candidate = (wanted.verdict == "a") == is_candidate_first(trial.manifest.name, request_id)
     verdict = Verdict.VERDICT_CANDIDATE if prefers_candidate else Verdict.VERDICT_AGAINST
     judged: JudgePairResponse = await judges.JudgePair(

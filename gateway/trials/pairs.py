@@ -68,7 +68,7 @@ class TrialPairs:
     async def _shown(self, trial: Trial, task: task_pb2.Task) -> pb.TrialPair:
         shown = pb.TrialPair(
             task=task.id,
-            request_id=task.metadata[REQUEST_KEY],
+            request_id=task.metadata.get(REQUEST_KEY, ""),
             state="failed" if is_terminal(task) else "waiting",
             create_time=task.create_time,
             verdict=trial.verdicts.get(task.id, Verdict.VERDICT_UNSPECIFIED),
@@ -88,7 +88,7 @@ class TrialPairs:
         if task_id not in self._checks:
             pair = await self.pair(trial, task_id)
             schema = _schema_of(pair.details.spec)
-            is_valid = None if schema is None else partial(_matches, schema)
+            is_valid = None if schema is None else partial(matches, schema)
             if len(self._checks) >= MAX_CHECKS:
                 self._checks.pop(next(iter(self._checks)))
             self._checks[task_id] = check_pair(answer_of(pair.candidate), answer_of(pair.against), is_valid)
@@ -99,7 +99,7 @@ def shown_pair(trial: Trial, pair: Pair) -> pb.TrialPairDetails:
     """Returns a pair as it is judged; it does not tell whose answers they are until it is judged."""
     task, manifest = pair.details.task, trial.manifest
     sides = [(pair.candidate, manifest.candidate), (pair.against, manifest.against)]
-    if not is_candidate_first(manifest.name, task.metadata[REQUEST_KEY]):
+    if not is_candidate_first(manifest.name, task.metadata.get(REQUEST_KEY, "")):
         sides.reverse()
     verdict = trial.verdicts.get(task.id, Verdict.VERDICT_UNSPECIFIED)
     payload: Any = payload_of(pair.details.spec)
@@ -147,7 +147,8 @@ def _schema_of(spec: task_pb2.TaskSpec) -> dict[str, Any] | None:
     return None
 
 
-def _matches(schema: dict[str, Any], value: Any) -> bool:
+def matches(schema: dict[str, Any], value: Any) -> bool:
+    """Whether a value matches a schema; False for one that cannot be used."""
     import jsonschema_rs  # noqa: PLC0415 - 30 ms that only a process that meets a schema spends
 
     try:

@@ -18,6 +18,7 @@ from weft.dispatch.request_trace import RequestContext
 from weft.dispatch.run_observer import ObservedRun, RunObserver
 from weft.durable.durable_call import task_spec
 from weft.durable.tasks import TaskClient
+from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.service import start_task, stop_tasks
@@ -32,6 +33,8 @@ TRIAL_KEY, REQUEST_KEY = "weft-trial", "weft-request"
 """Metadata of a pair's task: the trial's name, and the id of the original request."""
 CALLER = "service:trials"
 """Caller of pairs, so that they do not count as requests of the caller's key."""
+COUNT_SECONDS = 60.0
+"""Interval in which the pairs of a complete trial are counted: deleted ones make room."""
 STOP_SECONDS = 1.0
 _HASH_RANGE = 2**64
 _NOT_STORED = frozenset({"queued", "loading", "progress", "work_progress"})
@@ -109,14 +112,15 @@ class SampledRequest(ObservedRun):
 class TrialSender(RunObserver):
     """Submits pairs in the background, one after the other: one that the task store refuses is dropped, and logged."""
 
-    def __init__(self, tasks: Callable[[], TaskClient | None], view: Callable[[], FleetView]) -> None:
+    def __init__(self, tasks: Callable[[], TaskClient | None], view: Callable[[], FleetView], clock: Clock) -> None:
         """`tasks` returns the task store, None while there is none."""
         self._tasks = tasks
         self._view = view
+        self._clock = clock
         self._turn = asyncio.Lock()
         self._waiting: set[asyncio.Task[None]] = set()
-        self._complete: dict[str, TrialManifest] = {}
-        """Trials that have all their pairs, as far as this process knows."""
+        self._complete: dict[str, tuple[TrialManifest, float]] = {}
+        """Trials that had all their pairs when they were counted, and until when they are not counted again."""
 
     @override
     def observe(self, view: FleetView, context: RequestContext, payload: Any) -> SampledRequest | None:
@@ -152,12 +156,13 @@ class TrialSender(RunObserver):
                     log.warning("trial pair dropped", trial=trial.name, why=error.message)
 
     async def _is_complete(self, tasks: TaskClient, trial: TrialManifest) -> bool:
-        if self._complete.get(trial.name) == trial:
+        known, until = self._complete.get(trial.name, (None, 0.0))
+        if known == trial and self._clock.monotonic() < until:
             return True
         wanted = pb.ListTasksRequest(origin_kind=origin_kind_of(trial.name), page_size=trial.max_pairs)
         is_complete = len((await tasks.list_page(trial.tenant, wanted)).tasks) >= trial.max_pairs
         if is_complete:
-            self._complete[trial.name] = trial
+            self._complete[trial.name] = (trial, self._clock.monotonic() + COUNT_SECONDS)
         return is_complete
 
 

@@ -169,7 +169,7 @@ class RemoteMesh:
         self.ends = EndReporter(self.routers, self.clock)
         self.captures = CaptureSender(lambda: self.registry)
         tasks = TaskClient(self.routers.channel)
-        self.trials = TrialSender(lambda: tasks, lambda: self.fleet.view)
+        self.trials = TrialSender(lambda: tasks, lambda: self.fleet.view, self.clock)
         self.tracing = tracing_of(os.environ)
 
     def ports(self, health: HealthSource) -> GatewayPorts:

@@ -15,7 +15,9 @@ import structlog
 
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, usage_pb2
 from weft.api.registry.v1.tenant_pb2 import Tenant, TenantManifest
+from weft.api.registry.v1.trial_pb2 import Trial, TrialManifest
 from weft.api.router.v1.placement_service_pb2 import Granted
+from weft.api.router.v1.task_service_pb2 import ListTasksRequest
 from weft.api.runner.v1 import generation_service_pb2, generation_service_pb2_grpc, ticket_pb2
 from weft.dispatch.captured import CapturedRequest, CaptureSender
 from weft.dispatch.dispatcher import Dispatcher
@@ -31,6 +33,7 @@ from weft.dispatch.placement import (
     request_cancelled,
 )
 from weft.dispatch.request_trace import RequestContext
+from weft.durable.trials import TrialSender
 from weft.kernel.errors import WeftError
 from weft.kernel.placement_request import PlacementRequest, PrefixHolder
 from weft.kernel.reasons import Reason
@@ -276,6 +279,32 @@ async def test_request_that_no_runner_got_is_not_captured() -> None:
     assert call.receipt is not None
     assert not call.receipt.captured
     await channels.close()
+
+
+async def test_request_is_answered_although_the_pair_of_its_trial_is_refused(tmp_path: Path) -> None:
+    refused: list[str] = []
+
+    async def list_page(_tenant: str, request: ListTasksRequest) -> None:
+        refused.append(request.origin_kind)
+        raise WeftError(Reason.SERVICE_UNAVAILABLE, "the task store is away")
+
+    trial = TrialManifest(name="t", candidate="n", against="m", tenant="t", share_percent=100, max_pairs=1)
+    tenant = Tenant(manifest=TenantManifest(name="t", capture=True))
+    view = FleetView(revision=1, tenants={"t": tenant}, trials={"t": Trial(manifest=trial)})
+    tasks: Any = SimpleNamespace(list_page=list_page)
+    trials = TrialSender(lambda: tasks, lambda: view, FakeClock())
+    async with _runner(tmp_path, [STARTED, _text("a"), FINISHED]) as address:
+        channels = ChannelPool()
+        dispatcher = Dispatcher(ScriptedScheduler(address), channels, fleet=SimpleNamespace(view=view))
+        dispatcher.observers = (trials,)
+        call = dispatcher.call(CHAT, _about(), chat_pb2.ChatPayload())
+        frames = [frame async for frame in call.chunks()]
+        await trials.stop()
+        await channels.close()
+    assert frames[-1][-1].WhichOneof("event") == "finished"
+    assert refused == ["trial:t"]
+    assert call.receipt is not None
+    assert not call.receipt.captured
 
 
 class FinishingRunner(ScriptedRunner):

@@ -14,11 +14,20 @@ from weft.api.router.v1 import task_pb2
 from weft.api.router.v1 import task_service_pb2 as pb
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.request_trace import RequestContext
-from weft.durable.trials import MAX_PAIR_BYTES, MAX_WAITING, TRIAL_KEY, TrialSender, is_candidate_first, trials_of
+from weft.durable.trials import (
+    COUNT_SECONDS,
+    MAX_PAIR_BYTES,
+    MAX_WAITING,
+    TRIAL_KEY,
+    TrialSender,
+    is_candidate_first,
+    trials_of,
+)
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import CacheMode, Handling, Operation, Priority
 from weft.kernel.telemetry import new_traceparent
+from weft_testing.fake_clock import FakeClock
 
 TRIAL = TrialManifest(
     name="t", candidate="new", against="old", tenant="acme", share_percent=100, max_pairs=2, alias="chat"
@@ -83,7 +92,8 @@ class Stage:
     def __init__(self, *trials: TrialManifest, store: Store | None = None) -> None:
         self.store = store or Store()
         self.view = view_of(*(trials or (TRIAL,)))
-        self.sender = TrialSender(lambda: self.store, lambda: self.view)  # type: ignore[arg-type,return-value]
+        self.clock = FakeClock()
+        self.sender = TrialSender(lambda: self.store, lambda: self.view, self.clock)  # type: ignore[arg-type,return-value]
 
     async def answered(
         self,
@@ -185,12 +195,17 @@ async def test_capture_that_ends_during_the_answer_makes_no_pair() -> None:
     assert stage.store.submitted == []
 
 
-async def test_full_trial_makes_no_pair_and_is_not_counted_again_until_it_is_changed() -> None:
+async def test_full_trial_makes_no_pair_until_it_is_changed_or_pairs_are_deleted() -> None:
     stage = Stage()
     for number in range(5):
         await stage.answered(replace(CONTEXT, request_id=f"r{number}"))
     assert (len(stage.store.submitted), stage.store.listings) == (2, 3)
     stage.view = view_of(changed(max_pairs=3))
+    await stage.answered()
+    assert len(stage.store.submitted) == 3
+    await stage.answered()
+    stage.store.submitted.pop()
+    await stage.clock.advance(COUNT_SECONDS)
     await stage.answered()
     assert len(stage.store.submitted) == 3
 
@@ -219,5 +234,5 @@ async def test_pairs_beyond_those_that_may_wait_are_dropped() -> None:
 
 
 async def test_process_without_a_task_store_follows_no_request() -> None:
-    sender = TrialSender(lambda: None, lambda: view_of(TRIAL))
+    sender = TrialSender(lambda: None, lambda: view_of(TRIAL), FakeClock())
     assert sender.observe(view_of(TRIAL), CONTEXT, CHAT) is None

@@ -99,11 +99,11 @@ class TrialSummary(google.protobuf.message.Message):
     length_ratio: builtins.float
     """Median of the candidate's tokens per token of the other answer."""
     candidate_preferred: builtins.int
-    """Pairs of which a person prefers the candidate's answer."""
+    """Pairs of which a person prefers the candidate's answer, also those that were deleted since."""
     against_preferred: builtins.int
-    """Pairs of which a person prefers the other answer."""
+    """Pairs of which a person prefers the other answer, also deleted ones."""
     same: builtins.int
-    """Pairs whose answers a person found equally good."""
+    """Pairs whose answers a person found equally good, also deleted ones."""
     @property
     def candidate_speed(self) -> global___TrialSpeed:
         """Medians of the candidate, of pairs that have the value for both answers."""

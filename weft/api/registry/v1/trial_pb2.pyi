@@ -70,7 +70,7 @@ class TrialManifest(google.protobuf.message.Message):
     name: builtins.str
     """Name of the trial; same format as a model name, at most 58 characters. Trials have their own namespace."""
     candidate: builtins.str
-    """What answers again: a model or pool by name, "agent/NAME" or "route/NAME"."""
+    """What answers again: a model or pool by name, "agent/NAME" or "route/NAME". Tools that runners run are run again."""
     against: builtins.str
     """Whose answers it is compared with: what a request names, or what its alias stands for."""
     tenant: builtins.str
@@ -78,7 +78,7 @@ class TrialManifest(google.protobuf.message.Message):
     share_percent: builtins.float
     """Share of the requests, in percent."""
     max_pairs: builtins.int
-    """Number of pairs at which the trial is complete; 0: 100. Each gateway or router may exceed it by one pair."""
+    """Maximum number of pairs that it has at a time; 0: 100. Each gateway or router may exceed it by one pair."""
     alias: builtins.str
     """Alias that a switch points to the candidate, and a revert back to `against`. Empty: there is none, so callers name
     the model themselves.
