@@ -6,15 +6,20 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+from google.protobuf.message import DecodeError
+
 from gateway.answers.answer_builder import CalledTool, add_call
 from gateway.tasks.handlers import outputs_of
 from gateway.trials.comparison import Answer, ToolCall, check_pair
 from weft.api.common.v1 import event_pb2, receipt_pb2
+from weft.api.common.v1.chat_pb2 import ChatPayload
+from weft.api.common.v1.completion_pb2 import CompletionPayload
 from weft.api.gateway.v1 import trial_report_pb2 as pb
 from weft.api.registry.v1.trial_pb2 import Trial, Verdict
 from weft.api.router.v1 import task_pb2
 from weft.api.router.v1.task_service_pb2 import GetTaskResponse, ListTasksRequest
 from weft.dispatch.captured import answer_text, prompt_text
+from weft.dispatch.frames import GenerationPayload
 from weft.durable.tasks import MAX_LISTED, TaskClient, failure_of, is_terminal, payload_of
 from weft.durable.trials import REQUEST_KEY, is_candidate_first, origin_kind_of
 from weft.kernel.errors import WeftError
@@ -24,7 +29,6 @@ from weft.kernel.timestamps import optional_seconds, seconds_of
 
 MAX_CHECKS = 10_000
 """Maximum number of pairs whose checks are kept in memory; they never change."""
-MAX_CHARACTERS_SHOWN = 512
 
 Events = Sequence[event_pb2.InferenceEvent]
 
@@ -34,6 +38,7 @@ class Pair:
     """An answered pair."""
 
     details: GetTaskResponse
+    payload: GenerationPayload
     candidate: Events
     against: Events
 
@@ -56,14 +61,17 @@ class TrialPairs:
     async def pair(self, trial: Trial, task_id: str) -> Pair:
         """Returns an answered pair. Raises NOT_FOUND, and RESOURCE_IN_USE for a pair without a second answer."""
         details = await self._tasks.details(trial.manifest.tenant, task_id)
-        if details.task.origin_kind != origin_kind_of(trial.manifest.name):
+        payload: Any = payload_of(details.spec)
+        original = _events_in(details.spec.origin)
+        # Callers of the task service choose the kinds and origins of their tasks.
+        is_pair = details.task.origin_kind == origin_kind_of(trial.manifest.name) and original is not None
+        if not is_pair or not isinstance(payload, (ChatPayload, CompletionPayload)):
             raise WeftError(Reason.NOT_FOUND, f"the trial {trial.manifest.name} has no pair {task_id[:64]}")
         if details.task.state != task_pb2.TASK_STATE_COMPLETED:
             word = "failed" if is_terminal(details.task) else "is not complete yet"
             raise WeftError(Reason.RESOURCE_IN_USE, f"the second answer of pair {task_id} {word}")
         outputs = await outputs_of(self._tasks, details.task)
-        original = task_pb2.TaskOutput.FromString(details.spec.origin).events
-        return Pair(details, list(chain.from_iterable(each.events for each in outputs)), original)
+        return Pair(details, payload, list(chain.from_iterable(each.events for each in outputs)), original or ())
 
     async def _shown(self, trial: Trial, task: task_pb2.Task) -> pb.TrialPair:
         shown = pb.TrialPair(
@@ -102,15 +110,22 @@ def shown_pair(trial: Trial, pair: Pair) -> pb.TrialPairDetails:
     if not is_candidate_first(manifest.name, task.metadata.get(REQUEST_KEY, "")):
         sides.reverse()
     verdict = trial.verdicts.get(task.id, Verdict.VERDICT_UNSPECIFIED)
-    payload: Any = payload_of(pair.details.spec)
     return pb.TrialPairDetails(
         task=task.id,
-        prompt=prompt_text(payload),
+        prompt=prompt_text(pair.payload),
         a=pb.TrialAnswer(text=answer_text(sides[0][0])),
         b=pb.TrialAnswer(text=answer_text(sides[1][0])),
         verdict=verdict,
         a_by=sides[0][1] if verdict else "",
     )
+
+
+def _events_in(origin: bytes) -> Events | None:
+    """Returns the original answer; None: it is none."""
+    try:
+        return task_pb2.TaskOutput.FromString(origin).events
+    except DecodeError:
+        return None
 
 
 def answer_of(events: Events) -> Answer:

@@ -219,9 +219,16 @@ async def test_task_that_is_no_pair_of_the_trial_or_not_answered_cannot_be_judge
     async with staged() as stage:
         spec = task_pb2.TaskSpec(model="new", chat=chat_pb2.ChatPayload())
         own = await stage.tasks.submit("ann", SubmitTaskRequest(spec=spec))
+        spec.origin_kind, spec.origin = f"trial:{NAME}", b"\xff"
+        forged = await stage.tasks.submit("ann", SubmitTaskRequest(spec=spec))
+        stage.tasks.begin(forged.task.id)
+        stage.tasks.complete(forged.task.id)
         waiting = await stage.pair("r1", answer("a"))
-        statuses = [(await stage.judged(task, "a")).status for task in (own.task.id, "task-unknown", waiting)]
-        assert statuses == [404, 404, 409]
+        statuses = [
+            (await stage.judged(task, "a")).status for task in (own.task.id, forged.task.id, "task-unknown", waiting)
+        ]
+        assert statuses == [404, 404, 404, 409]
+        assert [each["state"] for each in (await stage.report())["pairs"]] == ["waiting", "failed"]
         answered = await stage.pair("r2", answer("a"), answer("b"))
         assert (await stage.judged(answered, "c")).status == 400
         assert (await stage.judged(answered, "a", "viewer000000")).status == 403
