@@ -93,7 +93,7 @@ class SampledRequest(ObservedRun):
         self.context = context
         self.payload = payload
         self.answer = task_pb2.TaskOutput()
-        self._bytes_left = MAX_PAIR_BYTES - payload.ByteSize()
+        self._bytes_left = MAX_PAIR_BYTES
         self._submit = submit
 
     @override
@@ -105,7 +105,8 @@ class SampledRequest(ObservedRun):
 
     @override
     def end(self, receipt: receipt_pb2.Receipt) -> None:
-        if receipt.outcome == receipt_pb2.OUTCOME_COMPLETED and self._bytes_left >= 0:
+        # The payload of a task gets its images after the start of its run.
+        if receipt.outcome == receipt_pb2.OUTCOME_COMPLETED and self.payload.ByteSize() <= self._bytes_left:
             self._submit(self)
 
 

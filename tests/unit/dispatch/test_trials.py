@@ -182,6 +182,13 @@ async def test_request_above_the_size_limit_makes_no_pair() -> None:
     payload = completion_pb2.CompletionPayload(prompts=[completion_pb2.PromptInput(text="a" * MAX_PAIR_BYTES)])
     stage = Stage()
     await stage.answered(payload=payload)
+    # The payload of a task gets its images after the start of its run.
+    filled = chat_pb2.ChatPayload()
+    sampled = stage.sender.observe(stage.view, CONTEXT, filled)
+    assert sampled is not None
+    filled.messages.add().content.add().image.data = b"a" * MAX_PAIR_BYTES
+    sampled.end(COMPLETED)
+    await stage.sender.stop()
     assert stage.store.submitted == []
 
 
