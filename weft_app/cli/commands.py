@@ -112,6 +112,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "estimate": "Show the estimated memory of a model, and the source of the estimate.",
         "quote": "Show when each place of the mesh would answer a prompt, without sending it.",
         "tune": "Find the best load parameters of a model for its machine, by measuring while it is idle.",
+        "trial": "Compare two models by requests of a tenant, and switch an alias between them.",
         "flush": "Drop cached prefixes. Running requests keep theirs until they end.",
     },
     "config": {
@@ -135,6 +136,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
 EXAMPLES: Mapping[str, str] = {
     "media": "weft media image 'a lighthouse at night' -o lighthouse.png",
     "models": "weft models ls",
+    "models trial": "weft models trial start qwen3-8b --against chat --share 10%",
     "batch": "weft batch submit requests.jsonl --watch",
     "mesh": "weft mesh reload --dry-run",
     "mesh profile": "weft mesh profile save day; weft mesh profile switch night --dry-run",

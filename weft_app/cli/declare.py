@@ -288,6 +288,8 @@ def _delete(api: MeshApi, target: Target, *, force: bool) -> None:
     runner = _returns_with(api.get(path)) if force else ""
     api.delete(path, force=force)
     say(f"{target} deleted\n")
+    if target.kind is ResourceKind.TRIAL:
+        note("its pairs are tasks, which stay until their retention ends; delete them earlier with weft delete task")
     if runner:
         note(
             f"{target} is published again when {runner} restarts (weft mesh restart), "

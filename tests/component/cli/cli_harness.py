@@ -45,7 +45,7 @@ from weft.api.registry.v1 import (
 from weft.api.router.v1 import inference_service_pb2, inference_service_pb2_grpc
 from weft.api.runner.v1 import load_pb2, runner_service_pb2, runner_service_pb2_grpc
 from weft.documents.codec import document_of
-from weft.documents.kinds import packed
+from weft.documents.kinds import KINDS, packed
 from weft.documents.mesh_state import MeshState, pool_message, pool_of
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import declared_document, plain
@@ -275,13 +275,8 @@ class _Declarations(declaration_service_pb2_grpc.DeclarationServiceServicer):
 
     def Delete(self, request: Any, context: Any) -> Any:  # noqa: N802
         state = self._mesh.state
-        kinds: dict[str, dict[str, Any]] = {
-            "model": state.models,
-            "agent": state.declared[ResourceKind.AGENT],
-            "runner": state.runners,
-            "route": state.declared[ResourceKind.ROUTE],
-        }
-        rows = kinds[request.kind]
+        others: dict[str, dict[str, Any]] = {"model": state.models, "runner": state.runners}
+        rows = others[request.kind] if request.kind in others else state.declared[ResourceKind(request.kind)]
         users = [agent.manifest.model for agent in state.declared[ResourceKind.AGENT].values()]
         users += [name for route in state.declared[ResourceKind.ROUTE].values() for name in route.manifest.candidates]
         if request.kind == "model" and request.name in users:
@@ -310,7 +305,7 @@ class _Declarations(declaration_service_pb2_grpc.DeclarationServiceServicer):
         if kind == "model" and name in state.models:
             found = state.models[name]
             return declared(model=model_pb2.ModelDeclaration(manifest=found.manifest, runner=found.declared_runner))
-        if kind in ("agent", "route") and name in state.declared[ResourceKind(kind)]:
+        if name in state.declared.get(ResourceKind(kind), ()):
             return declared(**{kind: state.declared[ResourceKind(kind)][name].manifest})
         if kind == "runner" and name in state.runners:
             return declared(runner=declaration_service_pb2.RunnerDeclaration(name=name))
@@ -328,12 +323,15 @@ class _Declarations(declaration_service_pb2_grpc.DeclarationServiceServicer):
             )
         elif kind == "route":
             self._mesh.add(route_pb2.Route(manifest=wanted, status=route_pb2.Route.STATUS_INACTIVE))
-        else:
+        elif kind == "agent":
             self._mesh.add(
                 agent_pb2.Agent(
                     manifest=wanted, kind=agent_pb2.Agent.KIND_PUBLIC, status=agent_pb2.Agent.STATUS_INACTIVE
                 )
             )
+        else:
+            record: Any = KINDS[ResourceKind(kind)].record
+            self._mesh.state.declared[ResourceKind(kind)][wanted.name] = record(manifest=wanted)
 
 
 class _Settings(settings_service_pb2_grpc.SettingsServiceServicer):

@@ -21,6 +21,9 @@ load zz-m --replicas 7
 load zz-m --set batch_tokens=7
 unload zz-m
 models tune zz-m
+models trial start zz-m --against zz-a --tenant zz-t
+models trial switch zz-t
+models trial revert zz-t
 models flush --tag zz-tag --tenant zz-t
 models flush --model zz-m --runner zz-r
 pull hf:zz/zz-b --runner zz-r
