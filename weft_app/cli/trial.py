@@ -53,7 +53,9 @@ def start(
     against: Annotated[
         str, typer.Option(metavar="OLD", help="What has answered: a model, pool, agent, route or alias.")
     ],
-    tenant: Annotated[str, typer.Option(help="Tenant whose requests are used; it needs capture.")] = DEFAULT_TENANT,
+    tenant: Annotated[
+        str, typer.Option(help="Tenant whose requests are used; it needs capture. Default: that of your requests.")
+    ] = "",
     share_percent: Annotated[
         str, typer.Option("--share", metavar="PERCENT", help="Share of the requests that are answered again.")
     ] = DEFAULT_SHARE,
@@ -71,6 +73,7 @@ def start(
     """
     share = _percent(share_percent)
     with connect(home) as api:
+        tenant = tenant or api.get("/api/v1/caller").get("tenant", DEFAULT_TENANT)
         _require_capture(api, tenant)
         alias = _alias_of(api, against, tenant)
         target = alias["target"] if alias else against

@@ -79,6 +79,11 @@ def test_start_without_capture_names_the_next_command(mesh: ScriptedMesh, comman
     assert refused.stderr.endswith(f"Set it with: {command}\n")
 
 
+def test_start_without_a_tenant_uses_that_of_the_caller(mesh: ScriptedMesh) -> None:
+    refused = mesh.run("models", "trial", "start", "qwen-2", "--against", "solo")
+    assert "the tenant default has no capture" in refused.stderr
+
+
 @pytest.mark.parametrize("share", ["0", "101%", "ten", "-1"])
 def test_start_refuses_a_share_that_is_no_percentage(mesh: ScriptedMesh, share: str) -> None:
     refused = mesh.run(*START, "solo", f"--share={share}")
