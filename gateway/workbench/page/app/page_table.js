@@ -10,6 +10,7 @@ export const PAGES = [
   { path: "tasks", title: "Tasks", group: "Use", needs: "inference:view", load: () => import("./pages/tasks.js") },
   { path: "usage", title: "Usage", group: "Use", needs: "inference:view", load: () => import("./pages/usage.js") },
   { path: "models", title: "Models", group: "Mesh", needs: "models:view", load: () => import("./pages/models.js") },
+  { path: "trials", title: "Trials", group: "Mesh", needs: "inference:view", load: () => import("./pages/trials.js") },
   { path: "memory", title: "Memory", group: "Mesh", needs: "operations:view", load: () => import("./pages/memory.js") },
   { path: "runners", title: "Runners", group: "Mesh", needs: "runners:view", load: () => import("./pages/runners.js") },
   { path: "operations", title: "Operations", group: "Mesh", needs: "operations:view", load: () => import("./pages/operations.js") },

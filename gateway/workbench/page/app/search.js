@@ -86,6 +86,7 @@ export function Shortcuts({ onClose }) {
       [html`<kbd>Enter</kbd>`, "Send the message; queue it while an answer comes"],
       [html`<kbd>Shift</kbd> <kbd>Enter</kbd>`, "New line"],
       [html`<kbd>Esc</kbd>`, "Stop the answer; close a dialog"],
+      [html`<kbd>A</kbd> <kbd>B</kbd> <kbd>S</kbd>`, "Judge the shown pair of a trial"],
     ].map(([keys, does]) => [does, keys])} />
   </${Dialog}>`;
 }
