@@ -105,8 +105,10 @@ class SampledRequest(ObservedRun):
 
     @override
     def end(self, receipt: receipt_pb2.Receipt) -> None:
+        # Tools that a runner ran would be run once more, with their effects.
+        has_succeeded = receipt.outcome == receipt_pb2.OUTCOME_COMPLETED and not receipt.tool_run_count
         # The payload of a task gets its images after the start of its run.
-        if receipt.outcome == receipt_pb2.OUTCOME_COMPLETED and self.payload.ByteSize() <= self._bytes_left:
+        if has_succeeded and self.payload.ByteSize() <= self._bytes_left:
             self._submit(self)
 
 

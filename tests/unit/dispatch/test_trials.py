@@ -99,13 +99,12 @@ class Stage:
         self,
         context: RequestContext = CONTEXT,
         payload: Any = CHAT,
-        *,
-        outcome: "receipt_pb2.Outcome.ValueType" = receipt_pb2.OUTCOME_COMPLETED,
+        receipt: receipt_pb2.Receipt = COMPLETED,
     ) -> None:
         sampled = self.sender.observe(self.view, context, payload)
         if sampled is not None:
             sampled.add(ANSWER)
-            sampled.end(receipt_pb2.Receipt(outcome=outcome))
+            sampled.end(receipt)
         await self.sender.stop()
 
 
@@ -171,10 +170,19 @@ async def test_pair_asks_the_candidate_the_same_and_keeps_the_original_answer() 
     assert again.store.submitted[0].idempotency_key == request.idempotency_key
 
 
-@pytest.mark.parametrize("outcome", [receipt_pb2.OUTCOME_FAILED, receipt_pb2.OUTCOME_CANCELLED])
-async def test_request_without_a_complete_answer_makes_no_pair(outcome: "receipt_pb2.Outcome.ValueType") -> None:
+@pytest.mark.parametrize(
+    "receipt",
+    [
+        pytest.param(receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_FAILED), id="failed"),
+        pytest.param(receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_CANCELLED), id="cancelled"),
+        pytest.param(receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_COMPLETED, tool_run_count=1), id="ran a tool"),
+    ],
+)
+async def test_request_without_a_complete_answer_or_whose_tools_ran_makes_no_pair(
+    receipt: receipt_pb2.Receipt,
+) -> None:
     stage = Stage()
-    await stage.answered(outcome=outcome)
+    await stage.answered(receipt=receipt)
     assert stage.store.submitted == []
 
 

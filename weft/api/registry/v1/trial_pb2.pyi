@@ -53,8 +53,8 @@ class TrialManifest(google.protobuf.message.Message):
     """TrialManifest is a comparison of two models by the requests of one tenant: a share of the requests that `against` has
     answered is answered again by `candidate`, in idle capacity.
 
-    Only requests of tenants with `capture` are used. Each pair is a durable task of the tenant, with the prompt and both
-    answers, until it is deleted or its retention ends.
+    Only requests of tenants with `capture` are used, and none for which a runner ran tools. Each pair is a durable task of
+    the tenant, with the prompt and both answers, until it is deleted or its retention ends.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -70,7 +70,7 @@ class TrialManifest(google.protobuf.message.Message):
     name: builtins.str
     """Name of the trial; same format as a model name, at most 58 characters. Trials have their own namespace."""
     candidate: builtins.str
-    """What answers again: a model or pool by name, "agent/NAME" or "route/NAME". Tools that runners run are run again."""
+    """What answers again: a model or pool by name, "agent/NAME" or "route/NAME". The tools of an agent are run."""
     against: builtins.str
     """Whose answers it is compared with: what a request names, or what its alias stands for."""
     tenant: builtins.str
