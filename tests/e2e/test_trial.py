@@ -35,7 +35,9 @@ async def _report(mesh: MeshProcess, *states: str) -> dict[str, Any]:
 
     async def found() -> dict[str, Any] | None:
         async with aiohttp.ClientSession(mesh.url) as http, http.get("/v1/trials/new-vs-old") as answer:
-            report = dict(await answer.json()) if answer.status == 200 else {"pairs": [], "stopped": "unknown"}
+            report: dict[str, Any] = (
+                await answer.json() if answer.status == 200 else {"pairs": [], "stopped": "unknown"}
+            )
         is_there = "stopped" not in report and [each["state"] for each in report["pairs"]] == list(states)
         return report if is_there else None
 
