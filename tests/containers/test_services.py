@@ -13,6 +13,7 @@ from weft_app.compose.demo import demo_model_path
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(1_200)]
 
 CONFIG = """
+drain_seconds: 120
 relay: {listen: "127.0.0.1:7443"}
 runners:
   - name: box
