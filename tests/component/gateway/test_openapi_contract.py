@@ -24,6 +24,7 @@ from starlette.responses import Response
 from test_api_keys_http import KEYS, ScriptedKeys
 from test_gateway_requests import ScriptedRequests
 from test_join_tokens_http import ScriptedTokens, joins
+from test_trials_http import Judge
 from test_usage_http import ScriptedUsage
 
 from gateway.app import GatewayPorts
@@ -52,9 +53,10 @@ NOT_TOLD = {("GET", "/docs"), ("GET", "/openapi.json")}
 
 def app() -> Any:
     """A gateway with all endpoints, over scripted collaborators."""
+    fleet = FixedFleet.of(model("tiny"))
     ports = GatewayPorts(
         dispatcher=ForgetfulDispatcher(),
-        fleet=FixedFleet.of(model("tiny")),
+        fleet=fleet,
         registry=ScriptedRegistry(),
         admin=admin_ports(),
         requests=ScriptedRequests(),
@@ -67,6 +69,7 @@ def app() -> Any:
         api_keys=RegistryService(ScriptedKeys(), timeout_seconds=5.0),
         join_tokens=RegistryService(ScriptedTokens(), timeout_seconds=5.0),
         join_command=joins,
+        trials=RegistryService(Judge(fleet), timeout_seconds=5.0),
     )
     return app_of(GatewayConfig(port=0, allowed_hosts=frozenset({"testserver"})), ports)
 
