@@ -104,7 +104,7 @@ class TrialPairs:
 
 
 def shown_pair(trial: Trial, pair: Pair) -> pb.TrialPairDetails:
-    """Returns a pair as it is judged; it does not tell whose answers they are until it is judged."""
+    """Returns the prompt and both answers of a pair; the model that wrote A is named only after a verdict."""
     task, manifest = pair.details.task, trial.manifest
     sides = [(pair.candidate, manifest.candidate), (pair.against, manifest.against)]
     if not is_candidate_first(manifest.name, task.metadata.get(REQUEST_KEY, "")):
@@ -129,7 +129,7 @@ def _events_in(origin: bytes) -> Events | None:
 
 
 def answer_of(events: Events) -> Answer:
-    """Returns an answer as it is compared, with the times of its receipt."""
+    """Returns the text, the tool calls, the token count and the times of an answer, from its events."""
     texts: list[str] = []
     calls: dict[int, CalledTool] = {}
     receipt = receipt_pb2.Receipt()

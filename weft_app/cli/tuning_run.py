@@ -325,7 +325,7 @@ class TuningRun:
     def _loaded(self, api: MeshApi, settings: Settings) -> float:
         action = {"type": "load", "model": self._model.name, "settings": self._model.options_with(settings)}
         # A load is not cancelled: that would fail the callers that wait for it.
-        self._load = {}
+        self._load = {}  # Ctrl-C may come before the answer
         self._load = begin(api, action)
         ended = follow(api, self._load, shown=False, interrupted=lambda _: None)
         self._watch.require_none()
