@@ -114,19 +114,31 @@ class CapturingProxy:
         self._port = port
         self.captured = bytearray()
         self.address = ""
+        self._copies: list[asyncio.Task[None]] = []
 
     async def carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection to its end."""
         onward_reader, onward_writer = await asyncio.open_connection("127.0.0.1", self._port)
-        await asyncio.gather(self._copy(reader, onward_writer), self._copy(onward_reader, writer))
+        self._copies += [
+            asyncio.create_task(self._copy(reader, onward_writer)),
+            asyncio.create_task(self._copy(onward_reader, writer)),
+        ]
+
+    async def close(self) -> None:
+        """Closes every connection: one that is left to the garbage collector fails a later test."""
+        for copy in self._copies:
+            copy.cancel()
+        await asyncio.gather(*self._copies, return_exceptions=True)
 
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError):
-            while data := await reader.read(65_536):
-                self.captured += data
-                writer.write(data)
-                await writer.drain()
-        writer.close()
+        try:
+            with suppress(OSError):
+                while data := await reader.read(65_536):
+                    self.captured += data
+                    writer.write(data)
+                    await writer.drain()
+        finally:
+            writer.close()
 
 
 @asynccontextmanager
@@ -139,3 +151,4 @@ async def capturing_proxy(url: str) -> AsyncIterator[CapturingProxy]:
         yield proxy
     finally:
         server.close()
+        await proxy.close()

@@ -143,9 +143,9 @@ class Publishers:
         self._sockets.cleanup()
 
     def session(self, secret: str) -> PublisherSession:
-        """Returns a session by its secret. Raises SESSION_UNKNOWN."""
+        """Returns a session by its secret. Raises SESSION_UNKNOWN, also while its runner is still leaving the mesh."""
         runner = self._runners.get(_hash(secret[:MAX_SECRET_CHARS]))
-        if runner is None:
+        if runner is None or runner.session.end_error is not None:
             raise WeftError(Reason.SESSION_UNKNOWN, "there is no such session, or it has ended; register again")
         return runner.session
 
