@@ -38,6 +38,7 @@ log = get_logger("weft.instance")
 
 LOADING_RETRY_SECONDS = 1.0
 YIELDING_MEMORY = "yielding its memory to another model"
+LOADED_OTHERWISE = "it was loaded with other options meanwhile"
 """The state in errors of requests that arrive while the instance yields its memory."""
 MAX_ATTEMPT_LOG_LINES, MAX_ATTEMPT_LOG_BYTES = 10, 2_048
 """Last lines of the engine log, and their UTF-8 bytes, in an attempt's error for its record."""
@@ -279,8 +280,9 @@ class Instance:
     async def load(self, spec: LoadSpec = STAY_LOADED) -> bool:
         """Loads it by `spec`, or again if its plan differs; returns whether it was loaded before. Callers share a load.
 
-        If the last caller of a load that `load` started is cancelled, the model is unloaded. Raises as `wake`, and
-        INSUFFICIENT_MEMORY if it would exceed its budget or no memory was available.
+        If the last caller of a load that `load` started is cancelled, the model is unloaded. Raises as `wake`,
+        WAKE_FAILED if another caller has loaded it by another plan meanwhile, and INSUFFICIENT_MEMORY if it would
+        exceed its budget or no memory was available.
         """
         self._require_running()
         if spec.memory_budget_bytes:
@@ -288,7 +290,11 @@ class Instance:
         async with self._load_lock:
             # A loop, because another caller may have woken it as configured before the plan was set here.
             while self._must_rest_before(spec.plan):
-                await self._put_to_sleep()
+                try:
+                    await self._put_to_sleep(next_plan=spec.plan)
+                except asyncio.CancelledError:
+                    self._lifecycle.cancel_reload()
+                    raise
             self._require_running()
             was_loaded = self.phase is Phase.READY
             awake = None if was_loaded else self._waiters.request(by_load=True, priority=Priority.NORMAL)
@@ -296,6 +302,8 @@ class Instance:
             self._pin(spec.pin or self.config.hibernation.pinned)
         if awake is not None:
             await self._waiters.wait(awake, ends_with_last=True)
+            if self.phase is Phase.READY and self.loader.plan != spec.plan:
+                raise WeftError(Reason.WAKE_FAILED, LOADED_OTHERWISE, metadata={"model": self.config.name})
         # Only now, because callers may load concurrently and a cancelled one must not undo another's settings. An
         # unload requested meanwhile takes precedence.
         if self.phase is Phase.READY:
@@ -369,9 +377,9 @@ class Instance:
             self._lifecycle.request_end_of_process()
             await self._waiters.bounded(self._lifecycle.asleep.wait(), Reason.BACKEND_NOT_READY)
 
-    async def _put_to_sleep(self, *, ends_process: bool = False) -> None:
+    async def _put_to_sleep(self, *, ends_process: bool = False, next_plan: LoadPlan | None = None) -> None:
         self._require_running()
-        self._lifecycle.request_sleep(ends_process=ends_process)
+        self._lifecycle.request_sleep(ends_process=ends_process, next_plan=next_plan)
         await self._waiters.bounded(self._lifecycle.asleep.wait(), Reason.BACKEND_NOT_READY)
 
     def _adopt(self, fetched: ServedModel) -> None:

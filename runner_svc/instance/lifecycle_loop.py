@@ -27,7 +27,7 @@ from runner_svc.policy.lifecycle import (
     verdict_on,
     with_last_lines,
 )
-from runner_svc.policy.load_plan import AS_CONFIGURED
+from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
 from runner_svc.request_records import RequestRecords
 from runner_svc.waiting import SharedOutcome, end_tasks, event_within, first_of, first_within, within
 from weft.dispatch.frames import Frame
@@ -88,6 +88,8 @@ class LifecycleLoop:
         self._nudged = asyncio.Event()
         self._sleep_asked = asyncio.Event()
         self._end_of_process_asked = asyncio.Event()
+        self._next_plan: LoadPlan | None = None
+        """How a model that was asked to sleep is loaded next, for callers that wait; None: it stays unloaded."""
         self._fault: WeftError | None = None
         self._verdict = WeftError(Reason.WORKER_RESTARTED, "the engine was stopped while it processed the request")
         self._obstacle = ""
@@ -111,12 +113,23 @@ class LifecycleLoop:
         self.asleep = SharedOutcome()
         """Outcome of the next attempt to go to sleep."""
 
-    def request_sleep(self, *, ends_process: bool = False) -> None:
-        """Requests sleep as soon as possible. `ends_process`: end the process instead of sleeping in it."""
+    def request_sleep(self, *, ends_process: bool = False, next_plan: LoadPlan | None = None) -> None:
+        """Requests sleep as soon as possible. `ends_process`: end the process instead of sleeping in it.
+
+        With `next_plan`, callers that wait for the model go on waiting: it is loaded again by this plan.
+        """
+        self._next_plan = next_plan
         if ends_process:
             self._end_of_process_asked.set()
         self._sleep_asked.set()
         self._nudged.set()
+
+    def cancel_reload(self) -> None:
+        """Records that the load with this `next_plan` was cancelled: callers that wait get the model as configured."""
+        if self._next_plan is not None:
+            self._next_plan = AS_CONFIGURED
+        elif self.state.doing in (Command.REST, Command.SEEK):
+            self.loader.plan = AS_CONFIGURED
 
     def request_end_of_process(self) -> None:
         """Requests the end of the process in which the model sleeps (`keeps_process`); the outcome is `asleep`."""
@@ -236,9 +249,10 @@ class LifecycleLoop:
             unmet = event.kind in _FAILURES and event.reason is Reason.INSUFFICIENT_MEMORY
             reason = Reason.INSUFFICIENT_MEMORY if unmet else Reason.WAKE_FAILED
             self._settle_not_awake(self.state.detail or INTERNAL_ERROR, reason)
-        elif event.kind is EventKind.SLEEP_ASKED and command is not Command.SLEEP:
+        elif event.kind is EventKind.SLEEP_ASKED and command is not Command.SLEEP and self._next_plan is None:
             self._settle_not_awake(UNLOADED)
         if event.kind is EventKind.BROKE:
+            self._next_plan = None
             self._end_of_process_asked.clear()
             self.asleep.settle(WeftError(Reason.INTERNAL, INTERNAL_ERROR))
         elif command in (Command.REST, Command.SEEK):
@@ -254,7 +268,7 @@ class LifecycleLoop:
     def _forget_load(self) -> None:
         """Drops the options of loads and requests, also of a load that ended after the unload was requested."""
         self.idle_timer.forget()
-        self.loader.plan = AS_CONFIGURED
+        self.loader.plan, self._next_plan = self._next_plan or AS_CONFIGURED, None
         self._memory.pinned = self._hibernation.pinned
 
     def _settle_not_awake(self, why: str, reason: Reason = Reason.WAKE_FAILED) -> None:
@@ -354,6 +368,7 @@ class LifecycleLoop:
         except WeftError as error:
             log.warning("model did not go to sleep", model=self.loader.config.name, message=error.message)
             self._sleep_asked.clear()
+            self._next_plan = None
             self._end_of_process_asked.clear()
             self.asleep.settle(WeftError(Reason.BACKEND_ERROR, f"the model did not go to sleep: {error.message}"))
             return Event(EventKind.SLEEP_FAILED)

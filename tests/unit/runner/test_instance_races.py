@@ -10,12 +10,13 @@ from kit.recipes import http_recipe
 from runner_svc.instance.lifecycle_loop import BEFORE_END_SECONDS
 from runner_svc.instance.settings import SleepSettings
 from runner_svc.policy.lifecycle import Phase
-from runner_svc.policy.load_plan import LoadPlan, LoadSpec
+from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan, LoadSpec
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 WAKE = http_recipe(url="http://controller/wake")
 ASLEEP = (Phase.HIBERNATING, "")
+OTHERWISE = LoadSpec(plan=LoadPlan(parameters={"mlock": True}))
 
 
 async def test_unload_takes_precedence_over_a_running_load() -> None:
@@ -49,12 +50,56 @@ async def test_unload_takes_precedence_over_a_reload_with_other_options_at_any_m
     """Regression: an unload during the reload's own unload returned, and then the model was loaded."""
     for turns in range(1, 40):
         async with living() as stage:
-            load = asyncio.create_task(stage.instance.load(LoadSpec(plan=LoadPlan(parameters={"mlock": True}))))
+            load = asyncio.create_task(stage.instance.load(OTHERWISE))
             for _ in range(turns):
                 await asyncio.sleep(0)
             await stage.instance.unload()
             await asyncio.gather(load, return_exceptions=True)
             assert stage.state == ASLEEP, f"it is awake, unloaded {turns} turns after the load began"
+
+
+async def test_wake_waits_for_a_reload_with_other_options_at_any_moment() -> None:
+    """Regression: a request whose wake the reload interrupted failed with "it was unloaded meanwhile"."""
+    for turns in range(40):
+        async with living(start_asleep=True) as stage:
+            stage.backend.loaded.clear()
+            before = asyncio.create_task(stage.instance.wake())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            load = asyncio.create_task(stage.instance.load(OTHERWISE))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            meanwhile = asyncio.create_task(stage.instance.wake())
+            await stage.settle()
+            stage.backend.loaded.set()
+            await asyncio.gather(before, load, meanwhile)
+            assert (stage.instance.phase, stage.instance.plan) == (Phase.READY, OTHERWISE.plan), f"{turns} turns"
+
+
+async def test_load_that_a_load_with_other_options_replaces_fails_and_says_so() -> None:
+    async with living(start_asleep=True) as stage:
+        stage.backend.loaded.clear()
+        replaced = await stage.begin(stage.instance.load())
+        load = await stage.begin(stage.instance.load(OTHERWISE))
+        stage.backend.loaded.set()
+        error = await failure(replaced)
+        assert (error.reason, error.message) == (Reason.WAKE_FAILED, "it was loaded with other options meanwhile")
+        await load
+        assert stage.instance.plan == OTHERWISE.plan
+
+
+async def test_cancelled_reload_leaves_the_model_as_configured_at_any_moment() -> None:
+    for turns in range(1, 40):
+        async with living() as stage:
+            load = asyncio.create_task(stage.instance.load(OTHERWISE))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            done = load.done()
+            load.cancel()
+            await asyncio.gather(load, return_exceptions=True)
+            await stage.settle()
+            await stage.instance.wake()
+            assert stage.instance.plan == (OTHERWISE.plan if done else AS_CONFIGURED), f"cancelled after {turns} turns"
 
 
 async def test_cancelled_stop_still_ends_the_backend() -> None:
