@@ -61,7 +61,7 @@ baseline-record: $(VENV)/.dev ## rewrite tests/baseline/recorded, on purpose onl
 	@WEFT_BASELINE=record $(PYTEST) -m "" -s tests/baseline $(ARGS)
 
 test-runtimes: $(VENV)/.dev ## run the tests of heavy runtimes, each in a separate environment
-	@$(PYTEST) -m "runtimes and not nightly" $(ARGS)
+	@$(PYTEST) -n 2 --dist loadfile -m "runtimes and not nightly" $(ARGS) $(if $(filter tests/%,$(ARGS)),,tests/runtimes tests/component/runner/test_exllamav3_wheel.py)
 
 test-install: $(VENV)/.dev $(DIST_VENV)/.done ## build the wheel, install it by pipx and uvx on a bare account, chat, uninstall
 	@$(PYTEST) -m install tests/install $(ARGS)
@@ -71,7 +71,7 @@ containers: $(VENV)/.dev
 	@$(BIN)/python tests/containers/prepare.py
 
 test-containers: $(VENV)/.dev ## build the images of deploy/ and run them with podman, and Compose with Docker, both unpacked from Debian
-	@$(PYTEST) -m containers tests/containers $(ARGS)
+	@$(PYTEST) -n 2 --dist loadfile -m containers tests/containers $(ARGS)
 
 test-deploy: $(VENV)/.dev .venv-deploy/.done ## check the files of deploy/ against the schemas of those who read them
 	@$(PYTEST) -m deploy tests/deploy $(ARGS)
@@ -81,7 +81,7 @@ torture: $(VENV)/.dev ## kill everything 1,000 times under 10,000 tasks, and che
 
 test-workbench: $(VENV)/.workbench ## check the types of the page at /ui, and try it in a real browser
 	@PATH="$$($(NODE_HOME))/bin:$$PATH" $(NODE) .workbench/node_modules/typescript/bin/tsc -p .workbench
-	@$(PYTEST) -n 2 --dist loadfile -m workbench tests/workbench $(ARGS)
+	@$(PYTEST) -n 3 --dist loadfile -m workbench tests/workbench $(ARGS)
 
 workbench-vendor: $(VENV)/.workbench ## copy the modules that the page at /ui imports from npm, as requirements/workbench pins them
 	@PATH="$$($(NODE_HOME))/bin:$$PATH" $(NODE) requirements/workbench/vendor.mjs .workbench/node_modules gateway/workbench/page/vendor

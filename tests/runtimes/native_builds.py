@@ -1,5 +1,6 @@
 """What the tests of heavy runtimes run on, built from source on first use into `.venv-runtimes`."""
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -150,10 +151,16 @@ def recipe_of(*scripts: Path) -> str:
 
 
 def _ensure_installed(folder: Path, scripts: tuple[Path, ...], *arguments: Path, **variables: str) -> None:
-    """Runs the last of the scripts with these arguments and variables, unless `folder` has what all of them make."""
-    if is_built_by(folder, *scripts):
-        return
-    (folder / RECIPE).unlink(missing_ok=True)  # a build that is broken off is none
-    command = ["bash", str(scripts[-1]), *map(str, arguments)]
-    subprocess.run(command, check=True, timeout=BUILD_SECONDS, env={**os.environ, **variables})
-    (folder / RECIPE).write_text(recipe_of(*scripts))
+    """Runs the last of the scripts with these arguments and variables, unless `folder` has what all of them make.
+
+    Workers that need the same build wait for the one that makes it.
+    """
+    folder.parent.mkdir(exist_ok=True)
+    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if is_built_by(folder, *scripts):
+            return
+        (folder / RECIPE).unlink(missing_ok=True)  # a build that is broken off is none
+        command = ["bash", str(scripts[-1]), *map(str, arguments)]
+        subprocess.run(command, check=True, timeout=BUILD_SECONDS, env={**os.environ, **variables})
+        (folder / RECIPE).write_text(recipe_of(*scripts))

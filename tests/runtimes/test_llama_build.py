@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from native_builds import BUILD_SECONDS, ROOT, WEFT, llama_cpp_variables
+from native_builds import BUILD_SECONDS, ROOT, WEFT, built_llama_server, llama_cpp_variables
 
 from runner_svc.environments.cuda_toolkit import architecture_options
 from runner_svc.environments.environment import Interpreter, Variant
@@ -40,6 +40,8 @@ def _weft(*words: str, home: Path = HOME, **variables: str) -> str:
 @pytest.mark.runtimes
 @pytest.mark.timeout(BUILD_SECONDS)
 def test_server_for_processors_is_built_and_used() -> None:
+    # Its build fills the compiler's cache; side by side, both would compile everything.
+    built_llama_server()
     assert "llama_server (cpu) is installed" in _weft(
         "install", "llama_server", "--variant", "cpu", home=HOME, **llama_cpp_variables()
     )
