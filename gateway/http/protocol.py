@@ -23,6 +23,7 @@ from gateway.config import MAX_HEADER_COUNT, ConnectionLimits
 from gateway.errors import EdgeError, envelope, error_headers, http_status
 from gateway.http.disconnect import ABORT_KEY, DISCONNECT_KEY, DisconnectNotifier
 from gateway.http.framing import DECLARED_BODY_KEY, MAX_CHUNK_LINE_BYTES, framing_fault, open_chunk_bytes, without_offer
+from gateway.http.head_turns import HeadTurns
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
@@ -95,6 +96,7 @@ def within_open_files(limits: ConnectionLimits) -> ConnectionLimits:
     return replace(limits, max_connections=room)
 
 
+_HEAD_END = b"\r\n\r\n"
 _FRAMING_BYTES = 32
 """Allowed overhead of a chunk: its size line and two line ends."""
 
@@ -113,6 +115,7 @@ class EdgeServerConfig(Config):
         super().__init__(app, http=EdgeProtocol, timeout_keep_alive=limits.idle_seconds, **options)
         self.limits = limits
         self.counts = ConnectionCounts(limits)
+        self.turns = HeadTurns()
         self.on_refused = on_refused
         self.is_stopping = False
         """Set when the listeners close: each connection then finishes its requests, and answers at most one more."""
@@ -135,6 +138,8 @@ class EdgeProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._limits = config.limits
         self._server_config = config
+        self._is_accepted = False
+        self._waiting: bytes | None = None
         self._head_bytes = 0
         self._is_reading_head = True
         self._body_pieces = 0
@@ -168,10 +173,40 @@ class EdgeProtocol(HttpToolsProtocol):
         if running is not None and not running.response_complete:
             _notify_disconnect(running)
         _cancel(self._head_timer, self._linger_timer)
+        self._waiting = None
         self._server_config.counts.release(self._peer)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        """Parses received bytes; before the first complete head, and after a refusal, when it is this one's turn."""
+        if self._is_accepted:
+            self._receive(data)
+            return
+        if self._waiting is not None:
+            # Decrypted before reading was paused.
+            self._waiting += data
+            return
+        turns = self._server_config.turns
+        kept = b"" if self._is_refused else self._possible_head(data)
+        if turns.take(self.loop) or not turns.wait(self._receive_waiting, len(kept)):
+            self._receive(kept)
+        else:
+            self._waiting = kept
+            self.flow.pause_reading()
+
+    def _possible_head(self, data: bytes) -> bytes:
+        """Returns the bytes without those that cannot change that the head is too large."""
+        limit = self._limits.max_header_bytes
+        is_too_large = not self._head_bytes and len(data) > limit and data.find(_HEAD_END, 0, limit) < 0
+        return data[: limit + 1] if is_too_large else data
+
+    def _receive_waiting(self) -> None:
+        data, self._waiting = self._waiting, None
+        if data is not None and not self.transport.is_closing():
+            self.flow.resume_reading()
+            self._receive(data)
+
+    def _receive(self, data: bytes) -> None:
         """Parses received bytes, and limits those of heads and trailers."""
         if self._is_refused or self.transport.is_closing():
             return
@@ -247,6 +282,7 @@ class EdgeProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             # The parser stops here, regardless of the request's framing: see `_parse`.
             return
+        self._is_accepted = True
         self._is_reading_head = False
         self._header_count = 0
         self._head_bytes = 0
@@ -365,6 +401,7 @@ class EdgeProtocol(HttpToolsProtocol):
         if self._is_refused or self.transport.is_closing():
             return
         self._is_refused = True
+        self._is_accepted = False
         if running is not None and not running.response_complete:
             if running.response_started:
                 self.transport.abort()

@@ -23,11 +23,18 @@ OWN_BYTES = 32 * 1024
 
 
 class Peer(asyncio.Transport):
-    """A transport that remembers what was written."""
+    """A transport that remembers what was written, and whether it is read."""
 
     def __init__(self) -> None:
         super().__init__()
         self.written = b""
+        self.is_read = True
+
+    def pause_reading(self) -> None:
+        self.is_read = False
+
+    def resume_reading(self) -> None:
+        self.is_read = True
 
     def write(self, data: Any) -> None:
         self.written += data

@@ -1,0 +1,46 @@
+"""The order in which a server reads connections that have not sent a complete head, or that it has refused."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+MAX_WAITING_BYTES = 16 * 1024 * 1024
+"""Received bytes that wait for their turn, of all connections; with more, connections are read in any order."""
+
+
+class HeadTurns:
+    """Lets one connection at a time use a turn of the event loop.
+
+    Between two of them, the loop serves all connections whose requests have been accepted. Otherwise, a flood of heads
+    that arrives together is parsed and refused in a single turn, and every request waits for all of it.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[Callable[[], None], int]] = deque()
+        self._waiting_bytes = 0
+        self._is_taken = False
+
+    def take(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Takes this turn of the loop; returns whether it was free."""
+        if self._is_taken:
+            return False
+        self._is_taken = True
+        loop.call_soon(self._next, loop)
+        return True
+
+    def wait(self, serve: Callable[[], None], size_bytes: int) -> bool:
+        """Calls `serve` in a later turn, in the order of the calls; returns whether there is room for its bytes."""
+        if self._waiting_bytes + size_bytes > MAX_WAITING_BYTES:
+            return False
+        self._waiting_bytes += size_bytes
+        self._waiting.append((serve, size_bytes))
+        return True
+
+    def _next(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._waiting:
+            self._is_taken = False
+            return
+        serve, size_bytes = self._waiting.popleft()
+        self._waiting_bytes -= size_bytes
+        loop.call_soon(self._next, loop)
+        serve()
