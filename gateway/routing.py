@@ -192,6 +192,7 @@ class EdgeApp(FastAPI):
         self.served: list[ApiRouter] = []
         """Its routers, in lookup order."""
         self._document_lock = asyncio.Lock()
+        self._document: bytes | None = None
         self.state.gate = gate
         self.state.config = config
         self.state.decoding = asyncio.Lock()
@@ -233,10 +234,12 @@ class EdgeApp(FastAPI):
             add_schemas(document, published_schemas(self._routers))
         return super().openapi()
 
-    async def document(self) -> dict[str, Any]:
-        """Returns the OpenAPI document. The first call builds it in a thread."""
+    async def document(self) -> bytes:
+        """Returns the OpenAPI document as JSON. The first call builds it in a thread."""
         async with self._document_lock:
-            return await asyncio.to_thread(self.openapi)
+            if self._document is None:
+                self._document = await asyncio.to_thread(lambda: bytes(JSONResponse(self.openapi()).body))
+            return self._document
 
 
 def published_schemas(routers: Iterable[ApiRouter]) -> tuple[Schema, ...]:
@@ -286,7 +289,7 @@ _DOCS = f"The description of this API is the OpenAPI document at {OPENAPI}; its 
 
 async def get_openapi(request: Request) -> Response:
     """Returns the OpenAPI document."""
-    return JSONResponse(await request.app.document())
+    return Response(await request.app.document(), media_type="application/json")
 
 
 async def get_docs() -> Response:
