@@ -19,9 +19,12 @@ class HeadTurns:
         self._waiting: deque[tuple[Callable[[], None], int]] = deque()
         self._waiting_bytes = 0
         self._is_taken = False
+        self._has_ended = False
 
     def take(self, loop: asyncio.AbstractEventLoop) -> bool:
         """Takes this turn of the loop; returns whether it was free."""
+        if self._has_ended:
+            return True
         if self._is_taken:
             return False
         self._is_taken = True
@@ -36,11 +39,20 @@ class HeadTurns:
         self._waiting.append((serve, size_bytes))
         return True
 
+    def end(self) -> None:
+        """Serves all that wait; from now on, every connection is read immediately. Used when the server stops."""
+        self._has_ended = True
+        while self._waiting:
+            self._serve_first()
+
     def _next(self, loop: asyncio.AbstractEventLoop) -> None:
         if not self._waiting:
             self._is_taken = False
             return
+        loop.call_soon(self._next, loop)
+        self._serve_first()
+
+    def _serve_first(self) -> None:
         serve, size_bytes = self._waiting.popleft()
         self._waiting_bytes -= size_bytes
-        loop.call_soon(self._next, loop)
         serve()

@@ -4,10 +4,11 @@ import asyncio
 import contextlib
 import errno
 import ipaddress
+import selectors
 import socket
 import ssl
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 from starlette.types import ASGIApp
@@ -29,8 +30,10 @@ _LAST_REQUEST_SECONDS = 0.25
 # Time for answers and connections to end after their cancellation.
 _FINAL_WRITES_SECONDS = 2.0
 _POLL_SECONDS = 0.005
-_ACCEPTING_TURNS = 3
-"""Turns within which any event loop polls its listeners at least once."""
+_BACKLOG = 2048
+"""Maximum number of connections that wait to be accepted. uvloop accepts one per turn."""
+_STARTING_TURNS = 3
+"""Turns within which any event loop starts the protocol of an accepted connection."""
 
 
 class EdgeServer(Server):
@@ -108,12 +111,17 @@ class EdgeServer(Server):
         """
         self._edge_config.is_stopping = True
         # Accepts the backlog. Later connections are refused, and can go to another gateway.
-        for _ in range(_ACCEPTING_TURNS):
+        for _ in range(_BACKLOG):
+            if not _has_backlog(sockets or ()):
+                break
+            await asyncio.sleep(0)
+        for _ in range(_STARTING_TURNS):
             await asyncio.sleep(0)
         for server in self.servers:
             server.close()
         for listener in sockets or ():
             listener.close()
+        self._edge_config.turns.end()
         for connection in list(self.server_state.connections):
             connection.shutdown()
         await self._idle_end()
@@ -155,7 +163,13 @@ class EdgeServer(Server):
             connection.transport.abort()
 
 
-_BACKLOG = 2048
+def _has_backlog(listeners: Sequence[socket.socket]) -> bool:
+    """Whether a connection waits to be accepted."""
+    with selectors.DefaultSelector() as selector:
+        for listener in listeners:
+            selector.register(listener, selectors.EVENT_READ)
+        return bool(selector.select(0))
+
 
 log = get_logger("weft.gateway")
 

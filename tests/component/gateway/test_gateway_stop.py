@@ -2,10 +2,12 @@
 
 import asyncio
 import socket
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
+import uvloop
 from gateway_script import (
     RawResponse,
     RunningGateway,
@@ -66,7 +68,16 @@ async def _accepts(gateway: RunningGateway) -> bool:
     return True
 
 
-async def test_requests_on_unaccepted_connections_at_stop_are_answered() -> None:
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_requests_on_unaccepted_connections_at_stop_are_answered(
+    loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    """uvloop accepts one connection per turn: a stop reset those beyond the third."""
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(_stop_before_accepting())
+
+
+async def _stop_before_accepting() -> None:
     async with serving(ScriptedDispatcher(hello())) as gateway:
         # The event loop accepts none of them before the stop: nothing here waits for it.
         with ExitStack() as sockets:

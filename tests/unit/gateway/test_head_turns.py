@@ -37,6 +37,7 @@ class Edge:
         self.refused = list[int]()
         self._config = EdgeServerConfig(_app, limits=LIMITS, on_refused=self.refused.append, log_config=None)
         self._config.load()
+        self.turns = self._config.turns
         self._open = list[EdgeProtocol]()
 
     def connection(self) -> EdgeProtocol:
@@ -148,6 +149,17 @@ async def test_connection_that_closes_while_it_waits_is_skipped(edge: Edge) -> N
     for _ in range(2):
         await asyncio.sleep(0)
     assert edge.refused == [400]
+
+
+async def test_requests_that_wait_are_accepted_when_the_server_stops(edge: Edge) -> None:
+    callers = [edge.connection() for _ in range(FLOOD)]
+    for caller in callers[:-1]:
+        caller.data_received(GOOD)
+    edge.turns.end()
+    callers[-1].data_received(GOOD)
+    for _ in range(FEW_TURNS):
+        await asyncio.sleep(0)
+    assert all(_peer(each).written for each in callers)
 
 
 async def test_bytes_that_wait_are_limited(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:
