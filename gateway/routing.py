@@ -235,10 +235,14 @@ class EdgeApp(FastAPI):
         return super().openapi()
 
     async def document(self) -> bytes:
-        """Returns the OpenAPI document as JSON. The first call builds it in a thread."""
+        """Returns the OpenAPI document as JSON. The first call builds it in a thread.
+
+        Each call takes a turn of the event loop: it is large, and other requests are served between two answers.
+        """
         async with self._document_lock:
             if self._document is None:
                 self._document = await asyncio.to_thread(lambda: bytes(JSONResponse(self.openapi()).body))
+            await asyncio.sleep(0)
             return self._document
 
 
