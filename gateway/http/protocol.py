@@ -27,6 +27,7 @@ from gateway.http.head_turns import HeadTurns
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
+from weft.kernel.open_files import max_connections
 from weft.kernel.reasons import Reason
 
 _NETWORK_BITS = 64
@@ -82,17 +83,11 @@ def _origin(address: str) -> str:
 
 
 def within_open_files(limits: ConnectionLimits) -> ConnectionLimits:
-    """Returns the limits, with at most half of the process's open-file limit as connections.
-
-    The other half is for channels, logs and databases. When files run out, accepting fails for every caller.
-    """
-    import resource  # noqa: PLC0415 - Windows lacks it, where the configuration can still be checked
-
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or limits.max_connections <= soft // 2:
+    """Returns the limits, with at most half of the process's open-file limit as connections."""
+    room = max_connections()
+    if room is None or limits.max_connections <= room:
         return limits
-    room = max(1, soft // 2)
-    log.warning("fewer connections than configured", configured=limits.max_connections, most=room, open_files=soft)
+    log.warning("fewer connections than configured", configured=limits.max_connections, most=room)
     return replace(limits, max_connections=room)
 
 

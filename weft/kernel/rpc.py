@@ -20,6 +20,7 @@ from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.failover_channel import BlockingFailoverChannel, FailoverChannel
 from weft.kernel.interrupt import task_is_cancelled
 from weft.kernel.log import get_logger
+from weft.kernel.open_files import max_connections
 from weft.kernel.reasons import Reason
 from weft.kernel.tls import TlsFiles
 from weft.kernel.tls_channel import ChannelOpener, ChannelSecurity
@@ -116,7 +117,16 @@ def _opener(address: str, security: ChannelSecurity | None) -> ChannelOpener:
 
 def new_server(interceptors: Sequence[grpc.aio.ServerInterceptor] = ()) -> grpc.aio.Server:
     """Returns a gRPC server with the mesh's limits and keepalive."""
-    return grpc.aio.server(interceptors=interceptors, options=SERVER_OPTIONS)
+    return grpc.aio.server(interceptors=interceptors, options=(*SERVER_OPTIONS, *connection_options()))
+
+
+def connection_options() -> tuple[tuple[str, int], ...]:
+    """Returns the options that limit the connections of each listener; gRPC closes further ones without a message.
+
+    gRPC cannot limit a header block without end: each connection keeps up to 32 MiB of it (measured, grpcio 1.85).
+    """
+    most = max_connections()
+    return () if most is None else (("grpc.max_allowed_incoming_connections", most),)
 
 
 class RpcMethod:

@@ -16,6 +16,7 @@ from weft.kernel.address import is_any_host, split_address
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.file_replacement import replace_file
 from weft.kernel.reasons import Reason
+from weft.kernel.rpc import connection_options
 from weft.kernel.service import Service
 from weft.link.link import LINK_SERVER_OPTIONS
 from weft_app.compose.certificate import ServerCertificate, certificate_from_files
@@ -61,7 +62,8 @@ class RelayListener(Service):
         host, port = split_address(listen, "relay.listen")
         certificate = relay_certificate(self._section, self._home, host)
         most = MAX_LINKS + MAX_CALLS_BESIDE_LINKS
-        server = grpc.aio.server(options=LINK_SERVER_OPTIONS, maximum_concurrent_rpcs=most)
+        options = (*LINK_SERVER_OPTIONS, *connection_options())
+        server = grpc.aio.server(options=options, maximum_concurrent_rpcs=most)
         self._server, self._host = server, GrpcHost(server, is_public=True)
         bound = self._host.bind(listen, None if certificate is None else certificate.credentials())
         port = int(bound.rpartition(":")[2]) or port
