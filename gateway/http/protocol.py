@@ -177,6 +177,8 @@ class EdgeProtocol(HttpToolsProtocol):
         if self._is_accepted:
             self._receive(data)
             return
+        if self.transport.is_closing():
+            return
         if self._waiting is not None:
             # Decrypted before reading was paused.
             self._waiting += data
