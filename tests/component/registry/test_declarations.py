@@ -14,6 +14,7 @@ from registry_harness import (
     MODEL_ACTIVE,
     MODEL_INACTIVE,
     PUBLIC,
+    ROUTE,
     RUNNER,
     VIRTUAL,
     RunningRegistry,
@@ -30,6 +31,8 @@ from test_registry_aliases import a_workflow
 
 from weft.api.registry.v1 import declaration_service_pb2
 from weft.api.registry.v1.resource_pb2 import ResourceDocument
+from weft.api.registry.v1.route_pb2 import RouteManifest
+from weft.api.registry.v1.trial_pb2 import TrialManifest
 from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
@@ -164,6 +167,8 @@ async def test_one_invalid_declaration_applies_nothing(
         (declared(agent=an_agent("x")), declared(pool=PoolDeclaration(name="x"))),
         (declared(pool=PoolDeclaration(name="x")), declared(pool=PoolDeclaration(name="x"))),
         (declared(runner=RunnerDeclaration(name="x")), declare("x")),
+        (a_route("x"), declare("x")),
+        (a_route("x", "m1"), declare(manifest("m1", pool="x"))),
     ],
 )
 async def test_duplicate_names_in_one_call_are_rejected(
@@ -272,7 +277,38 @@ async def test_deleting_a_runner_ends_its_session_and_rows_but_keeps_declaration
     assert (await mesh.model("m1")).status == MODEL_ACTIVE
 
 
-async def test_resources_referenced_by_agents_cannot_be_deleted(mesh: RunningRegistry) -> None:
+TRIAL = TrialManifest(name="user", candidate="m2", against="m1", tenant="acme", share_percent=10)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "user_kind", "user"),
+    [
+        (MODEL, "m1", AGENT, declared(agent=an_agent("user", "m1"))),
+        (MODEL, "m1", ROUTE, a_route("user")),
+        (MODEL, "m1", "workflow", a_workflow("user")),
+        (MODEL, "m1", "alias", an_alias("user")),
+        (MODEL, "m1", "trial", declared(trial=TRIAL)),
+        (MODEL, "m2", "trial", declared(trial=TRIAL)),
+        (AGENT, "coder", "alias", an_alias("user", "agent/coder")),
+        (ROUTE, "way", "alias", an_alias("user", "route/way")),
+        ("workflow", "turbo", "alias", an_alias("user", "workflow/turbo")),
+    ],
+)
+async def test_resource_that_another_names_cannot_be_deleted_before_it(
+    mesh: RunningRegistry, kind: str, name: str, user_kind: str, user: ResourceDocument
+) -> None:
+    await mesh.apply(*(declare(model) for model in ("m1", "m2", "m3")))
+    await mesh.apply(declared(agent=an_agent("coder", "m3")), a_route("way", "m3"), a_workflow("turbo", "m3"), user)
+    with refused(Reason.RESOURCE_IN_USE) as errors:
+        await mesh.delete(kind, name)
+    users = "aliases" if user_kind == "alias" else f"{user_kind}s"
+    assert errors[0].metadata[users] == "user"
+    assert f"is in use by {users}: user; delete them or point them elsewhere" in errors[0].message
+    await mesh.delete(user_kind, "user")
+    await mesh.delete(kind, name)
+
+
+async def test_last_member_of_a_pool_with_agents_cannot_be_deleted(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh, models=(manifest("m1", pool="p1"),)).open()
     await SomeRunner(mesh, name="r2", models=(manifest("m2", pool="p1"),)).open()
     await mesh.apply(declared(agent=an_agent("a1", pool="p1")))
@@ -285,18 +321,26 @@ async def test_resources_referenced_by_agents_cannot_be_deleted(mesh: RunningReg
 
 
 async def test_total_manifest_size_is_limited_so_snapshots_can_be_sent(tmp_path: Path) -> None:
-    async with running_registry(tmp_path, max_manifest_bytes=300_000) as mesh:
-        prompts = [declared(agent=an_agent(f"a{number}", prompt="\u00e9" * 30_000)) for number in range(5)]
-        await mesh.apply(declare("m1"), *prompts[:4])
+    async with running_registry(tmp_path, max_manifest_bytes=4_000) as mesh:
+        agents = [an_agent(f"a{number}", prompt="\u00e9" * 500) for number in range(3)]
+        routes = [
+            declared(route=RouteManifest(name=f"q{number}", candidates=["m1"], description="x" * 1_000))
+            for number in range(3)
+        ]
+        fits = [declare("m1"), *(declared(agent=agent) for agent in agents[:2]), routes[0]]
+        await mesh.apply(*fits)
         for _ in range(3):
-            with refused(Reason.TOO_MANY_RESOURCES) as errors:
-                await mesh.apply(prompts[4])
-            assert errors[0].metadata["limit"] == "300000"
+            for more in (declared(agent=agents[2]), routes[1]):
+                with refused(Reason.TOO_MANY_RESOURCES) as errors:
+                    await mesh.apply(more)
+                assert errors[0].metadata["limit"] == "4000"
             with refused(Reason.TOO_MANY_RESOURCES):
-                await SomeRunner(mesh, models=("m2",), agents=(manifest_in(prompts[4]),)).open()
-            assert len(await mesh.apply(declare("m1"), *prompts[:4])) == 5
+                await SomeRunner(mesh, models=("m2",), agents=(agents[2],)).open()
+            assert len(await mesh.apply(*fits)) == 4
         await mesh.delete(AGENT, "a0")
-        await mesh.apply(prompts[4])
+        await mesh.apply(routes[1])
+        await mesh.delete(ROUTE, "q0")
+        await mesh.apply(routes[2])
 
 
 async def test_declaration_limits_are_enforced(tmp_path: Path) -> None:

@@ -6,12 +6,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from kit.refusals import refused
 from kit.resources import declared, records
 from registry_harness import (
-    AGENT,
-    MODEL,
-    ROUTE,
     RunningRegistry,
     SomeRunner,
     a_route,
@@ -32,7 +28,6 @@ from weft.api.registry.v1.declaration_service_pb2 import ApplyRequest, ApplyResu
 from weft.api.registry.v1.resource_pb2 import ResourceDocument
 from weft.api.registry.v1.workflow_pb2 import RegisteredWorkflow, WorkflowManifest
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.errors import WeftError
 from weft.kernel.names import ascii_name
 from weft.kernel.reasons import Reason
 from weft.kernel.settings import SettingError
@@ -83,20 +78,6 @@ async def test_two_aliases_for_the_same_pattern_of_one_tenant_are_rejected(mesh:
     assert set(await aliases(mesh)) == {"one", "other"}
 
 
-async def test_alias_target_cannot_be_deleted_before_the_alias(mesh: RunningRegistry) -> None:
-    runner = SomeRunner(mesh, models=("m1",))
-    await runner.open()
-    await mesh.apply(a_route("way"), declared(agent=an_agent("coder")))
-    await mesh.apply(an_alias("a", "route/way"), an_alias("b", "agent/coder"), an_alias("c"))
-    for kind, name, alias in ((ROUTE, "way", "a"), (AGENT, "coder", "b"), (MODEL, "m1", "c")):
-        error = await refusal(Reason.RESOURCE_IN_USE, mesh.delete(kind, name))
-        assert error.metadata["aliases"] == alias
-    for name in "ab":
-        await mesh.delete(ALIAS, name)
-    await mesh.delete(ROUTE, "way")
-    assert set(await aliases(mesh)) == {"c"}
-
-
 async def test_configured_aliases_have_lower_precedence_than_declared_ones(tmp_path: Path) -> None:
     given = (
         AliasSetting(name="gpt", pattern="gpt-*", target="m1"),
@@ -113,12 +94,6 @@ async def test_configured_aliases_have_lower_precedence_than_declared_ones(tmp_p
         assert set(await aliases(mesh)) == {"gpt", "later"}
     async with running_registry(tmp_path) as mesh:
         assert await aliases(mesh) == {}, "what the file no longer has is gone"
-
-
-async def test_invalid_pattern_is_rejected_by_field(mesh: RunningRegistry) -> None:
-    await SomeRunner(mesh, models=("m1",)).open()
-    error = await refusal(Reason.INVALID_ARGUMENT, mesh.apply(an_alias("x", pattern="a*b")))
-    assert error.metadata["field"] == "declarations[0].alias.pattern"
 
 
 def test_configured_aliases_are_validated_like_declared_ones() -> None:
@@ -175,33 +150,3 @@ async def test_workflow_is_created_unchanged_configured_and_survives_a_restart(t
         found = registry.catalogue.get(ResourceKind.WORKFLOW, "turbo")
         assert set(json.loads(found.manifest.workflow.graph)) == {"4", "6", "7"}
         assert found.status == RegisteredWorkflow.STATUS_INACTIVE
-
-
-async def test_workflow_without_its_node_is_rejected_and_error_names_the_field(tmp_path: Path) -> None:
-    async with registry_of(tmp_path) as registry:
-        with refused(field="declarations[1].workflow.workflow.inputs[0].node"):
-            await apply(registry, declare("m1"), a_workflow(node="66"))
-
-
-async def test_workflows_share_the_namespace_of_models_and_routes(tmp_path: Path) -> None:
-    async with registry_of(tmp_path) as registry:
-        await apply(registry, declare("m1"), a_workflow("turbo"), a_route("ladder"))
-        for taken in (a_workflow("m1"), a_workflow("ladder"), a_route("turbo"), declare("turbo")):
-            with refused(Reason.ALREADY_EXISTS):
-                await apply(registry, taken)
-
-
-async def test_model_used_by_a_workflow_and_workflow_used_by_an_alias_cannot_be_deleted(tmp_path: Path) -> None:
-    async with registry_of(tmp_path) as registry:
-        await apply(registry, declare("m1"), a_workflow(), an_alias("pictures", "workflow/turbo"))
-        for kind, name, user in (
-            (ResourceKind.MODEL, "m1", "workflows: turbo"),
-            (ResourceKind.WORKFLOW, "turbo", "aliases: pictures"),
-        ):
-            with pytest.raises(WeftError, match=user) as caught:
-                await registry.declarations.delete(kind, name)
-            assert caught.value.reason is Reason.RESOURCE_IN_USE
-        await registry.declarations.delete(ResourceKind.ALIAS, "pictures")
-        await registry.declarations.delete(ResourceKind.WORKFLOW, "turbo")
-        await registry.declarations.delete(ResourceKind.MODEL, "m1")
-        assert not list(registry.core.mesh.names_of(ResourceKind.WORKFLOW))

@@ -6,7 +6,18 @@ from typing import Any
 import pytest
 from kit.refusals import refused
 from kit.resources import declared
-from registry_harness import AGENT, MODEL, RUNNER, RunningRegistry, SomeRunner, an_agent, declare, manifest, ready
+from registry_harness import (
+    AGENT,
+    MODEL,
+    RUNNER,
+    RunningRegistry,
+    SomeRunner,
+    a_route,
+    an_agent,
+    declare,
+    manifest,
+    ready,
+)
 
 from weft.api.registry.v1 import (
     declaration_service_pb2,
@@ -56,6 +67,7 @@ NAMING: dict[str, Send] = {
     "declarations[1].model.manifest.name": lambda mesh, name: mesh.apply(declare("fine"), declare(name)),
     "declarations[0].model.runner": lambda mesh, name: mesh.apply(declare("fine", runner=name)),
     "declarations[1].agent.name": lambda mesh, name: mesh.apply(declare("fine"), declared(agent=an_agent(name))),
+    "declarations[1].route.candidates[1]": lambda mesh, name: mesh.apply(declare("fine"), a_route("q", "fine", name)),
     "declarations[0].runner.name": lambda mesh, name: mesh.apply(
         declared(runner=declaration_service_pb2.RunnerDeclaration(name=name))
     ),
@@ -125,28 +137,6 @@ async def test_colored_engine_output_is_sanitized_instead_of_rejected(mesh: Runn
     await runner.beat(ready(detail="\x1b[31mout of memory\x1b[0m\r\n\0at layer 7"))
     (instance,) = (await mesh.runner("r1")).capability.instances
     assert instance.detail == " [31mout of memory [0m \n at layer 7"
-
-
-@pytest.mark.slow("floods a service")
-async def test_a_million_items_are_rejected_by_field(mesh: RunningRegistry) -> None:
-    runner = await SomeRunner(mesh).open()
-    million = 1_000_000
-    await _require_refusal(
-        mesh, lambda _, report: runner.beat(report), _million_instances(million), "capability.instances"
-    )
-    await _require_refusal(mesh, lambda m, names: m.apply(_pool("m1", *names)), ["m"] * million, _MEMBERS)
-    declarations = declaration_service_pb2.ApplyRequest(declarations=[_pool("m1")] * (million // 2))
-    await _require_refusal(mesh, lambda m, request: m.declarations.Apply(request), declarations, "declarations")
-    opening = runner.opening()
-    opening.models.extend([manifest("m2")] * 100_000)
-    await _require_refusal(mesh, lambda m, request: m.sessions.OpenSession(request), opening, "models")
-
-
-_MEMBERS = "declarations[0].pool.members"
-
-
-def _million_instances(count: int) -> runner_pb2.Capability:
-    return runner_pb2.Capability(instances=[ready().instances[0]] * count)
 
 
 async def test_delete_requires_the_matching_kind(mesh: RunningRegistry) -> None:

@@ -3,7 +3,8 @@
 import pytest
 from kit.refusals import refused
 from kit.resources import declared
-from registry_harness import MODEL_ACTIVE, POOL, RunningRegistry, SomeRunner, an_agent, declare, manifest
+from registry_harness import MODEL_ACTIVE, POOL, RunningRegistry, SomeRunner, a_route, an_agent, declare, manifest
+from test_registry_aliases import a_workflow
 
 from weft.kernel.reasons import Reason
 
@@ -53,16 +54,43 @@ async def test_dead_session_holding_the_name_in_another_kind_is_deleted_with_all
         await lost.beat()
 
 
-async def test_public_row_keeps_its_name_without_a_runner(mesh: RunningRegistry) -> None:
-    await mesh.apply(declare("m1"), declared(agent=an_agent("a1")))
+async def test_declared_resource_keeps_its_name_without_a_runner(mesh: RunningRegistry) -> None:
+    await mesh.apply(declare("m1"), declared(agent=an_agent("a1")), a_route("q1"))
     for thief in (
         SomeRunner(mesh, name="m1", models=()),
         SomeRunner(mesh, name="a1", models=()),
+        SomeRunner(mesh, name="q1", models=()),
         SomeRunner(mesh, models=("a1",)),
+        SomeRunner(mesh, models=(manifest("m2", pool="q1"),)),
         SomeRunner(mesh, models=("m2",), agents=(an_agent("m1", "m2"),)),
     ):
         with refused(Reason.ALREADY_EXISTS):
             await thief.open()
+
+
+async def test_declarations_share_the_namespace_of_published_and_declared_resources(mesh: RunningRegistry) -> None:
+    await SomeRunner(mesh, models=(manifest("m1", pool="p1"),), agents=(an_agent("a1"),)).open()
+    await mesh.apply(a_route("q1"), a_workflow("w1"))
+    for declaration, owner_kind in (
+        (declare("a1"), "agent"),
+        (declare("r1"), "runner"),
+        (declare("q1"), "route"),
+        (declare("w1"), "workflow"),
+        (declare(manifest("m9", pool="a1")), "agent"),
+        (declare(manifest("m9", pool="r1")), "runner"),
+        (declare(manifest("m9", pool="q1")), "route"),
+        (declared(agent=an_agent("m1")), "model"),
+        (declared(agent=an_agent("r1")), "runner"),
+        (declared(agent=an_agent("p1")), "pool"),
+        (a_route("a1"), "agent"),
+        (a_route("p1"), "pool"),
+        (a_route("w1"), "workflow"),
+        (a_workflow("m1"), "model"),
+        (a_workflow("q1"), "route"),
+    ):
+        with refused(Reason.ALREADY_EXISTS) as errors:
+            await mesh.apply(declaration)
+        assert errors[0].metadata["owner_kind"] == owner_kind
 
 
 async def test_names_published_together_must_not_conflict(mesh: RunningRegistry) -> None:
@@ -76,22 +104,6 @@ async def test_names_published_together_must_not_conflict(mesh: RunningRegistry)
     ):
         with refused(field=field):
             await runner.open()
-
-
-async def test_declarations_share_the_namespace_of_published_resources(mesh: RunningRegistry) -> None:
-    await SomeRunner(mesh, models=(manifest("m1", pool="p1"),), agents=(an_agent("a1"),)).open()
-    for declaration, owner_kind in (
-        (declare("a1"), "agent"),
-        (declare("r1"), "runner"),
-        (declare(manifest("m9", pool="a1")), "agent"),
-        (declare(manifest("m9", pool="r1")), "runner"),
-        (declared(agent=an_agent("m1")), "model"),
-        (declared(agent=an_agent("r1")), "runner"),
-        (declared(agent=an_agent("p1")), "pool"),
-    ):
-        with refused(Reason.ALREADY_EXISTS) as errors:
-            await mesh.apply(declaration)
-        assert errors[0].metadata["owner_kind"] == owner_kind
 
 
 async def test_declaration_pinned_to_another_runner_rejects_this_one(mesh: RunningRegistry) -> None:

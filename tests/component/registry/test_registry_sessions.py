@@ -1,6 +1,5 @@
 """Who gets a name, and who keeps it."""
 
-import time
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -123,20 +122,6 @@ async def test_clock_offset_of_a_runner_is_stored_and_bounded(mesh: RunningRegis
 
 
 FOUR_HOURS = 4 * 3600.0
-
-
-@pytest.mark.slow("steps hours of a registry's life")
-async def test_runner_is_deleted_after_four_hours_of_inactivity(mesh: RunningRegistry) -> None:
-    await SomeRunner(mesh).open()
-    started = time.monotonic()
-    await mesh.advance(90.0 + FOUR_HOURS - 5.0)
-    assert (await mesh.runner("r1")).status == INACTIVE
-    await mesh.advance(5.0)
-    with refused(Reason.NOT_FOUND):
-        await mesh.runner("r1")
-    with refused(Reason.MODEL_NOT_FOUND):
-        await mesh.model("m1")
-    assert time.monotonic() - started < 10.0
 
 
 async def test_closing_twice_or_with_an_old_incarnation_changes_nothing(mesh: RunningRegistry) -> None:

@@ -53,6 +53,7 @@ def a_wake(**recipe: Any) -> wake_pb2.Wake:
         a_model(),
         a_model(pool_name="p", digest="sha256:" + "0a" * 32, wake=wake_pb2.Wake(by_runner=True)),
         a_route(budget=Duration(nanos=1), keep_alive=Duration(seconds=-1)),
+        a_route(budget=Duration(seconds=86_400)),
         an_agent(temperature=0.0, stop=["x"], logit_bias={1: -100.0}),
         a_state(load_progress=1.0, unload_time=Timestamp(seconds=1)),
         a_runner(),
