@@ -3,14 +3,11 @@
 from typing import Any, cast
 
 import grpc
-import pytest
-from relay_harness import TOKEN, soon
+from relay_harness import TOKEN, refusal, soon
 
 from weft.api.common.v1 import link_pb2 as pb
 from weft.api.router.v1 import relay_service_pb2, relay_service_pb2_grpc
 from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call
 
 OPEN = "/weft.api.registry.v1.RunnerSessionService/OpenSession"
 HEARTBEAT = "/weft.api.registry.v1.RunnerSessionService/Heartbeat"
@@ -51,6 +48,4 @@ async def end_of(call: Any) -> WeftError:
         while await call.read() is not grpc.aio.EOF:
             pass
 
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await soon(read_on())
-    return error_from_call(caught.value, Reason.INTERNAL)
+    return await refusal(read_on())

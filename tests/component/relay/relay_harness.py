@@ -10,6 +10,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, cast
 
 import grpc
+import pytest
 from kit.resources import carried
 
 from router_svc.config import RelayConfig
@@ -37,7 +38,7 @@ from weft.api.runner.v1 import (
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import CHANNEL_OPTIONS, answering, new_server, open_channel
+from weft.kernel.rpc import CHANNEL_OPTIONS, answering, error_from_call, new_server, open_channel
 from weft.link.link import LINK_CHANNEL_OPTIONS, LINK_SERVER_OPTIONS
 
 if TYPE_CHECKING:
@@ -354,3 +355,10 @@ async def soon(awaitable: Awaitable[Any]) -> Any:
     """What it gives, or TimeoutError."""
     async with asyncio.timeout(LIMIT_SECONDS):
         return await awaitable
+
+
+async def refusal(call: Awaitable[Any]) -> WeftError:
+    """The error with which it ends."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await soon(call)
+    return error_from_call(caught.value, Reason.INTERNAL)

@@ -1,7 +1,6 @@
 """Peers and callers that mean no good: what they do stays theirs, and costs the mesh little."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -9,22 +8,16 @@ from typing import Any
 import grpc
 import pytest
 from raw_link import HEARTBEAT, OPEN, RawLink, end_of
-from relay_harness import RUNNER, TOKEN, Mesh, eventually, prompt, running_laptop, running_mesh_side, soon
+from relay_harness import RUNNER, TOKEN, Mesh, eventually, prompt, refusal, running_laptop, running_mesh_side, soon
 
 from runner_svc.dial_out import LinkState
 from weft.api.common.v1 import link_pb2 as pb
 from weft.api.registry.v1 import runner_session_service_pb2
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call, open_channel
+from weft.kernel.rpc import open_channel
 from weft.link.frames import MAX_FRAMES_AT_ONCE
 
 FLOOD = 1000
-
-
-@pytest.fixture
-async def mesh(tmp_path: Path) -> AsyncIterator[Mesh]:
-    async with running_mesh_side(tmp_path) as mesh:
-        yield mesh
 
 
 def _opening(name: str) -> runner_session_service_pb2.OpenSessionRequest:
@@ -147,9 +140,7 @@ async def test_malformed_method_name_cannot_end_a_link(mesh: Mesh) -> None:
 async def test_call_must_name_its_runner_exactly_once(mesh: Mesh, metadata: Any) -> None:
     async with running_laptop(mesh) as laptop:
         await laptop.open()
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await soon(mesh.generation.Generate(prompt(), metadata=metadata).read())
-        error = error_from_call(caught.value, Reason.INTERNAL)
+        error = await refusal(mesh.generation.Generate(prompt(), metadata=metadata).read())
         assert (error.reason, error.metadata["field"]) == (Reason.INVALID_ARGUMENT, "metadata weft-runner")
 
 

@@ -7,7 +7,18 @@ from typing import Any
 
 import grpc
 import pytest
-from relay_harness import RUNNER, Laptop, Mesh, eventually, frame, running_laptop, running_mesh_side, soon, text_of
+from relay_harness import (
+    RUNNER,
+    Laptop,
+    Mesh,
+    eventually,
+    frame,
+    refusal,
+    running_laptop,
+    running_mesh_side,
+    soon,
+    text_of,
+)
 
 from router_svc.config import RelayConfig
 from router_svc.relay import Relay
@@ -16,7 +27,6 @@ from weft.api.runner.v1 import embedding_service_pb2, runner_service_pb2
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call
 from weft_app.compose.home import WeftHome
 from weft_app.compose.relay import RelayListener
 from weft_app.config.config import RelaySettings
@@ -68,9 +78,7 @@ class _Answer:
         return "".join(texts)
 
     async def error(self) -> WeftError:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await soon(self._call.read())
-        return error_from_call(caught.value, Reason.INTERNAL)
+        return await refusal(self._call.read())
 
 
 async def _begun(mesh: Mesh, laptop: Laptop) -> _Answer:
@@ -116,9 +124,8 @@ async def test_draining_relay_rejects_new_requests_and_forwards_other_calls(mesh
     answer = await _begun(mesh, laptop)
     stopping = _stopping(mesh)
     await eventually(lambda: len(mesh.registry.heartbeats) > 1)
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await soon(mesh.embedding.Embed(embedding_service_pb2.EmbedRequest(), metadata=mesh.metadata))
-    assert error_from_call(caught.value, Reason.INTERNAL).reason is Reason.SHUTTING_DOWN
+    embedding = mesh.embedding.Embed(embedding_service_pb2.EmbedRequest(), metadata=mesh.metadata)
+    assert (await refusal(embedding)).reason is Reason.SHUTTING_DOWN
     described = await soon(mesh.runner.Describe(runner_service_pb2.DescribeRequest(), metadata=mesh.metadata))
     assert described.runner.name == RUNNER
     answer.may_end.set()

@@ -8,13 +8,13 @@ from typing import Any, cast
 
 import grpc
 import pytest
-from relay_harness import HOST, RUNNER, Laptop, Mesh, running_laptop, running_mesh_side, soon
+from relay_harness import HOST, RUNNER, Laptop, Mesh, refusal, running_laptop, running_mesh_side, soon
 
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2_grpc
 from weft.api.registry.v1 import lease_service_pb2 as pb
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import answering, error_from_call, open_channel
+from weft.kernel.rpc import answering, open_channel
 
 RUNNER_KIND = lease_pb2.LeaseHolder.KIND_RUNNER
 
@@ -92,12 +92,6 @@ def seen(host: str = HOST) -> lease_pb2.HostSighting:
     return lease_pb2.HostSighting(host=host, source=lease_pb2.HostSighting.SOURCE_NVML)
 
 
-async def _refusal(call: Any) -> WeftError:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await soon(call)
-    return error_from_call(caught.value, Reason.INTERNAL)
-
-
 async def test_memory_wait_is_streamed_message_by_message(joined: Joined) -> None:
     call = joined.book.AcquireLease(pb.AcquireLeaseRequest(sighting=seen(), **joined.own(purpose="m", bytes=5)))
     assert (await soon(call.read())).waiting.detail == "held by qwen"
@@ -132,8 +126,8 @@ async def test_renewals_and_releases_are_relayed(joined: Joined) -> None:
 
 async def test_ledger_rejection_is_relayed_with_its_reason(joined: Joined) -> None:
     call = joined.book.AcquireLease(pb.AcquireLeaseRequest(sighting=seen(), **joined.own(purpose="too-much")))
-    refused = await _refusal(call.read())
-    assert (refused.reason, refused.message) == (Reason.INSUFFICIENT_MEMORY, "needs 99 GiB; h has 8 GiB")
+    error = await refusal(call.read())
+    assert (error.reason, error.message) == (Reason.INSUFFICIENT_MEMORY, "needs 99 GiB; h has 8 GiB")
 
 
 @pytest.mark.parametrize(
@@ -155,13 +149,13 @@ async def test_link_cannot_use_leases_of_another_runner(joined: Joined, changes:
         joined.book.ReleaseEarlierLives(pb.ReleaseEarlierLivesRequest(**joined.own(**changes))),
     )
     for call in calls:
-        assert (await _refusal(call)).reason is Reason.PERMISSION_DENIED
+        assert (await refusal(call)).reason is Reason.PERMISSION_DENIED
     assert joined.noting.told == []
 
 
 async def test_full_ledger_is_not_readable_over_a_link(joined: Joined) -> None:
-    refused = await _refusal(joined.book.ListHostMemory(pb.ListHostMemoryRequest()))
-    assert refused.reason is Reason.UNSUPPORTED_OPERATION
+    error = await refusal(joined.book.ListHostMemory(pb.ListHostMemoryRequest()))
+    assert error.reason is Reason.UNSUPPORTED_OPERATION
     assert joined.noting.told == []
 
 
@@ -172,7 +166,7 @@ async def test_link_cannot_report_devices_of_another_host(joined: Joined, host: 
         joined.book.RenewLeases(pb.RenewLeasesRequest(sighting=seen(host), **joined.own())),
     )
     for call in calls:
-        refused = await _refusal(call)
-        assert refused.reason is Reason.PERMISSION_DENIED
-        assert HOST in refused.message
+        error = await refusal(call)
+        assert error.reason is Reason.PERMISSION_DENIED
+        assert HOST in error.message
     assert joined.noting.told == []

@@ -15,6 +15,7 @@ from relay_harness import (
     counting,
     eventually,
     frame,
+    refusal,
     running_laptop,
     running_mesh_side,
     soon,
@@ -26,14 +27,8 @@ from weft.api.registry.v1 import runner_pb2, runner_session_service_pb2
 from weft.api.router.v1 import relay_service_pb2_grpc
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call, open_channel
+from weft.kernel.rpc import open_channel
 from weft.link.link import MAX_LINK_MESSAGE_BYTES
-
-
-@pytest.fixture
-async def mesh(tmp_path: Path) -> AsyncIterator[Mesh]:
-    async with running_mesh_side(tmp_path) as mesh:
-        yield mesh
 
 
 async def _endless(_request: Any, _context: Any) -> AsyncIterator[Any]:
@@ -84,9 +79,7 @@ async def test_session_must_be_reopened_on_a_new_link(mesh: Mesh) -> None:
         await laptop.beat(session)
         mesh.relay._links[RUNNER].link.stop(WeftError(Reason.SERVICE_UNAVAILABLE, "cut"))
         await soon(laptop.fresh.wait())
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await laptop.beat(session)
-        assert error_from_call(caught.value, Reason.INTERNAL).reason is Reason.SESSION_UNKNOWN
+        assert (await refusal(laptop.beat(session))).reason is Reason.SESSION_UNKNOWN
         await laptop.open(session)
         await laptop.beat(session)
 

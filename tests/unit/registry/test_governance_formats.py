@@ -105,7 +105,8 @@ def test_empty_action_is_refused() -> None:
 
 def test_actions_are_equal_if_they_have_the_same_effect() -> None:
     assert same_action(_load(), _load(options=load_pb2.LoadOptions()))
-    assert not same_action(_load(), _load(options=load_pb2.LoadOptions(pin=True)))
+    for facts in ({"options": load_pb2.LoadOptions(pin=True)}, {"evict_model": "other"}, {"replicas": 3}):
+        assert not same_action(_load(), _load(**facts))
     # Not kept at all and kept as configured are two things.
     assert not same_action(_load(), _load(options=load_pb2.LoadOptions(keep_alive=Duration())))
     number = {"a": load_pb2.LoadValue(number=1.0)}
