@@ -1,13 +1,11 @@
-"""A process with a ledger on a real database and a real clock, to be killed. Says on stdout what it was told.
+"""A process with a ledger on a real database and a real clock: it leases and releases until it is killed.
 
-lease_child.py <database url> commit   dies by its own hand between the commit of a grant and its answer
-lease_child.py <database url> work     leases and releases until it is killed
+Its argument is the database's URL. It says on stdout what it was told.
 """
 
 import asyncio
 import os
 import random
-import signal
 import sys
 from contextlib import aclosing
 
@@ -17,19 +15,11 @@ from lease_stage import GIB, MARGIN, ScriptedCalls, SimulatedHost, granted_lease
 from registry_svc.config import LedgerConfig
 from registry_svc.ledger.lease_store import LeaseStore
 from registry_svc.ledger.ledger import Ledger
-from registry_svc.ledger.policy.leases import Grant, Lease
+from registry_svc.ledger.policy.leases import Lease
 from registry_svc.mesh.store import SqlStore
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-
-
-class DyingStore(LeaseStore):
-    """Dies when a grant is on disk and nobody knows."""
-
-    async def grant(self, grant: Grant) -> None:
-        await super().grant(grant)
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 async def lease(ledger: Ledger, host: SimulatedHost, size: int, number: int) -> Lease | None:
@@ -61,20 +51,15 @@ async def work(ledger: Ledger, host: SimulatedHost) -> None:
         await asyncio.sleep(0.002)
 
 
-async def main(database_url: str, what: str) -> None:
+async def main(database_url: str) -> None:
     store = SqlStore(database_url)
     await store.open()
-    leases = DyingStore(store) if what == "commit" else LeaseStore(store)
     config = LedgerConfig(device_margin_mb=MARGIN // 1024**2, renew_interval_seconds=0.01)
-    ledger = Ledger(leases, SystemClock(), config, ScriptedCalls(), lambda _: None)
+    ledger = Ledger(LeaseStore(store), SystemClock(), config, ScriptedCalls(), lambda _: None)
     await ledger.start()
-    host = SimulatedHost(totals=(24 * GIB, 24 * GIB))
-    if what == "commit":
-        await lease(ledger, host, 20 * GIB, 1)
-    else:
-        await work(ledger, host)
+    await work(ledger, SimulatedHost(totals=(24 * GIB, 24 * GIB)))
 
 
 if __name__ == "__main__":
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    asyncio.run(main(sys.argv[1], sys.argv[2]))
+    asyncio.run(main(sys.argv[1]))

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from lease_stage import GIB, MARGIN, SimulatedHost, Stage, program, use
+from lease_stage import GIB, MARGIN, SimulatedHost, Stage, use
 
 from registry_svc.ledger.lease_store import LeaseStore, StoredLedger
 from registry_svc.mesh.store import SqlStore
@@ -151,12 +151,11 @@ LIMIT_SECONDS = 30.0
 LIVES = 5
 
 
-async def child(database_url: str, what: str) -> asyncio.subprocess.Process:
+async def child(database_url: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         sys.executable,
         str(CHILD),
         database_url,
-        what,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -172,40 +171,13 @@ async def stored(database_url: str) -> StoredLedger:
 
 
 @pytest.mark.slow("kills or restarts a service")
-async def test_lease_committed_before_a_registry_kill_is_restored(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/registry.db"
-    process = await child(url, "commit")
-    async with asyncio.timeout(LIMIT_SECONDS):
-        _, errors = await process.communicate()
-    assert process.returncode == -signal.SIGKILL, errors.decode()
-    (grant,) = (await stored(url)).grants
-    assert (grant.shares, grant.fencing_number) == (((0, 20 * GIB),), 1)
-
-    # The next registry books it still, for nobody can know whether it is in use, until it was never renewed.
-    stage = Stage(SimulatedHost(totals=(24 * GIB,)))
-    stage.memory_store.grants, stage.memory_store.last_fencing_number = {grant.id: grant}, 1
-    async with stage:
-        await stage.look()
-        assert stage.states() == ["work held"]
-        waits = stage.acquire(program("another"), 20 * GIB)
-        await stage.pass_time(89.0)
-        await stage.look()
-        assert waits.granted is None
-        await stage.pass_time(2.0)
-        assert stage.states() == ["work orphaned"]
-        await stage.pass_time(6.0)
-        await stage.look()
-        assert waits.lease.grant.fencing_number == 2
-
-
-@pytest.mark.slow("kills or restarts a service")
 async def test_repeated_registry_kills_neither_double_book_nor_lose_acknowledged_leases(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/registry.db"
     told: dict[str, int] = {}
     given_up: set[str] = set()
     highest = 0
     for life in range(LIVES):
-        process = await child(url, "work")
+        process = await child(url)
         assert process.stdout is not None
         async with asyncio.timeout(LIMIT_SECONDS):
             first = await process.stdout.readline()

@@ -303,15 +303,3 @@ async def test_slot_granted_to_a_deleted_task_is_freed_immediately(tmp_path: Pat
         async with asyncio.timeout(NOTICE_SECONDS):
             while mesh.loop.scheduler.running:
                 await let_all_run()
-
-
-@pytest.mark.slow("floods a service")
-async def test_many_tasks_run_once_each_with_concurrency_equal_to_the_slots(tmp_path: Path) -> None:
-    async with mesh_of(tmp_path) as (mesh, tasks):
-        mesh.show(slots=4)
-        task_ids = [await submit(tasks) for _ in range(40)]
-        mesh.runner.say(*[FINISHED] * 40)
-        ends = await asyncio.gather(*(end_of(tasks, task_id) for task_id in task_ids))
-        assert {task.state for task, _ in ends} == {task_pb2.TASK_STATE_COMPLETED}
-        assert len(mesh.runner.calls) == 40
-        assert {task.attempt for task, _ in ends} == {1}

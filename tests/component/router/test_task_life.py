@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from kit.refusals import refused
 from structlog.testing import capture_logs
 from task_harness import TENANT, chat_spec, task_bench, text
@@ -124,12 +125,19 @@ async def test_permanent_error_fails_at_the_first_attempt() -> None:
         assert len(bench.calls.made) == 1
 
 
-async def test_stream_that_breaks_for_an_unknown_reason_is_retried() -> None:
+@pytest.mark.parametrize(
+    # gRPC tells whoever reads a call whose channel is closed that it is cancelled, as if by itself.
+    ("error", "reason"),
+    [(ValueError("whatever goes wrong"), "INTERNAL"), (asyncio.CancelledError(), "WORKER_LOST")],
+)
+async def test_stream_that_breaks_for_an_unknown_reason_is_retried(error: BaseException, reason: str) -> None:
     async with task_bench() as bench:
         task, call = await bench.begun()
-        call.words.put_nowait("nonsense")  # type: ignore[arg-type]  # whatever goes wrong
+        call.say(text("half"))
+        await bench.settle()
+        call.fail(error)
         await bench.until(task.id, task_pb2.TASK_STATE_PENDING)
-        assert await bench.attempts(task.id) == ["INTERNAL"]
+        assert await bench.attempts(task.id) == [reason]
 
 
 async def test_attempt_that_times_out_is_ended_and_counts() -> None:

@@ -76,17 +76,6 @@ class SlowReads(InlineTaskStore):
         return await super().chunks(task_id, attempt, after_index, max_bytes)
 
 
-async def test_interrupted_call_is_not_a_complete_answer() -> None:
-    # gRPC tells whoever reads a call whose channel is closed that it is cancelled, as if by itself.
-    async with task_bench() as bench:
-        task, call = await bench.begun()
-        call.say(text("half"))
-        await bench.settle()
-        call.fail(asyncio.CancelledError())
-        await bench.until(task.id, task_pb2.TASK_STATE_PENDING)
-        assert await bench.attempts(task.id) == [Reason.WORKER_LOST.name]
-
-
 async def test_task_over_the_read_ahead_limit_is_offered_once_others_are_claimed() -> None:
     async with task_bench(limits=TaskLimits(max_peeked_bytes=25_000)) as bench:
         await bench.submit(chat_spec(words="x" * 10_000))

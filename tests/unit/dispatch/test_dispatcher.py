@@ -431,15 +431,11 @@ async def test_failed_attempt_on_an_unknown_model_may_be_remote_if_its_ticket_al
     assert receipt.left_premises is may_leave
 
 
-async def test_stream_without_an_end_is_a_lost_worker(tmp_path: Path) -> None:
-    async with _runner(tmp_path, [STARTED, _text("a")]) as address:
-        _, failure, _ = await _generate(ScriptedScheduler(address))
-    assert isinstance(failure, WeftError)
-    assert failure.reason is Reason.WORKER_LOST
-
-
-async def test_call_cancelled_by_the_runner_is_a_lost_worker_and_not_a_caller_cancellation(tmp_path: Path) -> None:
-    async with _runner(tmp_path, [STARTED, _text("a"), grpc.StatusCode.CANCELLED]) as address:
+@pytest.mark.parametrize("last", [[], [grpc.StatusCode.CANCELLED]], ids=["no end", "cancelled by the runner"])
+async def test_stream_that_the_runner_ends_is_a_lost_worker_and_no_cancellation(
+    tmp_path: Path, last: list[Step]
+) -> None:
+    async with _runner(tmp_path, [STARTED, _text("a"), *last]) as address:
         _, failure, receipt = await _generate(ScriptedScheduler(address))
     assert isinstance(failure, WeftError)
     assert failure.reason is Reason.WORKER_LOST
@@ -579,18 +575,6 @@ async def test_bug_is_an_internal_failure_on_the_receipt_and_not_a_cancellation(
     assert Reason(receipt.reason) is Reason.INTERNAL
 
 
-async def test_departed_caller_is_a_cancellation_on_the_receipt(tmp_path: Path) -> None:
-    async with _runner(tmp_path, [STARTED, _text("a"), _text("b"), FINISHED]) as address:
-        channels = ChannelPool()
-        call = Dispatcher(ScriptedScheduler(address), channels).call(CHAT, _about(), chat_pb2.ChatPayload())
-        frames = call.chunks()
-        await anext(frames)
-        await frames.aclose()
-        await channels.close()
-    assert call.receipt is not None
-    assert call.receipt.outcome == receipt_pb2.OUTCOME_CANCELLED
-
-
 _PROMPT = event_pb2.InferenceEvent(progress=event_pb2.Progress(prompt_tokens=31, cached_tokens=8))
 
 
@@ -610,6 +594,7 @@ async def test_receipt_counts_received_tokens_of_a_cancelled_or_broken_answer(tm
         await frames.aclose()
         await channels.close()
     assert call.receipt is not None
+    assert call.receipt.outcome == (receipt_pb2.OUTCOME_FAILED if breaks_off else receipt_pb2.OUTCOME_CANCELLED)
     assert call.receipt.usage == usage_pb2.Usage(prompt_tokens=31, cached_prompt_tokens=8, completion_tokens=2)
 
 
@@ -653,14 +638,6 @@ async def test_agent_request_waits_for_the_first_mesh_snapshot(tmp_path: Path) -
             await asked
         await channels.close()
     assert (caught.value.reason, "there is no agent nobody" in caught.value.message) == (Reason.MODEL_NOT_FOUND, True)
-
-
-@pytest.mark.parametrize("reason", [Reason.QUEUE_FULL, Reason.MODEL_NOT_FOUND])
-async def test_rejection_has_a_receipt_without_attempts(reason: Reason) -> None:
-    _, failure, receipt = await _generate(ScriptedScheduler("unix:/nowhere", WeftError(reason, "no")))
-    assert isinstance(failure, WeftError)
-    assert receipt is not None
-    assert (receipt.outcome, len(receipt.attempts)) == (receipt_pb2.OUTCOME_REJECTED, 0)
 
 
 async def test_scheduler_gets_the_request_description_without_its_content(tmp_path: Path) -> None:
@@ -707,20 +684,13 @@ async def test_route_keep_alive_applies_if_the_request_sets_none(
     assert runner.requests[0].options.keep_alive.seconds == served
 
 
-@pytest.mark.parametrize("whole", [True, False])
-async def test_runner_is_told_if_the_answer_is_read_only_when_complete(tmp_path: Path, whole: bool) -> None:
-    runner = ScriptedRunner([FINISHED])
+@pytest.mark.parametrize("option", ["whole", "joined_texts"])
+async def test_runner_is_told_how_the_answer_is_read(tmp_path: Path, option: str) -> None:
+    runner = ScriptedRunner([FINISHED], [FINISHED])
     async with _listening(tmp_path, runner) as address:
-        await _generate(ScriptedScheduler(address), whole=whole)
-    assert runner.requests[0].options.whole is whole
-
-
-@pytest.mark.parametrize("joined_texts", [True, False])
-async def test_runner_is_asked_for_joined_texts_if_the_reader_supports_them(tmp_path: Path, joined_texts: bool) -> None:
-    runner = ScriptedRunner([FINISHED])
-    async with _listening(tmp_path, runner) as address:
-        await _generate(ScriptedScheduler(address), joined_texts=joined_texts)
-    assert runner.requests[0].options.joined_texts is joined_texts
+        for value in (True, False):
+            await _generate(ScriptedScheduler(address), **{option: value})
+    assert [getattr(request.options, option) for request in runner.requests] == [True, False]
 
 
 @pytest.mark.parametrize(("granted", "served"), [(None, Priority.NORMAL), (Priority.LOW, Priority.LOW)])
