@@ -3,14 +3,12 @@
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import pytest
 from kit.refusals import refused
 from kit.resources import declared
 from registry_harness import AGENT, MODEL, ROUTE, RunningRegistry, SomeRunner, a_route, an_agent, declare, manifest
 
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2, operation_service_pb2_grpc
 from weft.api.registry.v1 import registry_service_pb2 as pb
-from weft.api.registry.v1.resource_pb2 import ResourceDocument
 from weft.kernel.names import is_resource_id
 from weft.kernel.reasons import Reason
 
@@ -53,12 +51,11 @@ async def _name(found: Awaitable[Any]) -> str:
     return str((await found).manifest.name)
 
 
-@pytest.mark.parametrize("rpc", READS)
-async def test_id_is_accepted_in_place_of_a_name(mesh: RunningRegistry, rpc: str) -> None:
+async def test_id_is_accepted_in_place_of_a_name(mesh: RunningRegistry) -> None:
     ids = await some_mesh(mesh)
-    name, call = READS[rpc]
-    assert is_resource_id(ids[name])
-    assert await call(mesh, ids[name]) == await call(mesh, name) == name
+    for rpc, (name, call) in READS.items():
+        assert is_resource_id(ids[name])
+        assert (await call(mesh, ids[name]), await call(mesh, name)) == (name, name), rpc
 
 
 async def test_agents_and_routes_can_reference_an_id_and_store_the_name(mesh: RunningRegistry) -> None:
@@ -93,20 +90,17 @@ async def test_resource_deleted_by_id_is_gone_and_gets_a_new_id_when_recreated(m
         await mesh.model(ids["declared"])
 
 
-@pytest.mark.parametrize(
-    "declaration",
-    [
+async def test_names_that_look_like_an_id_are_rejected(mesh: RunningRegistry) -> None:
+    await some_mesh(mesh)
+    for declaration in (
         declare(ID),
         declare(manifest("m1", pool=ID)),
         declared(agent=an_agent(ID.replace("model", "agent"), "declared")),
         a_route(ID.replace("model", "route"), "declared"),
-    ],
-)
-async def test_names_that_look_like_an_id_are_rejected(mesh: RunningRegistry, declaration: ResourceDocument) -> None:
-    await some_mesh(mesh)
-    with refused(Reason.INVALID_ARGUMENT) as errors:
-        await mesh.apply(declaration)
-    assert "form of an id" in errors[0].message
+    ):
+        with refused(Reason.INVALID_ARGUMENT) as errors:
+            await mesh.apply(declaration)
+        assert "form of an id" in errors[0].message
     with refused(Reason.INVALID_ARGUMENT):
         await SomeRunner(mesh, name="r2", models=(manifest(ID),)).open()
     # Other names that begin so are names.

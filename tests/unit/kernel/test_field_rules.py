@@ -18,6 +18,7 @@ from weft.api.registry.v1 import (
     runner_session_service_pb2,
     wake_pb2,
 )
+from weft.api.registry.v1.tags_pb2 import Tags
 from weft.kernel.errors import FieldError
 from weft.kernel.field_rules import check_message, enum_words
 
@@ -134,6 +135,14 @@ def test_valid_message_is_accepted(message: Any) -> None:
             "models[1].name",
             "must not appear twice",
         ),
+        (Tags(tier="very fast"), "tier", "must be a word of 1 to 32 letters"),
+        (Tags(tier="x" * 33), "tier", "must be a word of 1 to 32 letters"),
+        (Tags(labels={"a b": "c"}), "labels", "must have keys of 1 to 64 letters"),
+        (Tags(labels={"a": "b,c"}), "labels[a]", "must be 1 to 128 letters"),
+        (Tags(labels={"a": ""}), "labels[a]", "must be 1 to 128 letters"),
+        (Tags(labels={"a": "v" * 129}), "labels[a]", "must be 1 to 128 letters"),
+        (Tags(labels={f"k{n}": "v" for n in range(17)}), "labels", "must have at most 16, has 17"),
+        (Tags(owner="a b"), "owner", "must be 1 to 128 letters"),
         (
             agent_behaviour_pb2.AgentBehaviour(signals=["lower"]),
             "signals[0]",

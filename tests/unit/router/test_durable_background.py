@@ -11,12 +11,11 @@ from weft.kernel.request import Priority
 
 STATISTICS = pytest.mark.nightly("statistics of the simulator")
 SECONDS = pytest.mark.parametrize("seconds", [40.0, pytest.param(200.0, marks=STATISTICS)])
-SATURATED_SECONDS = pytest.mark.parametrize("seconds", [20.0, pytest.param(200.0, marks=STATISTICS)])
 ANSWER = Amount(mean=40.0, variation=0.3, max=80.0)
 """A second or two of one of eight slots."""
 
 
-def mesh(seconds: float, *, callers_per_second: float, durable_per_second: float = 0.0, share: float = 0.1) -> Scenario:
+def mesh(seconds: float, *, callers_per_second: float, durable_per_second: float = 0.0) -> Scenario:
     """One model, which answers about eight requests in a second."""
     streams = [("caller", callers_per_second), ("nightly", durable_per_second)]
     return Scenario(
@@ -36,7 +35,7 @@ def mesh(seconds: float, *, callers_per_second: float, durable_per_second: float
             for tenant, rate in streams
             if rate
         ),
-        limits=SchedulerLimits(queue_depth_per_runner=100, durable_share=share, max_durable_waiting=100_000),
+        limits=SchedulerLimits(queue_depth_per_runner=100, durable_share=0.1, max_durable_waiting=100_000),
         duration_seconds=seconds,
     )
 
@@ -79,20 +78,3 @@ def test_same_load_at_normal_priority_would_delay_callers(seconds: float) -> Non
     """The control of the test above."""
     alone, flooded = run(mesh(seconds, callers_per_second=4.0)), run(mesh(seconds, callers_per_second=14.0))
     assert waits(flooded).p99 > 10.0 * waits(alone).p99
-
-
-@SATURATED_SECONDS
-def test_mesh_saturated_by_callers_still_serves_its_share_of_durable_work(seconds: float) -> None:
-    simulation = run(mesh(seconds, callers_per_second=20.0, durable_per_second=3.0))
-    assert tally(simulation, Priority.NORMAL).refusals.total() > 2.5 * seconds, "it must be saturated"
-    assert 0.09 <= durable_part(simulation) <= 0.12
-    durable = tally(simulation, Priority.DURABLE)
-    assert durable.served == durable.requests, "nothing of it is ever shed"
-
-
-@SATURATED_SECONDS
-def test_no_durable_work_is_served_without_a_share_while_callers_saturate_the_mesh(seconds: float) -> None:
-    simulation = run(mesh(seconds, callers_per_second=20.0, durable_per_second=3.0, share=0.0))
-    assert durable_part(simulation) <= 0.01
-    durable = tally(simulation, Priority.DURABLE)
-    assert durable.served == durable.requests, "it does it afterwards"

@@ -1,7 +1,6 @@
 """Models that share a host in turns, step by step."""
 
 import itertools
-import random
 from typing import Any
 
 import pytest
@@ -11,26 +10,6 @@ from scheduler_harness import Mesh, arrival, asleep, candidate, placed, rejected
 from router_svc.policy.decisions import Decision, Served, Waits, Wakes
 from router_svc.policy.endpoints.candidates import Candidate, HostMemory, MemoryHolder
 from weft.kernel.request import Priority
-
-
-def jain(shares: list[float]) -> float:
-    return sum(shares) ** 2 / (len(shares) * sum(share**2 for share in shares))
-
-
-@pytest.mark.parametrize("seconds", [150, pytest.param(600, marks=pytest.mark.nightly("statistics of the simulator"))])
-def test_three_tenants_with_ten_to_one_to_one_load_get_equal_shares_with_few_swaps(seconds: int) -> None:
-    world = LoadWorld([ModelSpec(name=name, slots=4) for name in ("a", "b", "c")], {"host-a": 6.0})
-    chance = random.Random(1)
-    order = chance.choices(("a", "b", "c"), weights=(10, 1, 1), k=int(5 * seconds / STEP_SECONDS))
-    for step in range(int(seconds / STEP_SECONDS)):
-        # Five times what one model serves: b and c want more than a third each, too.
-        for model in order[step * 5 : step * 5 + 5]:
-            world.arrive(model, tenant=model)
-        world.step()
-    shares = [sum(cost for tenant, cost in world.served if tenant == name) for name in ("a", "b", "c")]
-    fifo_swaps = sum(earlier != later for earlier, later in itertools.pairwise(order))
-    assert jain(shares) >= 0.9, shares
-    assert world.swaps / len(world.served) <= fifo_swaps / len(order) / 2
 
 
 def test_cold_request_is_served_within_the_bound_under_constant_load_on_another_model() -> None:
