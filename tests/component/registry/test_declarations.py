@@ -127,40 +127,34 @@ async def test_adopted_row_survives_the_expiry_of_its_runner_and_a_restart(tmp_p
         assert (await mesh.model("m1")).status == MODEL_ACTIVE
 
 
-@pytest.mark.parametrize("dry_run", [False, True])
-@pytest.mark.parametrize(
-    ("bad", "reason"),
-    [
-        (declare("../etc"), Reason.INVALID_ARGUMENT),
-        (declare("fine"), Reason.INVALID_ARGUMENT),
-        (declare("r1"), Reason.ALREADY_EXISTS),
-        (declare(manifest("m1", pool="p")), Reason.ALREADY_EXISTS),
-        (declared(agent=an_agent("a1", "nobody")), Reason.MODEL_NOT_FOUND),
-        (declared(agent=an_agent("a1", pool="nobody")), Reason.MODEL_NOT_FOUND),
-        (declared(runner=RunnerDeclaration(name="nobody")), Reason.NOT_FOUND),
-        (declared(pool=PoolDeclaration(name="nobody")), Reason.NOT_FOUND),
-        (declared(pool=PoolDeclaration(name="m1", members=["m1", "m2"])), Reason.INVALID_ARGUMENT),
-        (ResourceDocument(), Reason.INVALID_ARGUMENT),
-    ],
-)
-async def test_one_invalid_declaration_applies_nothing(
-    tmp_path: Path, bad: ResourceDocument, reason: Reason, *, dry_run: bool
-) -> None:
+async def test_one_invalid_declaration_applies_nothing(tmp_path: Path) -> None:
     async with running_registry(tmp_path) as mesh:
         await SomeRunner(mesh).open()
         watch, events = await mesh.watch(), await mesh.events()
-        with refused(reason):
-            await mesh.apply(declare("fine"), bad, declare("fine-too"), dry_run=dry_run)
-        assert (await mesh.watch()).snapshot == watch.snapshot
-        assert await mesh.events() == events
+        for bad, reason in (
+            (declare("../etc"), Reason.INVALID_ARGUMENT),
+            (declare("fine"), Reason.INVALID_ARGUMENT),
+            (declare("r1"), Reason.ALREADY_EXISTS),
+            (declare(manifest("m1", pool="p")), Reason.ALREADY_EXISTS),
+            (declared(agent=an_agent("a1", "nobody")), Reason.MODEL_NOT_FOUND),
+            (declared(agent=an_agent("a1", pool="nobody")), Reason.MODEL_NOT_FOUND),
+            (declared(runner=RunnerDeclaration(name="nobody")), Reason.NOT_FOUND),
+            (declared(pool=PoolDeclaration(name="nobody")), Reason.NOT_FOUND),
+            (declared(pool=PoolDeclaration(name="m1", members=["m1", "m2"])), Reason.INVALID_ARGUMENT),
+            (ResourceDocument(), Reason.INVALID_ARGUMENT),
+        ):
+            for dry_run in (False, True):
+                with refused(reason):
+                    await mesh.apply(declare("fine"), bad, declare("fine-too"), dry_run=dry_run)
+                assert (await mesh.watch()).snapshot == watch.snapshot
+                assert await mesh.events() == events
     async with running_registry(tmp_path) as mesh:
         with refused(Reason.MODEL_NOT_FOUND):
             await mesh.model("fine")
 
 
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
+async def test_duplicate_names_in_one_call_are_rejected(mesh: RunningRegistry) -> None:
+    for first, second in (
         (declare("x"), declare("x")),
         (declare("x"), declared(agent=an_agent("x"))),
         (declare(manifest("m1", pool="x")), declared(agent=an_agent("x"))),
@@ -169,15 +163,11 @@ async def test_one_invalid_declaration_applies_nothing(
         (declared(runner=RunnerDeclaration(name="x")), declare("x")),
         (a_route("x"), declare("x")),
         (a_route("x", "m1"), declare(manifest("m1", pool="x"))),
-    ],
-)
-async def test_duplicate_names_in_one_call_are_rejected(
-    mesh: RunningRegistry, first: ResourceDocument, second: ResourceDocument
-) -> None:
-    with refused(Reason.INVALID_ARGUMENT) as errors:
-        await mesh.apply(first, second)
-    assert isinstance(errors[0], FieldError)
-    assert errors[0].field.startswith("declarations[")
+    ):
+        with refused(Reason.INVALID_ARGUMENT) as errors:
+            await mesh.apply(first, second)
+        assert isinstance(errors[0], FieldError)
+        assert errors[0].field.startswith("declarations[")
 
 
 async def test_delete_with_an_unknown_kind_or_hostile_name_is_rejected(mesh: RunningRegistry) -> None:
@@ -280,9 +270,9 @@ async def test_deleting_a_runner_ends_its_session_and_rows_but_keeps_declaration
 TRIAL = TrialManifest(name="user", candidate="m2", against="m1", tenant="acme", share_percent=10)
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "user_kind", "user"),
-    [
+async def test_resource_that_another_names_cannot_be_deleted_before_it(mesh: RunningRegistry) -> None:
+    await mesh.apply(declare("m3"))
+    for kind, name, user_kind, user in (
         (MODEL, "m1", AGENT, declared(agent=an_agent("user", "m1"))),
         (MODEL, "m1", ROUTE, a_route("user")),
         (MODEL, "m1", "workflow", a_workflow("user")),
@@ -292,20 +282,16 @@ TRIAL = TrialManifest(name="user", candidate="m2", against="m1", tenant="acme", 
         (AGENT, "coder", "alias", an_alias("user", "agent/coder")),
         (ROUTE, "way", "alias", an_alias("user", "route/way")),
         ("workflow", "turbo", "alias", an_alias("user", "workflow/turbo")),
-    ],
-)
-async def test_resource_that_another_names_cannot_be_deleted_before_it(
-    mesh: RunningRegistry, kind: str, name: str, user_kind: str, user: ResourceDocument
-) -> None:
-    await mesh.apply(*(declare(model) for model in ("m1", "m2", "m3")))
-    await mesh.apply(declared(agent=an_agent("coder", "m3")), a_route("way", "m3"), a_workflow("turbo", "m3"), user)
-    with refused(Reason.RESOURCE_IN_USE) as errors:
+    ):
+        await mesh.apply(declare("m1"), declare("m2"))
+        await mesh.apply(declared(agent=an_agent("coder", "m3")), a_route("way", "m3"), a_workflow("turbo", "m3"), user)
+        with refused(Reason.RESOURCE_IN_USE) as errors:
+            await mesh.delete(kind, name)
+        users = "aliases" if user_kind == "alias" else f"{user_kind}s"
+        assert errors[0].metadata[users] == "user"
+        assert f"is in use by {users}: user; delete them or point them elsewhere" in errors[0].message
+        await mesh.delete(user_kind, "user")
         await mesh.delete(kind, name)
-    users = "aliases" if user_kind == "alias" else f"{user_kind}s"
-    assert errors[0].metadata[users] == "user"
-    assert f"is in use by {users}: user; delete them or point them elsewhere" in errors[0].message
-    await mesh.delete(user_kind, "user")
-    await mesh.delete(kind, name)
 
 
 async def test_last_member_of_a_pool_with_agents_cannot_be_deleted(mesh: RunningRegistry) -> None:

@@ -306,9 +306,8 @@ async def test_step_that_cannot_start_reports_why_and_the_profile_stays_active(t
         assert mesh.active() == ["day"]
 
 
-@pytest.mark.parametrize(
-    ("manifest", "field"),
-    [
+async def test_invalid_profile_is_rejected_with_the_field(mesh: Mesh) -> None:
+    for manifest, field in (
         (loading("m1", "m1"), "profile.load[1].model"),
         (loading("m1", unload=["m1"]), "profile.unload"),
         (ProfileManifest(name="day", agents=[an_agent("a b")]), "profile.agents[0].name"),
@@ -318,12 +317,10 @@ async def test_step_that_cannot_start_reports_why_and_the_profile_stays_active(t
             loading(ProfileLoad(model="m1", settings=ProfileLoadSettings(parameters={"x": ProfileLoadValue()}))),
             "profile.load[0].settings.parameters.x",
         ),
-    ],
-)
-async def test_invalid_profile_is_rejected_with_the_field(mesh: Mesh, manifest: ProfileManifest, field: str) -> None:
-    error = await refusal(Reason.INVALID_ARGUMENT, mesh.profile(manifest))
-    assert isinstance(error, FieldError)
-    assert error.field.endswith(field)
+    ):
+        error = await refusal(Reason.INVALID_ARGUMENT, mesh.profile(manifest))
+        assert isinstance(error, FieldError)
+        assert error.field.endswith(field)
 
 
 async def test_profile_count_size_and_document_limits_are_enforced(tmp_path: Path) -> None:

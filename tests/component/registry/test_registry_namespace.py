@@ -1,6 +1,5 @@
 """One namespace: whoever has a name keeps it against every kind."""
 
-import pytest
 from kit.refusals import refused
 from kit.resources import declared
 from registry_harness import MODEL_ACTIVE, POOL, RunningRegistry, SomeRunner, a_route, an_agent, declare, manifest
@@ -9,9 +8,10 @@ from test_registry_aliases import a_workflow
 from weft.kernel.reasons import Reason
 
 
-@pytest.mark.parametrize(
-    ("second", "owner_kind", "name"),
-    [
+async def test_name_of_a_live_session_is_rejected_for_every_kind_without_partial_writes(mesh: RunningRegistry) -> None:
+    await SomeRunner(mesh, models=("m1", manifest("m2", pool="p1")), agents=(an_agent("a1"),)).open()
+    watch = await mesh.watch()
+    for second, owner_kind, name in (
         ({"name": "x", "models": ("m1",)}, "model", "m1"),
         ({"name": "m1", "models": ()}, "model", "m1"),
         ({"name": "x", "models": ("r1",)}, "runner", "r1"),
@@ -23,17 +23,11 @@ from weft.kernel.reasons import Reason
         ({"name": "x", "models": ("m9",), "agents": (an_agent("m2", "m9"),)}, "model", "m2"),
         ({"name": "x", "models": ("m9",), "agents": (an_agent("p1", "m9"),)}, "pool", "p1"),
         ({"name": "x", "models": ("m9",), "agents": (an_agent("r1", "m9"),)}, "runner", "r1"),
-    ],
-)
-async def test_name_of_a_live_session_is_rejected_for_every_kind_without_partial_writes(
-    mesh: RunningRegistry, second: dict[str, object], owner_kind: str, name: str
-) -> None:
-    await SomeRunner(mesh, models=("m1", manifest("m2", pool="p1")), agents=(an_agent("a1"),)).open()
-    watch = await mesh.watch()
-    with refused(Reason.ALREADY_EXISTS) as errors:
-        await SomeRunner(mesh, **second).open()  # type: ignore[arg-type] # fields by name
-    assert errors[0].metadata == {"owner_kind": owner_kind, owner_kind: name}
-    assert (await mesh.watch()).snapshot == watch.snapshot
+    ):
+        with refused(Reason.ALREADY_EXISTS) as errors:
+            await SomeRunner(mesh, **second).open()  # type: ignore[arg-type] # fields by name
+        assert errors[0].metadata == {"owner_kind": owner_kind, owner_kind: name}
+        assert (await mesh.watch()).snapshot == watch.snapshot
 
 
 async def test_dead_session_holding_the_name_in_another_kind_is_deleted_with_all_its_rows(

@@ -85,16 +85,21 @@ async def test_route_of_a_pool_changes_when_the_last_member_leaves(mesh: Running
     assert await watch.read_changes(2) == ["model m2 hibernating", "route q1 hibernating"]
 
 
-@pytest.mark.parametrize("candidate", ["nothing", "a1", "q0", "r1"])
-async def test_unknown_candidate_is_rejected_by_name(candidate: str, mesh: RunningRegistry) -> None:
+async def test_unknown_candidate_is_rejected_by_name(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh, agents=(an_agent("a1"),)).open()
     await mesh.apply(a_route("q0"))
-    with refused(Reason.MODEL_NOT_FOUND) as errors:
-        await mesh.apply(declare("m2"), a_route("q1", "m1", candidate))
-    assert errors[0].metadata == {"route": "q1", "candidate": candidate, "declaration": "1"}
-    assert f"there is no model or pool {candidate}; " in errors[0].message
-    with refused(Reason.MODEL_NOT_FOUND):
-        await mesh.model("m2")
+    for candidate in (
+        "nothing",
+        "a1",
+        "q0",
+        "r1",
+    ):
+        with refused(Reason.MODEL_NOT_FOUND) as errors:
+            await mesh.apply(declare("m2"), a_route("q1", "m1", candidate))
+        assert errors[0].metadata == {"route": "q1", "candidate": candidate, "declaration": "1"}
+        assert f"there is no model or pool {candidate}; " in errors[0].message
+        with refused(Reason.MODEL_NOT_FOUND):
+            await mesh.model("m2")
 
 
 @pytest.mark.slow("steps hours of a registry's life")

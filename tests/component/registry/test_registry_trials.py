@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any, cast
 
-import pytest
 from kit.resources import declared
 from registry_harness import RunningRegistry, declare, refusal, running_registry
 
@@ -74,9 +73,9 @@ async def test_verdicts_of_a_trial_are_bounded_but_may_be_changed(tmp_path: Path
         assert (await judged(mesh, "task-0", VERDICT_AGAINST)).verdicts["task-0"] == VERDICT_AGAINST
 
 
-@pytest.mark.parametrize(
-    ("fields", "wrong"),
-    [
+async def test_invalid_trial_is_refused_with_its_field(mesh: RunningRegistry) -> None:
+    await mesh.apply(declare("m1"), declare("m2"))
+    for fields, wrong in (
         ({"candidate": "m1"}, "candidate"),
         ({"share_percent": 0}, "share_percent"),
         ({"share_percent": 101}, "share_percent"),
@@ -84,14 +83,9 @@ async def test_verdicts_of_a_trial_are_bounded_but_may_be_changed(tmp_path: Path
         ({"tenant": ""}, "tenant"),
         # The kind of a pair's origin holds the name.
         ({"name": "n" * 59}, "name"),
-    ],
-)
-async def test_invalid_trial_is_refused_with_its_field(
-    mesh: RunningRegistry, fields: dict[str, Any], wrong: str
-) -> None:
-    await mesh.apply(declare("m1"), declare("m2"))
-    error = await refusal(Reason.INVALID_ARGUMENT, applied(mesh, **fields))
-    assert error.metadata["field"].endswith(f"trial.{wrong}")
+    ):
+        error = await refusal(Reason.INVALID_ARGUMENT, applied(mesh, **fields))
+        assert error.metadata["field"].endswith(f"trial.{wrong}")
 
 
 async def test_models_of_a_trial_must_exist(mesh: RunningRegistry) -> None:

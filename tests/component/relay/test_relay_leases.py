@@ -159,14 +159,18 @@ async def test_full_ledger_is_not_readable_over_a_link(joined: Joined) -> None:
     assert joined.noting.told == []
 
 
-@pytest.mark.parametrize("host", ["gpu-box", "", HOST.upper()])
-async def test_link_cannot_report_devices_of_another_host(joined: Joined, host: str) -> None:
-    calls = (
-        joined.book.AcquireLease(pb.AcquireLeaseRequest(sighting=seen(host), **joined.own())).read(),
-        joined.book.RenewLeases(pb.RenewLeasesRequest(sighting=seen(host), **joined.own())),
-    )
-    for call in calls:
-        error = await refusal(call)
-        assert error.reason is Reason.PERMISSION_DENIED
-        assert HOST in error.message
-    assert joined.noting.told == []
+async def test_link_cannot_report_devices_of_another_host(joined: Joined) -> None:
+    for host in (
+        "gpu-box",
+        "",
+        HOST.upper(),
+    ):
+        calls = (
+            joined.book.AcquireLease(pb.AcquireLeaseRequest(sighting=seen(host), **joined.own())).read(),
+            joined.book.RenewLeases(pb.RenewLeasesRequest(sighting=seen(host), **joined.own())),
+        )
+        for call in calls:
+            error = await refusal(call)
+            assert error.reason is Reason.PERMISSION_DENIED
+            assert HOST in error.message
+        assert joined.noting.told == []
