@@ -116,6 +116,7 @@ async def test_adopted_row_survives_the_expiry_of_its_runner_and_a_restart(tmp_p
         await mesh.advance(90.0 + FOUR_HOURS)
         assert (await mesh.model("m1")).status == MODEL_INACTIVE
         assert (await mesh.agent("a1")).status == AGENT_INACTIVE
+        assert (await mesh.events(MODEL, "m1"))[-1] == "model m1 withdrawn", "it has not expired"
         with refused(Reason.MODEL_NOT_FOUND):
             await mesh.model("m2")
         with refused(Reason.NOT_FOUND):

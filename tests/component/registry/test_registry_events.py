@@ -3,7 +3,6 @@
 import asyncio
 from pathlib import Path
 
-import pytest
 from kit.refusals import refused
 from kit.resources import declared
 from registry_harness import (
@@ -70,14 +69,6 @@ async def test_operator_actions_are_recorded(mesh: RunningRegistry) -> None:
     assert await mesh.events(MODEL, "m3") == ["model m3 created"]
     assert await mesh.events(MODEL, "m2") == ["model m2 registered", "model m2 withdrawn"]
     assert await mesh.events(AGENT) == ["agent a1 created", "agent a1 deleted"]
-
-
-@pytest.mark.slow("steps hours of a registry's life")
-async def test_public_row_of_a_purged_runner_is_withdrawn_instead_of_expired(mesh: RunningRegistry) -> None:
-    await SomeRunner(mesh).open()
-    await mesh.apply(declare("m1"), adopt=True)
-    await mesh.advance(90.0 + FOUR_HOURS)
-    assert (await mesh.events(MODEL))[-1] == "model m1 withdrawn"
 
 
 async def test_only_the_newest_events_are_kept_and_sequences_have_no_gaps(tmp_path: Path) -> None:

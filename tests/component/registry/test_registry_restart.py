@@ -94,37 +94,6 @@ async def test_session_is_adopted_across_a_restart_of_both_sides(tmp_path: Path,
             await SomeRunner(after, incarnation="life-x").open()
 
 
-async def test_same_request_id_returns_the_same_session_across_a_restart(tmp_path: Path, registry_url: str) -> None:
-    async with running_registry(tmp_path, database_url=registry_url) as before:
-        first = await SomeRunner(before).open()
-    async with running_registry(tmp_path, database_url=registry_url) as after:
-        again = await after.sessions.OpenSession(SomeRunner(after, opens=1).opening())
-        assert (again.session_id, again.ticket_key) == (first.session_id, first.ticket_key)
-
-
-async def test_session_close_survives_a_restart(tmp_path: Path, registry_url: str) -> None:
-    async with running_registry(tmp_path, database_url=registry_url) as before:
-        runner = await SomeRunner(before).open()
-        await runner.close()
-    async with running_registry(tmp_path, database_url=registry_url) as after:
-        runner.registry = after
-        with refused(Reason.SESSION_UNKNOWN):
-            await runner.beat()
-
-
-async def test_wall_clock_set_back_during_downtime_expires_no_runner_early_or_late(
-    tmp_path: Path, registry_url: str
-) -> None:
-    async with running_registry(tmp_path, database_url=registry_url, clock=FakeClock()) as before:
-        await SomeRunner(before).open()
-    earlier = FakeClock(utc=FakeClock().utc_now().replace(year=2020))
-    async with running_registry(tmp_path, database_url=registry_url, clock=earlier) as after:
-        await after.advance(85.0)
-        assert (await after.runner("r1")).status == ACTIVE
-        await after.advance(5.0)
-        assert (await after.runner("r1")).status == INACTIVE
-
-
 STOP_LIMIT_SECONDS = 30.0
 
 CALL_LIMIT_SECONDS = 20.0

@@ -1,7 +1,6 @@
 """Placement by the router that leads, and by the next one where that one is lost."""
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -73,18 +72,6 @@ async def test_later_of_two_claimed_leaders_is_used(tmp_path: Path) -> None:
         async with there.place(a_request()) as place:
             await granted(place)
             assert there.routers["r2"].loop.scheduler.running == 1
-
-
-@pytest.mark.slow("runs whole services")
-async def test_request_without_a_router_waits_and_fails_at_its_deadline(tmp_path: Path) -> None:
-    async with running(tmp_path) as there:
-        for router in there.routers.values():
-            await router.kill()
-        request = replace(a_request(), seconds_left=1.5)
-        async with there.place(request) as place:
-            with pytest.raises(WeftError, match="no router answered") as failed:
-                await granted(place)
-        assert failed.value.reason is Reason.DEADLINE_EXCEEDED
 
 
 async def test_configured_router_places_requests_before_any_router_is_announced(tmp_path: Path) -> None:
