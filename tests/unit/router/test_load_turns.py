@@ -145,6 +145,15 @@ def test_less_served_tenant_gets_its_model_before_the_queue_is_worth_a_load() ->
     assert begun[0.0] >= 15.0
 
 
+def test_of_two_models_that_do_not_both_fit_that_of_the_less_served_tenant_is_loaded_first() -> None:
+    world = LoadWorld([ModelSpec(name="a"), ModelSpec(name="b")], {"host-a": 6.0})
+    world.accounts["greedy"] = 1_000.0
+    world.arrive("a", tenant="greedy")
+    world.arrive("b", tenant="modest")
+    world.step()
+    assert [world.models[name].begun_at for name in ("a", "b")] == [[], [0.0]]
+
+
 def test_low_priority_model_is_evicted_for_a_high_one_only_after_its_minimum_turn() -> None:
     specs = [ModelSpec(name="a", load_seconds=8.0, slots=2), ModelSpec(name="b", load_seconds=8.0)]
     world = LoadWorld(specs, {"host-a": 6.0})
