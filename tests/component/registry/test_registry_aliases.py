@@ -1,8 +1,6 @@
 """Aliases: declared, checked, published, kept, and in the way of what they lead to."""
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -17,21 +15,15 @@ from registry_harness import (
     refusal,
     running_registry,
 )
-from roster_harness import BareRegistry
 
 from registry_svc.config import AliasSetting, RegistryConfig
-from registry_svc.mesh.requests import valid_batch
-from registry_svc.mesh.store import SqlStore
 from weft.api.common.v1 import workflow_pb2 as workflows
 from weft.api.registry.v1.alias_pb2 import Alias, AliasManifest
-from weft.api.registry.v1.declaration_service_pb2 import ApplyRequest, ApplyResult
 from weft.api.registry.v1.resource_pb2 import ResourceDocument
 from weft.api.registry.v1.workflow_pb2 import RegisteredWorkflow, WorkflowManifest
-from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.names import ascii_name
 from weft.kernel.reasons import Reason
 from weft.kernel.settings import SettingError
-from weft_testing.fake_clock import FakeClock
 
 ALIAS = "alias"
 
@@ -122,31 +114,12 @@ def a_workflow(name: str = "turbo", model: str = "m1", *, node: str = "6", text:
     return declared(workflow=WorkflowManifest(name=name, model=model, workflow=workflow))
 
 
-@asynccontextmanager
-async def registry_of(tmp_path: Path, **more: int) -> AsyncIterator[BareRegistry]:
-    config = RegistryConfig(database_url=f"sqlite:///{tmp_path / 'registry.db'}", **more)  # type: ignore[arg-type]
-    registry = BareRegistry(SqlStore(config.database_url), FakeClock(), config)
-    await registry.start()
-    try:
-        yield registry
-    finally:
-        await registry.stop()
-
-
-async def apply(registry: BareRegistry, *declarations: ResourceDocument) -> list[str]:
-    request = valid_batch(ApplyRequest(declarations=declarations), registry.core.config)
-    results = await registry.declarations.apply(request)
-    return [ApplyResult.Outcome.Name(each.outcome).removeprefix("OUTCOME_").lower() for each in results]
-
-
-async def test_workflow_is_created_unchanged_configured_and_survives_a_restart(tmp_path: Path) -> None:
-    async with registry_of(tmp_path) as registry:
-        assert await apply(registry, declare("m1"), a_workflow()) == ["created", "created"]
-        # Equal but for spaces in its graph.
-        assert await apply(registry, a_workflow(text=json.dumps(GRAPH, indent=2))) == ["unchanged"]
-        other = json.dumps(GRAPH | {"7": {"class_type": "X", "inputs": {}}})
-        assert await apply(registry, a_workflow(text=other)) == ["configured"]
-    async with registry_of(tmp_path) as registry:
-        found = registry.catalogue.get(ResourceKind.WORKFLOW, "turbo")
-        assert set(json.loads(found.manifest.workflow.graph)) == {"4", "6", "7"}
-        assert found.status == RegisteredWorkflow.STATUS_INACTIVE
+async def test_workflow_is_created_unchanged_and_configured(mesh: RunningRegistry) -> None:
+    assert await mesh.apply(declare("m1"), a_workflow()) == ["model m1 created", "workflow turbo created"]
+    # Equal but for spaces in its graph.
+    assert await mesh.apply(a_workflow(text=json.dumps(GRAPH, indent=2))) == ["workflow turbo unchanged"]
+    other = json.dumps(GRAPH | {"7": {"class_type": "X", "inputs": {}}})
+    assert await mesh.apply(a_workflow(text=other)) == ["workflow turbo configured"]
+    (found,) = await mesh.listed("workflow")
+    assert set(json.loads(found.manifest.workflow.graph)) == {"4", "6", "7"}
+    assert found.status == RegisteredWorkflow.STATUS_INACTIVE

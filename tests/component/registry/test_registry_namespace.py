@@ -25,7 +25,7 @@ async def test_name_of_a_live_session_is_rejected_for_every_kind_without_partial
         ({"name": "x", "models": ("m9",), "agents": (an_agent("r1", "m9"),)}, "runner", "r1"),
     ):
         with refused(Reason.ALREADY_EXISTS) as errors:
-            await SomeRunner(mesh, **second).open()  # type: ignore[arg-type] # fields by name
+            await SomeRunner(mesh, **second).open()
         assert errors[0].metadata == {"owner_kind": owner_kind, owner_kind: name}
         assert (await mesh.watch()).snapshot == watch.snapshot
 

@@ -1,7 +1,5 @@
 """Pools as they follow from the models, and the agents that point to them."""
 
-from pathlib import Path
-
 import pytest
 from kit.refusals import refused
 from kit.resources import declared, records
@@ -18,7 +16,6 @@ from registry_harness import (
     in_phase,
     manifest,
     ready,
-    running_registry,
 )
 
 from weft.api.common.v1 import agent_behaviour_pb2
@@ -28,7 +25,6 @@ from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import observed_document, pool_document, to_declaration
 from weft.documents.yaml_documents import read_documents, to_yaml
 from weft.kernel.reasons import Reason
-from weft_testing.fake_clock import FakeClock
 
 
 async def members(mesh: RunningRegistry, model: str) -> list[str]:
@@ -156,9 +152,6 @@ async def test_pool_is_active_while_one_member_is_servable(mesh: RunningRegistry
     assert {each.manifest.name: each.status for each in pool.members} == {"m1": MODEL_ACTIVE, "m2": MODEL_FAILED}
 
 
-pytest_plugins = ("database_fixtures",)
-
-
 def asking(name: str = "coder", /, **behaviour: object) -> agent_pb2.AgentManifest:
     manifest = an_agent(name)
     wanted = {"tools": ["files.read"], "signals": ["NEEDS_EXTERNAL_INFO"], "platform_prompt": True, **behaviour}
@@ -174,14 +167,3 @@ async def test_document_of_any_agent_can_be_applied_without_a_change(
     text = to_yaml([observed_document(ResourceKind.AGENT, await mesh.agent("coder"))])
     (read,) = read_documents(text, "agents.yaml")
     assert await mesh.apply(to_declaration(read.document)) == ["agent coder unchanged"]
-
-
-async def test_restarted_registry_still_knows_agent_behavior(tmp_path: Path, database_url: str) -> None:
-    clock = FakeClock()
-    async with running_registry(tmp_path, database_url=database_url, clock=clock) as before:
-        await SomeRunner(before, agents=(asking("published"),)).open()
-        await before.apply(declared(agent=asking("declared", repetition_policy=3)))
-        known = [await before.agent(name) for name in ("published", "declared")]
-    async with running_registry(tmp_path, database_url=database_url, clock=clock) as after:
-        assert [await after.agent(name) for name in ("published", "declared")] == known
-    assert [agent.manifest for agent in known] == [asking("published"), asking("declared", repetition_policy=3)]

@@ -142,7 +142,7 @@ async def test_error_reveals_no_address_of_the_laptop(mesh: Mesh, laptop: Laptop
 
 async def test_metadata_reaches_the_runner_without_relay_headers_and_keys(mesh: Mesh, laptop: Laptop) -> None:
     keys = (("authorization", "Bearer weft_of_a_gateway"), ("x-api-key", "weft_of_a_gateway"))
-    given = (*mesh.metadata, *keys, ("traceparent", "00-ab"), ("x-bin", b"\xff"))
+    given: Any = (*mesh.metadata, *keys, ("traceparent", "00-ab"), ("x-bin", b"\xff"))
     assert await soon(_text(mesh.generation.Generate(prompt(), metadata=given))) == "tok0 tok1 tok2 "
     seen = laptop.script.metadata
     assert (seen["traceparent"], seen["x-bin"]) == ("00-ab", b"\xff")

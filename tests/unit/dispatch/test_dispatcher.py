@@ -689,7 +689,8 @@ async def test_runner_is_told_how_the_answer_is_read(tmp_path: Path, option: str
     runner = ScriptedRunner([FINISHED], [FINISHED])
     async with _listening(tmp_path, runner) as address:
         for value in (True, False):
-            await _generate(ScriptedScheduler(address), **{option: value})
+            given: dict[str, Any] = {option: value}
+            await _generate(ScriptedScheduler(address), **given)
     assert [getattr(request.options, option) for request in runner.requests] == [True, False]
 
 

@@ -30,9 +30,9 @@ def test_zero_limit_is_refused_by_name(field: str, value: float) -> None:
 
 
 def test_file_settings_reach_the_registry(tmp_path: Path) -> None:
-    section = RegistrySettings(restart_grace_seconds=7.0, inactive_after_seconds=86_400.0)
+    section = RegistrySettings(database_url=URL, restart_grace_seconds=7.0, inactive_after_seconds=86_400.0)
     config = registry_config(WeftConfig(registry=section), WeftHome(tmp_path))
-    assert (config.restart_grace_seconds, config.inactive_after_seconds) == (7.0, 86_400.0)
+    assert (config.database_url, config.restart_grace_seconds, config.inactive_after_seconds) == (URL, 7.0, 86_400.0)
 
 
 @pytest.mark.parametrize("field", ["restart_grace_seconds", "restart_spread_seconds"])
