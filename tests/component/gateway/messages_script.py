@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from anthropic import AsyncAnthropic, DefaultAsyncHttpxClient
-from anthropic.types import MessageParam, ToolParam
-from gateway_script import RawResponse, RunningGateway, ScriptedDispatcher, Step, delta, finished, started, usage
+from anthropic.types import MessageParam
+from gateway_script import RawResponse, RunningGateway, ScriptedDispatcher, delta
 
 from weft.api.common.v1 import event_pb2, tokenize_pb2
 from weft.dispatch.call import Call
@@ -17,11 +17,6 @@ from weft.dispatch.request_trace import RequestContext
 from weft.kernel.request import Operation
 
 MESSAGES: list[MessageParam] = [{"role": "user", "content": "Say hello"}]
-WEATHER: ToolParam = {
-    "name": "weather",
-    "description": "Tells the weather",
-    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
-}
 MESSAGES_PATH = "/v1/messages"
 
 
@@ -38,19 +33,6 @@ def call(index: int, call_id: str = "", name: str = "", arguments: str = "") -> 
     """An event with a chunk of one call."""
     piece = event_pb2.ToolCallDelta(index=index, id=call_id, name=name, arguments_text=arguments)
     return delta(tool_calls=[piece])
-
-
-def two_calls() -> list[Step]:
-    """Reasoning, text, and two tool calls, the second without arguments."""
-    return [
-        [started()],
-        [delta(reasoning="The user "), delta(reasoning="asks.")],
-        [delta("Looking it up.")],
-        [call(0, "call_1", "weather")],
-        [call(0, arguments='{"city": '), call(0, arguments='"Oslo"}')],
-        [call(1, "call_2", "weather")],
-        [delta(finish="TOOL_CALLS"), usage(prompt=12, completion=9, cached=5, reasoning=4), finished()],
-    ]
 
 
 def body(**fields: object) -> bytes:

@@ -1,11 +1,18 @@
-import json
+"""Anthropic's API over HTTP, by its own client: what reaches the mesh, and what its clients rely on."""
 
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import anthropic
 import pytest
-from gateway_script import ScriptedDispatcher, Step, delta, finished, serving, usage
+from gateway_script import FixedFleet, ScriptedDispatcher, Step, agent, delta, finished, hello, model, serving, usage
 from messages_script import (
     CLAUDE_CODE_HEADERS,
+    MESSAGES,
     MESSAGES_PATH,
     CountingDispatcher,
+    anthropic_of,
     body,
     call,
     claude_code_request,
@@ -14,10 +21,79 @@ from messages_script import (
 )
 
 from weft.api.common.v1 import chat_pb2
+from weft.dispatch.call import Call
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
 
 COUNT_PATH = f"{MESSAGES_PATH}/count_tokens"
+VERSION = {"anthropic-version": "2023-06-01"}
+FLEET = FixedFleet.of(*(model(name) for name in ("a", "b", "c", "d")), agents=[agent("reviewer", "a")])
+
+
+class Turning(ScriptedDispatcher):
+    """Answers each request with the next of its scripts."""
+
+    def __init__(self, scripts: list[list[Step]]) -> None:
+        super().__init__()
+        self.scripts = scripts
+
+    def script_of(self, call: Call[Any]) -> Sequence[Any]:
+        return self.scripts.pop(0)
+
+
+def asks_for_weather() -> list[Step]:
+    return [[call(0, "call_1", "weather", '{"city":"Oslo"}')], [delta(finish="TOOL_CALLS"), finished()]]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_answer_has_text_stop_reason_and_usage(stream: bool) -> None:
+    async with serving() as gateway, anthropic_of(gateway) as client:
+        wanted: dict[str, Any] = {"model": "tiny", "max_tokens": 50, "messages": MESSAGES}
+        if stream:
+            async with client.messages.stream(**wanted) as events:
+                answer = await events.get_final_message()
+        else:
+            answer = await client.messages.create(**wanted)
+        context, payload = gateway.dispatcher.contexts[0], gateway.dispatcher.payloads[0]
+    assert [block.to_dict() for block in answer.content] == [{"type": "text", "text": "Hello, world"}]
+    assert (answer.stop_reason, answer.stop_sequence, answer.role, answer.model) == (
+        "end_turn",
+        None,
+        "assistant",
+        "tiny",
+    )
+    assert answer.id.startswith("msg-")
+    counts = answer.usage
+    assert (counts.input_tokens, counts.cache_read_input_tokens, counts.cache_creation_input_tokens) == (2, 5, 0)
+    assert counts.output_tokens == 3
+    assert (context.model, context.operation) == ("tiny", Operation.CHAT)
+    assert isinstance(payload, chat_pb2.ChatPayload)
+    assert payload.sampling.max_tokens == 50
+
+
+async def test_sdk_tool_runner_completes_without_server_side_threads() -> None:
+    @anthropic.beta_async_tool
+    async def weather(city: str) -> str:
+        """Tell the weather."""
+        return f"Rain in {city}"
+
+    async with serving(Turning([asks_for_weather(), hello()])) as gateway, anthropic_of(gateway) as client:
+        runner = client.beta.messages.tool_runner(
+            model="tiny", max_tokens=9, messages=[{"role": "user", "content": "Say hello"}], tools=[weather]
+        )
+        answer = await runner.until_done()
+        asked = gateway.dispatcher.payloads
+    assert [block.to_dict()["text"] for block in answer.content] == ["Hello, world"]
+    assert len(asked) == 2
+    assert isinstance(asked[1], chat_pb2.ChatPayload)
+    assert [chat_pb2.Role.Name(turn.role) for turn in asked[1].messages] == [
+        "ROLE_USER",
+        "ROLE_ASSISTANT",
+        "ROLE_TOOL",
+    ]
+    assert asked[1].messages[2].content[0].text == "Rain in Oslo"
+    assert [tool.function.name for tool in asked[1].tools] == ["weather"]
 
 
 async def test_claude_code_request_is_fully_forwarded() -> None:
@@ -73,3 +149,41 @@ async def test_server_side_conversation_is_rejected_as_clients_expect(path: str)
     error = response.error
     assert (response.status, error["type"], error["param"]) == (400, "invalid_request_error", "thread")
     assert error["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+
+
+async def test_client_lists_models_in_pages() -> None:
+    async with serving(fleet=FLEET) as gateway, anthropic_of(gateway) as client:
+        page = await client.models.list(limit=2)
+        found = [entry.id async for entry in page]
+    assert ([entry.id for entry in page.data], page.has_more) == (["a", "b"], True)
+    assert found == ["a", "b", "c", "d", "agent/reviewer"]
+
+
+async def test_list_format_follows_the_calling_api() -> None:
+    async with serving(fleet=FLEET) as gateway:
+        theirs = (await gateway.request("GET", "/v1/models?beta=true", headers=VERSION)).json
+        ours = (await gateway.request("GET", "/v1/models")).json
+    assert set(theirs) == {"data", "has_more", "first_id", "last_id"}
+    assert (theirs["first_id"], theirs["last_id"], theirs["has_more"]) == ("a", "agent/reviewer", False)
+    assert ours["object"] == "list"
+    assert [entry["id"] for entry in ours["data"]] == [entry["id"] for entry in theirs["data"]]
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ("limit=0", "limit"),
+        ("limit=1001", "limit"),
+        ("limit=x", "limit"),
+        ("limit=99999999999", "limit"),
+        ("limit=00010", "limit"),
+        ("after_id=gone", "after_id"),
+        ("before_id=gone", "before_id"),
+        ("after_id=a&before_id=b", "before_id"),
+    ],
+)
+async def test_invalid_page_parameter_is_rejected_by_name(query: str, field: str) -> None:
+    async with serving(fleet=FLEET) as gateway:
+        response = await gateway.request("GET", f"/v1/models?{query}", headers=VERSION)
+    assert response.status == 400
+    assert response.error["param"] == field

@@ -31,6 +31,8 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 SERVER = StreamServer()
+UNUSUAL = ' {"n": 123456789012345678901234567890, "x": 1e5, "\\u00e9": ["\u2028", null], "n2": -0.0}\n'
+"""Arguments that a careless reader changes."""
 CLIENT = anthropic.Anthropic(base_url="http://test", api_key="x", max_retries=0, http_client=SERVER.http)
 
 
@@ -98,6 +100,106 @@ def end(finish: str = "STOP") -> Frame:
 def blocks(told: StreamEvents) -> list[dict[str, Any]]:
     assert told.answer is not None, told
     return [block.to_dict() for block in told.answer.content]
+
+
+def reason_of(frames: list[Frame]) -> Reason:
+    """Why the unary answer is an error."""
+    with pytest.raises(WeftError) as caught:
+        whole(frames)
+    return caught.value.reason
+
+
+def called(arguments: str) -> Event:
+    return argued(0, arguments, first=True)
+
+
+WHOLE_CALL = {"type": "tool_use", "id": "call_0", "name": "weather"}
+ANSWERS: dict[str, tuple[list[Frame], str, list[dict[str, Any]]]] = {
+    "thinking, text and calls": (
+        [
+            [piece(reasoning="The user "), piece(reasoning="asks.")],
+            [piece("Looking it up."), called('{"city": '), argued(0, '"Oslo"}', first=False)],
+            [argued(1, "", first=True)],
+            end("TOOL_CALLS"),
+        ],
+        "tool_use",
+        [
+            {"type": "thinking", "thinking": "The user asks.", "signature": ""},
+            {"type": "text", "text": "Looking it up."},
+            WHOLE_CALL | {"input": {"city": "Oslo"}},
+            {"type": "tool_use", "id": "call_1", "name": "weather", "input": {}},
+        ],
+    ),
+    "signatures and redacted thinking of a provider": (
+        [
+            [piece(reasoning="Let me "), piece(reasoning="see."), piece(reasoning_signature="s1")],
+            [piece(redacted_reasoning="xyz"), piece(reasoning_signature="s2")],
+            [piece(reasoning="More."), piece("Yes.", reasoning_signature="s3")],
+            end(),
+        ],
+        "end_turn",
+        [
+            {"type": "thinking", "thinking": "Let me see.", "signature": "s1"},
+            {"type": "redacted_thinking", "data": "xyz"},
+            {"type": "thinking", "thinking": "", "signature": "s2"},
+            {"type": "thinking", "thinking": "More.", "signature": "s3"},
+            {"type": "text", "text": "Yes."},
+        ],
+    ),
+    "cut by the token limit": ([[piece("Hi")], end("LENGTH")], "max_tokens", [{"type": "text", "text": "Hi"}]),
+    "filtered": ([[piece("Hi")], end("CONTENT_FILTER")], "refusal", [{"type": "text", "text": "Hi"}]),
+    "a refusal in text": (
+        [[piece(refusal="I will not.")], end()],
+        "refusal",
+        [{"type": "text", "text": "I will not."}],
+    ),
+    "unusual arguments": (
+        [[called(UNUSUAL)], end()],
+        "tool_use",
+        [WHOLE_CALL | {"input": json.loads(UNUSUAL)}],
+    ),
+}
+
+
+@pytest.mark.parametrize(("frames", "reason", "content"), ANSWERS.values(), ids=ANSWERS)
+def test_streamed_and_unary_answers_have_these_blocks_in_order(
+    frames: list[Frame], reason: str, content: list[dict[str, Any]]
+) -> None:
+    told, document = stream(frames), whole(frames)
+    assert (document["stop_reason"], document["content"]) == (reason, content)
+    assert told.answer is not None
+    assert (told.answer.stop_reason, blocks(told)) == (reason, content)
+
+
+@pytest.mark.parametrize("arguments", ['{"city": }', '["Oslo"]', '"Oslo"', '{"city": "Oslo"', "{} {}", "NaN", "Oslo"])
+def test_non_object_arguments_are_an_error_and_never_an_input(arguments: str) -> None:
+    frames = [[called(arguments)], end("TOOL_CALLS")]
+    told = stream(frames)
+    assert told.encoder_error is not None
+    assert told.encoder_error.reason is reason_of(frames) is Reason.TOOL_CALL_INVALID
+
+
+def test_call_truncated_by_the_token_limit_is_dropped_with_a_warning_unless_it_was_sent() -> None:
+    frames = [[piece("Let me see.")], [called('{"city": "Os')], end("LENGTH")]
+    document, told = whole(frames), stream(frames)
+    assert (document["stop_reason"], [block["type"] for block in document["content"]]) == ("max_tokens", ["text"])
+    message = "the answer ended within a call of weather, which was left out"
+    assert document["warnings"] == [{"code": "tool_call_cut", "field": None, "message": message}]
+    assert told.answer is not None
+    assert (told.answer.stop_reason, [block["type"] for block in blocks(told)]) == ("max_tokens", ["text", "tool_use"])
+
+
+def test_call_without_an_id_gets_one() -> None:
+    frames = [[calling(call(0, name="weather", arguments_text="{}"))], end("TOOL_CALLS")]
+    for (block,) in (whole(frames)["content"], blocks(stream(frames))):
+        assert block["id"].startswith("toolu-")
+
+
+def test_tokens_of_thinking_are_counted() -> None:
+    counts = Event(usage=usage_pb2.Usage(prompt_tokens=12, completion_tokens=9, reasoning_tokens=4))
+    frames = [[piece(reasoning="Hm.")], [stopped(), counts, finished()]]
+    for usage in (whole(frames)["usage"], stream(frames).events[-2]["usage"]):
+        assert usage["output_tokens_details"] == {"thinking_tokens": 4}
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
