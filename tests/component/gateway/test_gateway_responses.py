@@ -10,25 +10,7 @@ from response_script import PATH, body
 from gateway.config import GatewayConfig, ResponseEnvelope
 from gateway.media import MediaAddress, MediaConfig
 from weft.api.common.v1 import chat_pb2
-from weft.kernel.request import Operation, Priority
 from weft_testing.media_files import png
-
-
-async def test_headers_and_body_reach_the_dispatcher_as_context_and_payload() -> None:
-    async with serving() as gateway:
-        await gateway.sdk.responses.create(
-            model="chat",
-            input="Say hello",
-            max_output_tokens=12,
-            prompt_cache_key="s1",
-            extra_headers={"X-Tenant-ID": "acme", "X-Request-Timeout-Seconds": "20"},
-            extra_body={"allow_remote": True, "x_priority": "low", "x_client_id": "me", "keep_alive": "5m"},
-        )
-        context, payload = gateway.dispatcher.contexts[0], gateway.dispatcher.payloads[-1]
-    assert (context.tenant, context.priority, context.client_id) == ("acme", Priority.LOW, "me")
-    assert (context.model, context.operation, context.allow_remote) == ("chat", Operation.CHAT, True)
-    assert (context.session, context.timeout_seconds, context.handling.keep_alive_seconds) == ("s1", 20, 300)
-    assert payload.sampling.max_tokens == 12
 
 
 class Pictures:

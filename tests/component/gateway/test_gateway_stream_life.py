@@ -9,6 +9,7 @@ from gateway_script import (
     ScriptedDispatcher,
     Step,
     delta,
+    finished,
     hello,
     queued,
     serving,
@@ -171,3 +172,12 @@ async def require_counted(gateway: RunningGateway, label: str) -> None:
     async with asyncio.timeout(20):
         while label not in (await gateway.request("GET", "/metrics")).body.decode():
             pass
+
+
+async def test_warning_survives_single_frame_answers_and_retries() -> None:
+    one_frame: list[Step] = [[started(), delta("Hi"), delta(finish="STOP"), finished()]]
+    retried: list[Step] = [[started("a")], [started("b")], [delta("Hi")], [delta(finish="STOP"), finished()]]
+    for steps in (one_frame, retried):
+        async with serving(ScriptedDispatcher(steps)) as gateway:
+            answer = await gateway.request("POST", CHAT, UNARY[:-1] + b',"x_task":"draft"}')
+        assert [warning["field"] for warning in answer.json["warnings"]] == ["x_task"]

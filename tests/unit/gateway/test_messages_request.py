@@ -396,10 +396,11 @@ def test_thinking_is_on_off_or_adaptive(thinking: dict[str, object], told: bool 
     assert plain_object(found.extra_parameters) == budget
 
 
-def test_answer_schema_is_accepted_in_its_legacy_place() -> None:
-    found = payload(output_format={"type": "json_schema", "schema": {"type": "object"}})
-    assert plain_object(found.response_format.json_schema.schema) == {"type": "object"}
-    assert found.response_format.json_schema.strict
+def test_answer_schema_is_accepted_in_its_place_and_in_the_legacy_one() -> None:
+    wanted = {"type": "json_schema", "schema": {"type": "object"}}
+    for found in (payload(output_config={"format": wanted}), payload(output_format=wanted)):
+        assert plain_object(found.response_format.json_schema.schema) == {"type": "object"}
+        assert found.response_format.json_schema.strict
 
 
 def test_unsupported_fields_are_reported_and_anthropic_only_ones_ignored() -> None:
