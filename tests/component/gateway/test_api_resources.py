@@ -4,7 +4,6 @@ import pytest
 from gateway_script import FixedFleet, model, serving
 from registry_script import ScriptedRegistry, model_row
 
-from gateway.config import GatewayConfig
 from weft.documents.resource_kinds import ResourceKind
 
 
@@ -136,23 +135,11 @@ CHANGES = (
 
 
 @pytest.mark.parametrize(("method", "path"), CHANGES)
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"Origin": "https://evil.example"},
-        {"Origin": "null"},
-        {"Origin": "http://localhost:3000"},
-        {"Origin": "http://127.0.0.1"},
-        {"Host": "evil.example"},
-        {"Host": "mesh.lan"},
-        {"Host": "mesh.lan", "Origin": "http://mesh.lan"},
-    ],
-)
-async def test_cross_origin_pages_cannot_change_anything(method: str, path: str, headers: dict[str, str]) -> None:
+async def test_page_of_another_port_of_this_machine_cannot_change_anything(method: str, path: str) -> None:
     registry = ScriptedRegistry()
-    config = GatewayConfig(port=0, allowed_hosts=frozenset({"mesh.lan"}))
-    async with serving(registry=registry, config=config) as gateway:
+    async with serving(registry=registry) as gateway:
         body = b"" if method == "DELETE" else b'{"documents":[{"kind":"model","name":"tiny"}]}'
+        headers = {"Origin": "http://localhost:3000"}
         error = (await gateway.request(method, path, body, headers)).of(403)["error"]
     assert error["code"] == "permission_denied"
     assert registry.asked == []

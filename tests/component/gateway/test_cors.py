@@ -134,92 +134,13 @@ async def test_missing_key_and_full_queue_errors_are_readable() -> None:
     require_readable(busy)
 
 
-@pytest.mark.parametrize(
-    "origin",
-    [
-        "https://evil.example",
-        "null",
-        "http://app.example.org",
-        "https://app.example.org:8443",
-        "https://app.example.org.evil.example",
-        "https://evilapp.example.org",
-        "https://example.net",
-        "https://evil.example/.example.net",
-        "https://x.example.net@evil.example",
-    ],
-)
 @pytest.mark.parametrize("method", ["OPTIONS", "POST"])
-async def test_other_origins_are_rejected_without_cors_headers(method: str, origin: str) -> None:
+async def test_request_of_another_page_is_rejected_without_cors_headers_and_not_run(method: str) -> None:
     async with serving(config=CONFIG) as gateway:
-        answer = await gateway.request(method, "/v1/chat/completions", CHAT, {"Origin": origin, **WANTED})
+        headers = {"Origin": "https://evil.example", **WANTED}
+        answer = await gateway.request(method, "/v1/chat/completions", CHAT, headers)
         assert gateway.dispatcher.calls == []
-    assert answer.status == 403
-    assert cors_headers(answer) == {}
-
-
-@pytest.mark.parametrize("origin", ["https://a.example.net", "https://a.b.example.net", "app://obsidian.md"])
-async def test_wildcard_matches_subdomains_and_custom_schemes_are_supported(origin: str) -> None:
-    async with serving(config=CONFIG) as gateway:
-        answer = await gateway.request("POST", "/v1/chat/completions", CHAT, {"Origin": origin})
-    assert answer.status == 200
-    require_readable(answer, origin)
-
-
-@pytest.mark.parametrize("origin", ["http://localhost", "http://localhost:5173", "https://[::1]:3000"])
-async def test_pages_of_this_machine_are_allowed_by_default(origin: str) -> None:
-    async with serving() as gateway:
-        answer = await gateway.request("POST", "/v1/chat/completions", CHAT, {"Origin": origin})
-    require_readable(answer, origin)
-    off = GatewayConfig(port=0, cors=CorsConfig(allowed_origins=()))
-    async with serving(config=off) as gateway:
-        preflight = await gateway.request("OPTIONS", "/v1/chat/completions", headers={"Origin": origin, **WANTED})
-        plain = await gateway.request("POST", "/v1/chat/completions", CHAT, {"Origin": origin})
-        own = f"http://localhost:{gateway.service.port}"
-        page = {"Origin": own, "Host": own.removeprefix("http://")}
-        same = await gateway.request("POST", "/v1/chat/completions", CHAT, page)
-    assert (preflight.status, cors_headers(preflight)) == (403, {})
-    assert (plain.status, cors_headers(plain)) == (403, {})
-    require_readable(same, own)
-
-
-APPS = [
-    "app://obsidian.md",
-    "app://-",
-    "app://",
-    "tauri://localhost",
-    "http://tauri.localhost",
-    "https://tauri.localhost",
-    "capacitor://localhost",
-    "vscode-webview://1ivg3a0q5e9",
-    "vscode-file://vscode-app",
-]
-
-
-@pytest.mark.parametrize("origin", APPS)
-async def test_app_webview_origin_can_read_answers(origin: str) -> None:
-    """Requests of `tauri://localhost` ran, and their answers could not be read; those of Obsidian were refused."""
-    async with serving() as gateway:
-        answer = await gateway.request("POST", "/v1/chat/completions", CHAT, {"Origin": origin})
-    assert answer.status == 200
-    require_readable(answer, origin)
-
-
-@pytest.mark.parametrize("origins", [(), (PAGE,)])
-@pytest.mark.parametrize(
-    "origin", [*APPS, "http://mesh.lan:3000", "https://mesh.lan", "http://localhost:1", "ftp://localhost", PAGE]
-)
-async def test_request_does_not_run_if_its_page_could_not_read_the_answer(
-    origin: str, origins: tuple[str, ...]
-) -> None:
-    cors = CorsConfig(allowed_origins=origins)
-    config = GatewayConfig(port=0, cors=cors, allowed_hosts=frozenset({"mesh.lan"}))
-    async with serving(config=config) as gateway:
-        preflight = await gateway.request("OPTIONS", "/v1/chat/completions", headers={"Origin": origin, **WANTED})
-        answer = await gateway.request("POST", "/v1/chat/completions", CHAT, {"Origin": origin})
-        ran = len(gateway.dispatcher.calls)
-    is_allowed = origin in origins or "mesh.lan" in origin
-    assert (preflight.status, answer.status, ran) == ((200, 200, 1) if is_allowed else (403, 403, 0))
-    assert all(("access-control-allow-origin" in each.headers) is is_allowed for each in (preflight, answer))
+    assert (answer.status, cors_headers(answer)) == (403, {})
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,127 @@
+"""Which Host and Origin headers are admitted: web pages that may call, and those that may change resources."""
+
+from dataclasses import replace
+
+import pytest
+
+from gateway.config import CorsConfig, GatewayConfig
+from gateway.http.cors import is_allowed_origin
+from gateway.intake.headers import require_local_caller, validate_head
+from gateway.request_facts import FACTS_KEY, RequestFacts
+from weft.kernel.errors import WeftError
+from weft.kernel.principal import Principal
+from weft.kernel.reasons import Reason
+
+PAGE = "https://app.example.org"
+LISTED = CorsConfig(allowed_origins=(PAGE, "https://*.example.net", "app://obsidian.md"))
+BY_DEFAULT, NONE = GatewayConfig(), GatewayConfig(cors=CorsConfig(allowed_origins=()))
+OWN_HOST = "localhost:8080"
+APPS = [
+    "app://obsidian.md",
+    "app://-",
+    "app://",
+    "tauri://localhost",
+    "http://tauri.localhost",
+    "https://tauri.localhost",
+    "capacitor://localhost",
+    "vscode-webview://1ivg3a0q5e9",
+    "vscode-file://vscode-app",
+]
+"""Requests of some ran, and their answers could not be read; those of Obsidian were refused."""
+
+
+def is_allowed(config: GatewayConfig, origin: str) -> bool:
+    return is_allowed_origin(origin.encode(), OWN_HOST.encode(), config)
+
+
+@pytest.mark.parametrize(
+    "origin", [PAGE, "https://a.example.net", "https://a.b.example.net", "app://obsidian.md", f"http://{OWN_HOST}"]
+)
+def test_listed_page_is_allowed_with_subdomains_of_a_wildcard(origin: str) -> None:
+    assert is_allowed(GatewayConfig(cors=LISTED), origin)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "https://evil.example",
+        "null",
+        "http://app.example.org",
+        "https://app.example.org:8443",
+        "https://app.example.org.evil.example",
+        "https://evilapp.example.org",
+        "https://example.net",
+        "https://evil.example/.example.net",
+        "https://x.example.net@evil.example",
+        "http://localhost:1",
+        "ftp://localhost",
+        "tauri://localhost",
+    ],
+)
+def test_page_that_is_not_listed_is_not_allowed(origin: str) -> None:
+    assert not is_allowed(GatewayConfig(cors=LISTED), origin)
+
+
+@pytest.mark.parametrize("origin", ["http://localhost", "http://localhost:5173", "https://[::1]:3000", *APPS])
+def test_pages_and_apps_of_this_machine_are_allowed_by_default(origin: str) -> None:
+    assert is_allowed(BY_DEFAULT, origin)
+    assert not is_allowed(NONE, origin)
+
+
+@pytest.mark.parametrize("origin", ["http://mesh.lan:3000", "https://mesh.lan"])
+def test_page_of_an_allowed_host_is_allowed_at_any_port(origin: str) -> None:
+    assert is_allowed(replace(NONE, allowed_hosts=frozenset({"mesh.lan"})), origin)
+    assert not is_allowed(NONE, origin)
+
+
+def scope_of(*headers: tuple[str, str], principal: Principal | None = None) -> dict[str, object]:
+    facts = RequestFacts("req-1", 0.0)
+    if principal is not None:
+        facts.principal = principal
+    raw = [(name.encode(), value.encode()) for name, value in headers]
+    return {"headers": raw, "http_version": "1.1", FACTS_KEY: facts}
+
+
+@pytest.mark.parametrize("host", ["localhost:1", "[::1]:8080", "mesh.lan:443", "LOCALHOST"])
+def test_host_is_a_name_of_the_gateway_at_any_port(host: str) -> None:
+    validate_head(scope_of(("host", host)), replace(NONE, allowed_hosts=frozenset({"mesh.lan"})))
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil@localhost",
+        "localhost/evil",
+        "localhost?evil",
+        "localhost#evil",
+        "localhost:evil",
+        "localhost:80:80",
+        "mesh.lan",
+    ],
+)
+def test_other_host_is_refused(host: str) -> None:
+    with pytest.raises(WeftError) as refused:
+        validate_head(scope_of(("host", host)), NONE)
+    assert refused.value.reason is Reason.PERMISSION_DENIED
+
+
+FOREIGN = [
+    ("https://evil.example", OWN_HOST),
+    ("null", OWN_HOST),
+    ("http://localhost:3000", OWN_HOST),
+    ("http://localhost", OWN_HOST),
+    ("", "mesh.lan"),
+    ("http://mesh.lan", "mesh.lan"),
+]
+
+
+@pytest.mark.parametrize(("origin", "host"), FOREIGN)
+def test_only_pages_of_the_gateway_itself_may_change_resources_without_a_key(origin: str, host: str) -> None:
+    """Also where the page may call, and the host is an allowed one."""
+    headers = [("host", host), *([("origin", origin)] if origin else [])]
+    with pytest.raises(WeftError) as refused:
+        require_local_caller(scope_of(*headers))
+    assert refused.value.reason is Reason.PERMISSION_DENIED
+    require_local_caller(scope_of(*headers, principal=Principal(name="key:k", tenant="ann", access=frozenset())))
+    require_local_caller(scope_of(("host", OWN_HOST), ("origin", f"http://{OWN_HOST}")))
+    require_local_caller(scope_of(("host", OWN_HOST)))
