@@ -54,7 +54,7 @@ def test_listed_page_is_allowed_with_subdomains_of_a_wildcard(origin: str) -> No
         "https://evil.example/.example.net",
         "https://x.example.net@evil.example",
         "http://localhost:1",
-        "ftp://localhost",
+        f"ftp://{OWN_HOST}",
         "tauri://localhost",
     ],
 )
