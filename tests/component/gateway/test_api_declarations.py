@@ -29,80 +29,52 @@ def encoded(value: object) -> bytes:
     return json.dumps(value).encode()
 
 
-@pytest.mark.parametrize(
-    ("body", "code", "param"),
-    [
-        (b"{", "malformed_request", None),
-        (b"[]", "malformed_request", None),
-        (b"{}", "invalid_argument", "documents"),
-        (encoded({"documents": []}), "invalid_argument", "documents"),
-        (encoded({"documents": [AGENT], "dryrun": True}), "invalid_argument", "dryrun"),
-        (encoded({"documents": [AGENT], "dry_run": True}), "invalid_argument", "dry_run"),
-        (encoded({"documents": [AGENT], "dryRun": "true"}), "invalid_argument", "dryRun"),
-        (encoded({"documents": [AGENT, 7]}), "invalid_argument", "documents[1]"),
-        (encoded({"documents": [AGENT, {"kind": "model"}]}), "invalid_argument", "documents[1].name"),
-        (encoded({"documents": [AGENT | {"kind": "demon"}]}), "invalid_argument", "documents[0].kind"),
-        (encoded({"documents": [{"name": "x"}]}), "invalid_argument", "documents[0].kind"),
-        (encoded({"documents": [AGENT | {"name": "../x"}]}), "invalid_argument", "documents[0].name"),
-        (encoded({"documents": [AGENT | {"systemprompt": "x"}]}), "invalid_argument", "documents[0].systemprompt"),
-        (encoded({"documents": [AGENT | {"pool": "p"}]}), "invalid_argument", "documents[0]"),
-        (
-            encoded({"documents": [AGENT | {"defaultParams": {"temperature": 3}}]}),
-            "invalid_argument",
-            "documents[0].defaultParams.temperature",
-        ),
-        (
-            encoded({"documents": [{"kind": "model", "name": "m", "contextTokens": -1}]}),
-            "invalid_argument",
-            "documents[0].contextTokens",
-        ),
-        (b'{"documents":[{"kind":"model","name":"m","contextTokens":NaN}]}', "malformed_request", None),
-        (encoded({"documents": [AGENT, AGENT]}), "invalid_argument", "documents[1].name"),
-        (encoded({"documents": [AGENT] * 1001}), "invalid_argument", "documents"),
-        (b'{"documents":' + b"[" * 100 + b"]" * 100 + b"}", "malformed_request", None),
-    ],
-)
-async def test_invalid_json_body_is_reported_and_not_applied(body: bytes, code: str, param: str | None) -> None:
+async def test_invalid_json_body_is_reported_and_not_applied() -> None:
+    """Wrong fields of a document: `tests/unit/resources` and `tests/baseline`."""
     registry = ScriptedRegistry()
     async with serving(registry=registry) as gateway:
-        error = (await gateway.request("POST", APPLY, body)).of(400)["error"]
-    assert (error["code"], error["param"]) == (code, param)
+        for body, param in (
+            (b"{}", "documents"),
+            (encoded({"documents": [AGENT], "dryrun": True}), "dryrun"),
+            (encoded({"documents": [AGENT], "dry_run": True}), "dry_run"),
+            (encoded({"documents": [AGENT], "dryRun": "true"}), "dryRun"),
+            (encoded({"documents": [AGENT, 7]}), "documents[1]"),
+            (encoded({"documents": [AGENT, {"kind": "model"}]}), "documents[1].name"),
+            (encoded({"documents": [AGENT | {"pool": "p"}]}), "documents[0]"),
+            (encoded({"documents": [AGENT, AGENT]}), "documents[1].name"),
+            (encoded({"documents": [AGENT] * 1001}), "documents"),
+            (b'{"documents":[{"kind":"model","name":"m","contextTokens":NaN}]}', None),
+            (b'{"documents":' + b"[" * 100 + b"]" * 100 + b"}", None),
+        ):
+            error = (await gateway.request("POST", APPLY, body)).of(400)["error"]
+            assert (error["code"], error["param"]) == ("invalid_argument" if param else "malformed_request", param)
     assert registry.asked == []
 
 
-@pytest.mark.parametrize(
-    ("body", "part"),
-    [
-        (TWO_DOCUMENTS + b"---\nkind: model\nname: [x\n", "document 3"),
-        (TWO_DOCUMENTS + b"---\nkind: model\nnam: x\n", "document 3"),
-        (TWO_DOCUMENTS + b"---\n" + TWO_DOCUMENTS, "has this name already"),
-        (b"a: &a [x]\nb: *a\n", "document 1"),
-        (b"- just\n- a list\n", "document 1"),
-        (b"", "no document"),
-        (b"# nothing\n---\n---\n", "no document"),
-        (b"\xff\xfe", "UTF-8"),
-        (b"kind: model\nname: \x00\n", "document 1"),
-        (b"kind: !!python/object/apply:os.system [id]\n", "document 1"),
-    ],
-)
-async def test_invalid_yaml_body_is_reported_and_not_applied(body: bytes, part: str) -> None:
+async def test_invalid_yaml_body_is_reported_and_not_applied() -> None:
     registry = ScriptedRegistry()
     async with serving(registry=registry) as gateway:
-        headers = {**YAML, "Content-Length": str(len(body))}
-        error = (await gateway.request("POST", APPLY, body, headers)).of(400)["error"]
-    assert part in error["message"]
+        for body, part in (
+            (TWO_DOCUMENTS + b"---\nkind: model\nnam: x\n", "document 3"),
+            (TWO_DOCUMENTS + b"---\n" + TWO_DOCUMENTS, "has this name already"),
+            (b"", "no document"),
+            (b"# nothing\n---\n---\n", "no document"),
+            (b"\xff\xfe", "UTF-8"),
+            (b"kind: model\nname: \x00\n", "document 1"),
+        ):
+            headers = {**YAML, "Content-Length": str(len(body))}
+            assert part in (await gateway.request("POST", APPLY, body, headers)).of(400)["error"]["message"]
     assert registry.asked == []
 
 
-@pytest.mark.parametrize(
-    "media_type", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "text/yaml", ""]
-)
 @pytest.mark.parametrize(("method", "path"), [("POST", APPLY), ("PUT", "/api/v1/agents/writer")])
-async def test_form_content_types_are_rejected(media_type: str, method: str, path: str) -> None:
+async def test_form_content_types_are_rejected(method: str, path: str) -> None:
     registry = ScriptedRegistry()
     async with serving(registry=registry) as gateway:
-        response = await gateway.request(method, path, encoded({"documents": [AGENT]}), {"Content-Type": media_type})
-    assert "application/yaml" in response.of(400)["error"]["message"]
+        for media_type in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "text/yaml", ""):
+            headers = {"Content-Type": media_type}
+            response = await gateway.request(method, path, encoded({"documents": [AGENT]}), headers)
+            assert "application/yaml" in response.of(400)["error"]["message"]
     assert registry.asked == []
 
 
@@ -133,23 +105,18 @@ async def test_first_put_creates_and_a_repeat_changes_nothing() -> None:
     assert registry.asked[1] == ("apply", ["agent/writer"], True, False)
 
 
-@pytest.mark.parametrize(
-    ("body", "headers", "code", "param"),
-    [
-        (encoded(AGENT | {"name": "other"}), {}, "invalid_argument", "name"),
-        (encoded({"kind": "model", "name": "writer"}), {}, "invalid_argument", "kind"),
-        (encoded([AGENT]), {}, "invalid_argument", "document"),
-        (b"{", {}, "malformed_request", None),
-        (b'{"kind":"agent","name":"writer","model":"m","x":NaN}', {}, "malformed_request", None),
-        (b"kind: model\nname: writer\n", YAML, "invalid_argument", "kind"),
-        (b"kind: agent\nname: writer\nmodel: m\n---\nkind: model\nname: m\n", YAML, "malformed_request", None),
-    ],
-)
-async def test_put_accepts_only_the_document_named_in_its_path(
-    body: bytes, headers: dict[str, str], code: str, param: str | None
-) -> None:
+async def test_put_accepts_only_the_document_named_in_its_path() -> None:
     registry = ScriptedRegistry()
+    two = b"kind: agent\nname: writer\nmodel: m\n---\nkind: model\nname: m\n"
     async with serving(registry=registry) as gateway:
-        error = (await gateway.request("PUT", "/api/v1/agents/writer", body, headers)).of(400)["error"]
-    assert (error["code"], error["param"]) == (code, param)
+        for body, headers, code, param in (
+            (encoded(AGENT | {"name": "other"}), {}, "invalid_argument", "name"),
+            (encoded({"kind": "model", "name": "writer"}), {}, "invalid_argument", "kind"),
+            (encoded([AGENT]), {}, "invalid_argument", "document"),
+            (b'{"kind":"agent","name":"writer","model":"m","x":NaN}', {}, "malformed_request", None),
+            (b"kind: model\nname: writer\n", YAML, "invalid_argument", "kind"),
+            (two, YAML, "malformed_request", None),
+        ):
+            error = (await gateway.request("PUT", "/api/v1/agents/writer", body, headers)).of(400)["error"]
+            assert (error["code"], error["param"]) == (code, param)
     assert registry.asked == []
