@@ -21,25 +21,22 @@ def request_for(path: str) -> bytes:
     return head(f"GET {path} HTTP/1.1", {"Host": "localhost"})
 
 
-@pytest.mark.parametrize(
-    ("query", "param"),
-    [
-        ("kind=demon", "kind"),
-        ("name=tiny", "kind"),
-        ("kind=model&name=../x", "name"),
-        ("kind=model&name=", "name"),
-        ("limit=0", "limit"),
-        ("limit=1001", "limit"),
-        ("watch=yes", "watch"),
-        ("watch=1&limit=5", "limit"),
-        ("follow=1", "follow"),
-    ],
-)
-async def test_invalid_query_parameter_is_reported(query: str, param: str) -> None:
+async def test_invalid_query_parameter_is_reported() -> None:
     registry = ScriptedRegistry()
     async with serving(registry=registry) as gateway:
-        error = (await gateway.request("GET", f"{EVENTS}?{query}")).of(400)["error"]
-    assert (error["code"], error["param"]) == ("invalid_argument", param)
+        for query, param in (
+            ("kind=demon", "kind"),
+            ("name=tiny", "kind"),
+            ("kind=model&name=../x", "name"),
+            ("kind=model&name=", "name"),
+            ("limit=0", "limit"),
+            ("limit=1001", "limit"),
+            ("watch=yes", "watch"),
+            ("watch=1&limit=5", "limit"),
+            ("follow=1", "follow"),
+        ):
+            error = (await gateway.request("GET", f"{EVENTS}?{query}")).of(400)["error"]
+            assert (error["code"], error["param"]) == ("invalid_argument", param)
     assert registry.asked == []
 
 

@@ -60,27 +60,25 @@ async def test_other_surfaces_support_batches() -> None:
             assert found["response"]["body"]["object"] == kind
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"endpoint": "/v1/rerank"}, "endpoint"),
-        ({"endpoint": None}, "endpoint"),
-        ({"completion_window": "1h"}, "completion_window"),
-        ({"window_seconds": 59}, "window_seconds"),
-        ({"window_seconds": 604_801}, "window_seconds"),
-        ({"window_seconds": "3600"}, "window_seconds"),
-        ({"input_file_id": ""}, "input_file_id"),
-        ({"input_file_id": 7}, "input_file_id"),
-        ({"metadata": {str(number): "" for number in range(17)}}, "metadata"),
-        ({"metadata": {"a": "x" * 513}}, "metadata.a"),
-        ({"metadata": {"a": 1}}, "metadata.a"),
-    ],
-)
-async def test_invalid_field_is_reported(fields: dict[str, Any], param: str) -> None:
+async def test_invalid_field_is_reported() -> None:
     async with stage() as at:
-        status, answer = await at.ask(**{"input_file_id": await at.file(line()), **fields})
-        assert (status, answer["error"]["param"]) == (400, param)
-        assert at.batches.news == []
+        for fields, param in (
+            ({"endpoint": "/v1/rerank"}, "endpoint"),
+            ({"endpoint": None}, "endpoint"),
+            ({"completion_window": "1h"}, "completion_window"),
+            ({"window_seconds": 59}, "window_seconds"),
+            ({"window_seconds": 604_801}, "window_seconds"),
+            ({"window_seconds": "3600"}, "window_seconds"),
+            ({"input_file_id": ""}, "input_file_id"),
+            ({"input_file_id": 7}, "input_file_id"),
+            ({"metadata": {str(number): "" for number in range(17)}}, "metadata"),
+            ({"metadata": {"a": "x" * 513}}, "metadata.a"),
+            ({"metadata": {"a": 1}}, "metadata.a"),
+        ):
+            asked: dict[str, Any] = {"input_file_id": await at.file(line()), **fields}
+            status, answer = await at.ask(**asked)
+            assert (status, answer["error"]["param"]) == (400, param)
+            assert at.batches.news == []
 
 
 async def test_input_must_be_a_batch_file_of_the_same_tenant() -> None:
@@ -119,21 +117,19 @@ WRONG_LINES = [
 ]
 
 
-@pytest.mark.parametrize(("wrong", "code", "field"), WRONG_LINES)
-async def test_invalid_line_is_reported_with_its_number_and_nothing_starts(
-    wrong: bytes, code: str, field: str | None
-) -> None:
+async def test_invalid_line_is_reported_with_its_number_and_nothing_starts() -> None:
     async with stage(max_line_bytes=1500) as at:
-        made = await at.make(line("a"), b"\n", wrong, line("z"))
-        assert (await at.get(made["id"]))["errors"] == made["errors"]
-        assert at.batches.kept[made["id"]].results == []
-    (error,) = made["errors"]["data"]
-    assert (error["code"], error["line"], error["param"]) == (code, 3, field)
-    assert error["message"]
-    assert made["errors"]["object"] == "list"
-    assert made["status"] == "failed"
-    assert made["failed_at"] == int(NOW.timestamp())
-    assert made["in_progress_at"] is None
+        for wrong, code, field in WRONG_LINES:
+            made = await at.make(line("a"), b"\n", wrong, line("z"))
+            assert (await at.get(made["id"]))["errors"] == made["errors"]
+            assert at.batches.kept[made["id"]].results == []
+            (error,) = made["errors"]["data"]
+            assert (error["code"], error["line"], error["param"]) == (code, 3, field)
+            assert made["errors"]["object"] == "list"
+            assert made["status"] == "failed"
+            assert made["failed_at"] == int(NOW.timestamp())
+            assert made["in_progress_at"] is None
+            assert error["message"]
 
 
 async def test_at_most_100_line_errors_are_reported() -> None:

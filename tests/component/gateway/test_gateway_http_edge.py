@@ -35,36 +35,31 @@ async def require_still_serving(gateway: RunningGateway) -> None:
     assert (await gateway.request("POST", CHAT, GOOD)).status == 200
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "meant"),
-    [
-        ("POST", "/v1/v1/chat/completions", "/v1/chat/completions"),
-        ("POST", "/v1/v1/messages", "/v1/messages"),
-        ("POST", "//v1/chat/completions", "/v1/chat/completions"),
-        ("POST", "/v1//chat//completions", "/v1/chat/completions"),
-        ("POST", "/v1/chat/completions/", "/v1/chat/completions"),
-        ("POST", "/chat/completions", "/v1/chat/completions"),
-        ("POST", "/api/v1/chat/completions", "/v1/chat/completions"),
-        ("POST", "/openai/v1/chat/completions", "/v1/chat/completions"),
-        ("POST", "/embeddings", "/v1/embeddings"),
-        ("POST", "/api/embeddings/", "/api/embeddings"),
-        ("POST", "/v1/api/chat", "/api/chat"),
-        ("POST", "/api/api/chat", "/api/chat"),
-        ("GET", "/v1/v1/models/", "/v1/models"),
-        ("GET", "/models", "/v1/models"),
-        ("GET", "/models/tiny", "/v1/models/{model}"),
-        ("GET", "/v1/v1/models/tiny", "/v1/models/{model}"),
-        ("GET", "/health/", "/health"),
-        ("GET", "/v1/messages/", "/v1/messages"),
-    ],
-)
-async def test_path_of_a_wrong_base_url_returns_404_and_suggests_the_right_one(
-    method: str, path: str, meant: str
-) -> None:
+async def test_path_of_a_wrong_base_url_returns_404_and_suggests_the_right_one() -> None:
     async with serving() as gateway:
-        response = await gateway.request(method, path, GOOD if method == "POST" else b"")
-    assert response.status == 404
-    assert f"did you mean {meant}?" in response.body.decode()
+        for method, path, meant in (
+            ("POST", "/v1/v1/chat/completions", "/v1/chat/completions"),
+            ("POST", "/v1/v1/messages", "/v1/messages"),
+            ("POST", "//v1/chat/completions", "/v1/chat/completions"),
+            ("POST", "/v1//chat//completions", "/v1/chat/completions"),
+            ("POST", "/v1/chat/completions/", "/v1/chat/completions"),
+            ("POST", "/chat/completions", "/v1/chat/completions"),
+            ("POST", "/api/v1/chat/completions", "/v1/chat/completions"),
+            ("POST", "/openai/v1/chat/completions", "/v1/chat/completions"),
+            ("POST", "/embeddings", "/v1/embeddings"),
+            ("POST", "/api/embeddings/", "/api/embeddings"),
+            ("POST", "/v1/api/chat", "/api/chat"),
+            ("POST", "/api/api/chat", "/api/chat"),
+            ("GET", "/v1/v1/models/", "/v1/models"),
+            ("GET", "/models", "/v1/models"),
+            ("GET", "/models/tiny", "/v1/models/{model}"),
+            ("GET", "/v1/v1/models/tiny", "/v1/models/{model}"),
+            ("GET", "/health/", "/health"),
+            ("GET", "/v1/messages/", "/v1/messages"),
+        ):
+            response = await gateway.request(method, path, GOOD if method == "POST" else b"")
+            assert response.status == 404
+            assert f"did you mean {meant}?" in response.body.decode()
 
 
 async def test_path_with_thousands_of_segments_returns_404_cheaply() -> None:
@@ -81,22 +76,22 @@ COMPRESSED: list[tuple[str, Callable[[bytes], bytes]]] = [
 ]
 
 
-@pytest.mark.parametrize(("coding", "compress"), COMPRESSED)
-async def test_compressed_body_is_decoded(coding: str, compress: Callable[[bytes], bytes]) -> None:
+async def test_compressed_body_is_decoded() -> None:
     """It was refused with 400."""
     async with serving() as gateway:
-        response = await gateway.request("POST", CHAT, compress(GOOD), {"Content-Encoding": coding})
-        assert response.status == 200, response
-        assert len(gateway.dispatcher.payloads[0].messages) == 1
+        for coding, compress in COMPRESSED:
+            response = await gateway.request("POST", CHAT, compress(GOOD), {"Content-Encoding": coding})
+            assert response.status == 200, response
+            assert len(gateway.dispatcher.payloads[-1].messages) == 1
 
 
-@pytest.mark.parametrize(("coding", "compress"), COMPRESSED)
-async def test_size_limit_applies_to_the_decompressed_body(coding: str, compress: Callable[[bytes], bytes]) -> None:
+async def test_size_limit_applies_to_the_decompressed_body() -> None:
     long = GOOD[:-1] + b',"user":"' + b"x" * 200_000 + b'"}'
     async with serving(config=GatewayConfig(port=0, max_body_bytes=100_000)) as gateway:
-        response = await gateway.request("POST", CHAT, compress(long), {"Content-Encoding": coding})
-        await require_still_serving(gateway)
-    require_envelope(response, 413, "request_too_large")
+        for coding, compress in COMPRESSED:
+            response = await gateway.request("POST", CHAT, compress(long), {"Content-Encoding": coding})
+            await require_still_serving(gateway)
+            require_envelope(response, 413, "request_too_large")
 
 
 async def test_compressed_form_is_decoded() -> None:

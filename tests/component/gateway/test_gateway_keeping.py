@@ -182,9 +182,9 @@ async def test_json_member_limit_applies_to_the_whole_conversation() -> None:
     assert named.error["param"] == "input[0].id"
 
 
-@pytest.mark.parametrize("name", ["a\x00b", "\u00e9", "a b", "../x"])
-async def test_malformed_response_id_returns_404_without_a_lookup(name: str) -> None:
+async def test_malformed_response_id_returns_404_without_a_lookup() -> None:
     down = WeftError(Reason.SERVICE_UNAVAILABLE, "the router cannot be reached")
     async with serving(responses=MemoryResponses(failure=down)) as gateway:
-        answer = await gateway.request("POST", PATH, body(previous_response_id=name))
-    assert (answer.status, answer.error["code"]) == (404, "previous_response_not_found")
+        for name in ("a\x00b", "\u00e9", "a b", "../x"):
+            answer = await gateway.request("POST", PATH, body(previous_response_id=name))
+            assert (answer.status, answer.error["code"]) == (404, "previous_response_not_found")

@@ -39,21 +39,18 @@ async def test_token_piece_with_partial_utf8_is_returned_as_bytes() -> None:
     assert context.operation is Operation.TOKENIZE
 
 
-@pytest.mark.parametrize(
-    ("body", "adds"),
-    [
-        ({"content": "x"}, False),
-        ({"prompt": "x"}, True),
-        ({"content": "x", "add_special": True}, True),
-        ({"prompt": "x", "add_special_tokens": False}, False),
-    ],
-)
-async def test_special_tokens_default_follows_the_emulated_server(body: dict[str, Any], adds: bool) -> None:
+async def test_special_tokens_default_follows_the_emulated_server() -> None:
     async with serving(ScriptedDispatcher(whole=tokenize_pb2.TokenizeResult(count=1, ids=[7]))) as gateway:
-        await _post(gateway, "/tokenize", {"model": "tiny", **body})
-        (payload,) = gateway.dispatcher.payloads
-    assert isinstance(payload, tokenize_pb2.TokenizePayload)
-    assert (payload.text, payload.add_special) == ("x", adds)
+        for body, adds in (
+            ({"content": "x"}, False),
+            ({"prompt": "x"}, True),
+            ({"content": "x", "add_special": True}, True),
+            ({"prompt": "x", "add_special_tokens": False}, False),
+        ):
+            await _post(gateway, "/tokenize", {"model": "tiny", **body})
+            payload = gateway.dispatcher.payloads[-1]
+            assert isinstance(payload, tokenize_pb2.TokenizePayload)
+            assert (payload.text, payload.add_special) == ("x", adds)
 
 
 @pytest.mark.parametrize(

@@ -133,24 +133,21 @@ async def test_speech_task_result_is_audio(result_format: str | None) -> None:
             assert base64.b64decode(result["b64_json"]) == b"RIFF"
 
 
-@pytest.mark.parametrize(
-    ("endpoint", "body", "param"),
-    [
-        ("/v1/images/edits", {"prompt": "x"}, "body.image"),
-        ("/v1/images/edits", {"prompt": "x", "image": "no base64!"}, "body.image"),
-        ("/v1/images/edits", {"prompt": "x", "image": "data:image/png,x"}, "body.image"),
-        ("/v1/images/edits", {"prompt": "x", "images": [{}]}, "body.images[0]"),
-        ("/v1/images/edits", {"prompt": "x", "image": ["file-1"] * 100}, "body.image"),
-        ("/v1/audio/transcriptions", {}, "body.file"),
-        ("/v1/audio/transcriptions", {"file": ""}, "body.file"),
-        ("/v1/audio/speech", {"voice": "amy"}, "body.input"),
-        ("/v1/images/generations", {"prompt": "x", "response_format": "url"}, "body.response_format"),
-    ],
-)
-async def test_invalid_submission_names_the_member(endpoint: str, body: dict[str, Any], param: str) -> None:
+async def test_invalid_submission_names_the_member() -> None:
     async with serving(tasks=ScriptedTasks(), files=MemoryFiles()) as gateway:
-        status, answer = await post(gateway, {"endpoint": endpoint, "body": {"model": "tiny", **body}})
-        assert (status, answer["error"]["param"]) == (400, param)
+        for endpoint, body, param in (
+            ("/v1/images/edits", {"prompt": "x"}, "body.image"),
+            ("/v1/images/edits", {"prompt": "x", "image": "no base64!"}, "body.image"),
+            ("/v1/images/edits", {"prompt": "x", "image": "data:image/png,x"}, "body.image"),
+            ("/v1/images/edits", {"prompt": "x", "images": [{}]}, "body.images[0]"),
+            ("/v1/images/edits", {"prompt": "x", "image": ["file-1"] * 100}, "body.image"),
+            ("/v1/audio/transcriptions", {}, "body.file"),
+            ("/v1/audio/transcriptions", {"file": ""}, "body.file"),
+            ("/v1/audio/speech", {"voice": "amy"}, "body.input"),
+            ("/v1/images/generations", {"prompt": "x", "response_format": "url"}, "body.response_format"),
+        ):
+            status, answer = await post(gateway, {"endpoint": endpoint, "body": {"model": "tiny", **body}})
+            assert (status, answer["error"]["param"]) == (400, param)
 
 
 async def test_result_url_needs_no_key_and_grants_no_other_access() -> None:

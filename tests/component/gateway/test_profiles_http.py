@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 from gateway_script import RunningGateway, serving
 from kit.keys import Keys
 from registry_script import ScriptedRegistry, document
@@ -75,29 +74,24 @@ async def test_current_state_can_be_saved_as_a_profile() -> None:
     assert second.dry_run  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(
-    ("key", "statuses"),
-    [
-        # Reading, putting, saving, switching, deleting.
-        ("everything00", [200, 200, 201, 200, 204]),
-        ("editor000000", [200, 200, 201, 403, 204]),
-        ("nosecrets000", [200, 403, 201, 403, 204]),
-        ("onename00000", [403, 403, 403, 403, 403]),
-        ("viewer000000", [200, 403, 403, 403, 403]),
-    ],
-)
-async def test_profile_scopes_apply_to_all_names_and_a_switch_needs_the_scopes_of_its_actions(
-    key: str, statuses: list[int]
-) -> None:
+async def test_profile_scopes_apply_to_all_names_and_a_switch_needs_the_scopes_of_its_actions() -> None:
     async with serving(registry=with_day(), keys=KEYS) as gateway:
-        asked: tuple[tuple[str, str, object], ...] = (
-            ("GET", "/day", None),
-            ("PUT", "/day", DAY),
-            ("POST", "/night/save", {}),
-            ("POST", "/day/switch", None),
-            ("DELETE", "/day", None),
-        )
-        assert [(await ask(gateway, method, path, body, key))[0] for method, path, body in asked] == statuses
+        for key, statuses in (
+            # Reading, putting, saving, switching, deleting.
+            ("everything00", [200, 200, 201, 200, 204]),
+            ("editor000000", [200, 200, 201, 403, 204]),
+            ("nosecrets000", [200, 403, 201, 403, 204]),
+            ("onename00000", [403, 403, 403, 403, 403]),
+            ("viewer000000", [200, 403, 403, 403, 403]),
+        ):
+            asked: tuple[tuple[str, str, object], ...] = (
+                ("GET", "/day", None),
+                ("PUT", "/day", DAY),
+                ("POST", "/night/save", {}),
+                ("POST", "/day/switch", None),
+                ("DELETE", "/day", None),
+            )
+            assert [(await ask(gateway, method, path, body, key))[0] for method, path, body in asked] == statuses
 
 
 async def test_declaration_only_profile_needs_no_operation_scope() -> None:
@@ -106,16 +100,13 @@ async def test_declaration_only_profile_needs_no_operation_scope() -> None:
         assert (await ask(gateway, "POST", "/day/switch", key="editor000000"))[0] == 200
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"load": [{"settings": {}}]}, "load[0].model"),
-        ({"agents": [{"name": "a b", "model": "tiny"}]}, "agents[0].name"),
-        ({"profiles": []}, "profiles"),
-        ({"unload": ["tiny", "tiny"]}, "unload[1]"),
-    ],
-)
-async def test_invalid_profile_is_rejected_and_error_names_the_field(fields: dict[str, object], param: str) -> None:
+async def test_invalid_profile_is_rejected_and_error_names_the_field() -> None:
     async with serving() as gateway:
-        status, answer = await ask(gateway, "PUT", "/day", DAY | fields)
-        assert (status, answer["error"]["param"]) == (400, param)
+        for fields, param in (
+            ({"load": [{"settings": {}}]}, "load[0].model"),
+            ({"agents": [{"name": "a b", "model": "tiny"}]}, "agents[0].name"),
+            ({"profiles": []}, "profiles"),
+            ({"unload": ["tiny", "tiny"]}, "unload[1]"),
+        ):
+            status, answer = await ask(gateway, "PUT", "/day", DAY | fields)
+            assert (status, answer["error"]["param"]) == (400, param)

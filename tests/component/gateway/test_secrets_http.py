@@ -96,21 +96,18 @@ async def test_secret_lifecycle_never_exposes_its_value_in_responses_or_logs() -
     assert {line["event"] for line in logged} >= {"secret created", "secret updated", "secret deleted"}
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"name": "provider"},
-        {"name": "provider", "value": ""},
-        {"name": "provider", "value": [VALUE]},
-        {"name": "provider", "value": VALUE * 1_000},
-        {"name": VALUE * 10, "value": "x"},
-        {"name": "provider", "value": VALUE, "also": VALUE},
-    ],
-)
-async def test_invalid_body_is_rejected_without_being_quoted(body: dict[str, Any]) -> None:
+async def test_invalid_body_is_rejected_without_being_quoted() -> None:
     port = ScriptedSecrets()
     async with serving(keys=KEYS, secrets=port) as gateway:
-        answer = await gateway.request("POST", PATH, body, key="admin0000000")
-    assert answer.status == 400, answer
-    assert VALUE not in answer.body.decode()
+        for body in (
+            {"name": "provider"},
+            {"name": "provider", "value": ""},
+            {"name": "provider", "value": [VALUE]},
+            {"name": "provider", "value": VALUE * 1_000},
+            {"name": VALUE * 10, "value": "x"},
+            {"name": "provider", "value": VALUE, "also": VALUE},
+        ):
+            answer = await gateway.request("POST", PATH, body, key="admin0000000")
+            assert answer.status == 400, answer
+            assert VALUE not in answer.body.decode()
     assert port.asked == []

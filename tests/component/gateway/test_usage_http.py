@@ -85,11 +85,11 @@ async def test_model_without_a_known_price_cannot_be_compared_with() -> None:
     assert body["comparedWith"] == "cloud"
 
 
-@pytest.mark.parametrize("query", ["by=colour", "by=day,day", "since=soon", "until=2026-13-01", "limit=0", "order=asc"])
-async def test_invalid_parameter_is_reported(query: str) -> None:
+async def test_invalid_parameter_is_reported() -> None:
     async with serving(usage_source=ScriptedUsage(), keys=KEYS) as gateway:
-        answer = await gateway.request("GET", f"/v1/admin/usage?{query}", key="admin0000000")
-    assert answer.refusal[::2] == (400, query.partition("=")[0])
+        for query in ("by=colour", "by=day,day", "since=soon", "until=2026-13-01", "limit=0", "order=asc"):
+            answer = await gateway.request("GET", f"/v1/admin/usage?{query}", key="admin0000000")
+            assert answer.refusal[::2] == (400, query.partition("=")[0])
 
 
 def test_time_is_a_relative_duration_or_a_utc_date() -> None:
