@@ -5,8 +5,6 @@ from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 from router_svc.durable.batches.batch_servicer import BatchService
 from router_svc.durable.limits import BatchLimits, TaskLimits
 from router_svc.durable.tasks.task_events import TaskEventBus
@@ -14,8 +12,6 @@ from router_svc.store.database import RouterDatabase
 from weft.api.common.v1 import chat_pb2, event_pb2
 from weft.api.router.v1 import batch_service_pb2, file_service_pb2, task_pb2
 from weft.durable.batches import BATCH_INPUT, LineResult
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
 from weft.kernel.timestamps import stamp_of
 from weft_testing.fake_clock import FakeClock
 
@@ -151,11 +147,3 @@ async def content(*chunks: bytes) -> AsyncIterator[bytes]:
 def output(text: str) -> task_pb2.TaskOutput:
     """A piece of an answer."""
     return task_pb2.TaskOutput(events=[event_pb2.InferenceEvent(delta=event_pb2.Delta(text=text))])
-
-
-async def refused(reason: Reason, awaited: Any) -> str:
-    """What is said."""
-    with pytest.raises(WeftError) as found:
-        await awaited
-    assert found.value.reason is reason, found.value
-    return found.value.message

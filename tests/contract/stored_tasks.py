@@ -4,15 +4,12 @@ import asyncio
 import hashlib
 from typing import Any
 
-import pytest
-
 from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.durable.tasks.task_records import Claim, Lane, NewChunk, NewTask, PendingTask, TaskOutcome
 from router_svc.store.database import RouterDatabase
 from weft.api.common.v1 import event_pb2
 from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.durable.tasks import task_error
-from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 
@@ -112,14 +109,6 @@ def failed(message: str = "no", reason: Reason = Reason.INVALID_ARGUMENT) -> Tas
 async def all_of(*awaited: Any) -> list[Any]:
     """At once; errors among what they came to."""
     return list(await asyncio.gather(*awaited, return_exceptions=True))
-
-
-async def refused(reason: Reason, awaited: Any) -> str:
-    """For that reason; what is said."""
-    with pytest.raises(WeftError) as found:
-        await awaited
-    assert found.value.reason is reason
-    return found.value.message
 
 
 async def count(database: RouterDatabase, table: str) -> int:

@@ -6,7 +6,8 @@ from datetime import timedelta
 
 import pytest
 from kit.messages import LineCounts, counts_of
-from stored_batches import DAY_SECONDS, NEW_FILE, World, content, line, lines, many, output, refused, running
+from kit.refusals import refusal_of
+from stored_batches import DAY_SECONDS, NEW_FILE, World, content, line, lines, many, output, running
 
 from router_svc.durable.batches.batch_servicer import CHUNK_LINES, MAX_LANES_PUBLISHED
 from router_svc.durable.batches.batch_sql import BatchStore
@@ -89,10 +90,10 @@ async def test_batch_with_errors_is_stored_as_failed_without_lines(world: World)
         errors[1],
     )
     assert await world.batches.cancel("ann", made.id) == found
-    await refused(Reason.RESOURCE_IN_USE, world.batches.finish("ann", made.id, output_file="", error_file=""))
-    await refused(Reason.INVALID_ARGUMENT, world.batches.create(world.new_batch(errors=errors), many(1)))
+    await refusal_of(Reason.RESOURCE_IN_USE, world.batches.finish("ann", made.id, output_file="", error_file=""))
+    await refusal_of(Reason.INVALID_ARGUMENT, world.batches.create(world.new_batch(errors=errors), many(1)))
     too_many = world.new_batch(errors=(batch_service_pb2.BatchLineError(code="a", message="b"),) * 101)
-    await refused(Reason.INVALID_ARGUMENT, world.batches.create(too_many, lines()))
+    await refusal_of(Reason.INVALID_ARGUMENT, world.batches.create(too_many, lines()))
 
 
 async def test_invalid_line_is_reported_and_nothing_is_stored(world: World) -> None:
@@ -108,9 +109,11 @@ async def test_invalid_line_is_reported_and_nothing_is_stored(world: World) -> N
         (wrong, "lines[1].spec.options.priority"),
         (empty, "lines[1].spec.payload"),
     ):
-        words = await refused(Reason.INVALID_ARGUMENT, world.batches.create(world.new_batch(), lines(line("a"), bad)))
+        words = await refusal_of(
+            Reason.INVALID_ARGUMENT, world.batches.create(world.new_batch(), lines(line("a"), bad))
+        )
         assert words.startswith(f"{field}: ")
-    assert "lines" in await refused(Reason.INVALID_ARGUMENT, world.batches.create(world.new_batch(), lines()))
+    assert "lines" in await refusal_of(Reason.INVALID_ARGUMENT, world.batches.create(world.new_batch(), lines()))
     await nothing_is_left(world)
 
 
@@ -126,7 +129,9 @@ async def test_invalid_batch_is_rejected(world: World) -> None:
         ("window_end_time", world.clock.utc_now()),
         ("window_end_time", world.clock.utc_now() + timedelta(days=8)),
     ):
-        words = await refused(Reason.INVALID_ARGUMENT, world.batches.create(world.new_batch(**{field: value}), many(1)))
+        words = await refusal_of(
+            Reason.INVALID_ARGUMENT, world.batches.create(world.new_batch(**{field: value}), many(1))
+        )
         assert words.startswith("batch.")
 
 
@@ -140,18 +145,18 @@ async def test_clock_of_a_caller_neither_shortens_a_window_nor_refuses_it(world:
 
 async def test_line_batch_and_open_task_limits_are_enforced(database_url: str) -> None:
     async with running(database_url, max_lines=3, max_batches_per_tenant=3, max_open_per_tenant=4) as world:
-        words = await refused(Reason.REQUEST_TOO_LARGE, world.batches.create(world.new_batch(), many(4)))
+        words = await refusal_of(Reason.REQUEST_TOO_LARGE, world.batches.create(world.new_batch(), many(4)))
         assert words == "lines: must be at most 3"
         first = await world.batches.create(world.new_batch(), many(3))
-        words = await refused(Reason.TOO_MANY_RESOURCES, world.batches.create(world.new_batch(), many(2)))
+        words = await refusal_of(Reason.TOO_MANY_RESOURCES, world.batches.create(world.new_batch(), many(2)))
         assert "4 tasks" in words
         await world.batches.create(world.new_batch(tenant="bob"), many(3))
         await world.claim(first.id, [0])
         await world.end(first.id, task_pb2.TASK_STATE_COMPLETED, [1])
-        await refused(Reason.TOO_MANY_RESOURCES, world.batches.create(world.new_batch(), many(3)))
+        await refusal_of(Reason.TOO_MANY_RESOURCES, world.batches.create(world.new_batch(), many(3)))
         for _ in range(2):
             await world.batches.create(world.new_batch(), many(1))
-        words = await refused(Reason.TOO_MANY_RESOURCES, world.batches.create(world.new_batch(), many(1)))
+        words = await refusal_of(Reason.TOO_MANY_RESOURCES, world.batches.create(world.new_batch(), many(1)))
         assert "3 batches" in words
 
 
@@ -283,7 +288,7 @@ async def test_long_answers_are_read_a_few_at_a_time(world: World, monkeypatch: 
 async def test_first_finish_wins_and_later_ones_return_it_unchanged(world: World) -> None:
     made = await world.batches.create(world.new_batch(), many(1))
     files = [(await world.files.save(OUTPUT_FILE, content(b"a"))).id for _ in range(2)]
-    await refused(Reason.RESOURCE_IN_USE, world.batches.finish("ann", made.id, output_file=files[0], error_file=""))
+    await refusal_of(Reason.RESOURCE_IN_USE, world.batches.finish("ann", made.id, output_file=files[0], error_file=""))
     await world.end(made.id, task_pb2.TASK_STATE_COMPLETED, [0])
     finished = await world.batches.finish("ann", made.id, output_file=files[0], error_file="")
     assert (finished.state, finished.output_file, finished.error_file) == (
@@ -303,7 +308,7 @@ async def test_results_must_be_in_result_files_of_the_same_tenant(world: World) 
     bobs = await world.files.save(file_service_pb2.File(tenant="bob", name="b", purpose="batch_output"), content(b"b"))
     uploaded = await world.files.save(NEW_FILE, content(b"a"))
     for file_id in ("file-none", bobs.id, uploaded.id, "a\0"):
-        words = await refused(
+        words = await refusal_of(
             Reason.INVALID_ARGUMENT, world.batches.finish("ann", made.id, output_file="", error_file=file_id)
         )
         assert words.startswith("error_file: ")
@@ -312,7 +317,7 @@ async def test_results_must_be_in_result_files_of_the_same_tenant(world: World) 
 
 async def test_tenant_reads_and_changes_only_its_own_batches(world: World) -> None:
     made = await world.batches.create(world.new_batch(), many(1))
-    missing = await refused(Reason.NOT_FOUND, world.batches.get("ann", "batch-none"))
+    missing = await refusal_of(Reason.NOT_FOUND, world.batches.get("ann", "batch-none"))
     for asked in (
         world.batches.get("bob", made.id),
         world.batches.cancel("bob", made.id),
@@ -320,9 +325,9 @@ async def test_tenant_reads_and_changes_only_its_own_batches(world: World) -> No
         world.results(made.id, "bob"),
         world.batches.list_page("bob", after=made.id),
     ):
-        assert (await refused(Reason.NOT_FOUND, asked)).replace(made.id, "batch-none") == missing
+        assert (await refusal_of(Reason.NOT_FOUND, asked)).replace(made.id, "batch-none") == missing
     for batch_id in ("", "a\0b", "x" * 500):
-        await refused(Reason.INVALID_ARGUMENT, world.batches.get("ann", batch_id))
+        await refusal_of(Reason.INVALID_ARGUMENT, world.batches.get("ann", batch_id))
     assert list((await world.batches.list_page("bob")).batches) == []
     assert counts_of(await world.batches.get("ann", made.id)) == LineCounts(total=1)
 
@@ -334,7 +339,7 @@ async def test_batches_are_listed_newest_first_in_pages(world: World) -> None:
     page = await world.batches.list_page("ann", after=made[1].id, limit=2)
     assert ([batch.id for batch in page.batches], page.has_more) == ([made[0].id], False)
     for limit in (-1, 101):
-        await refused(Reason.INVALID_ARGUMENT, world.batches.list_page("ann", limit=limit))
+        await refusal_of(Reason.INVALID_ARGUMENT, world.batches.list_page("ann", limit=limit))
 
 
 async def test_ended_batch_is_purged_after_its_retention_and_its_files_remain(database_url: str) -> None:
@@ -352,7 +357,7 @@ async def test_ended_batch_is_purged_after_its_retention_and_its_files_remain(da
         assert await world.count("batches") == 4
         await world.clock.advance(300, sleepers=1)
         for batch in (finished, unwritten, failed):
-            await refused(Reason.NOT_FOUND, world.batches.get("ann", batch.id))
+            await refusal_of(Reason.NOT_FOUND, world.batches.get("ann", batch.id))
         assert (await world.batches.get("ann", open_one.id)).state == batch_service_pb2.BATCH_STATE_IN_PROGRESS
         assert (await world.files.get("ann", kept.id)).id == kept.id
 
@@ -363,7 +368,7 @@ async def test_batch_with_a_slow_upload_is_abandoned(world: World) -> None:
             yield line(f"line-{number}")
         await world.clock.advance(UPLOAD_LIMIT_SECONDS + 600, sleepers=1)
 
-    await refused(Reason.DEADLINE_EXCEEDED, world.batches.create(world.new_batch(), slow()))
+    await refusal_of(Reason.DEADLINE_EXCEEDED, world.batches.create(world.new_batch(), slow()))
     await nothing_is_left(world)
 
 
@@ -387,7 +392,7 @@ async def test_batch_is_rejected_if_another_one_fills_the_open_task_limit_during
         await begun.wait()
         await world.batches.create(world.new_batch(), many(2))
         go_on.set()
-        words = await refused(Reason.TOO_MANY_RESOURCES, first)
+        words = await refusal_of(Reason.TOO_MANY_RESOURCES, first)
         assert "more than 3 tasks" in words
         assert await world.count("tasks") == 2
         assert await world.count("batches") == 1
@@ -420,4 +425,4 @@ async def test_results_of_early_lines_are_retained_until_the_result_file_is_writ
 async def test_result_file_is_as_long_as_the_answers(database_url: str) -> None:
     async with running(database_url, max_file_bytes=10, max_tenant_file_bytes=30) as world:
         assert (await world.files.save(RESULTS, content(bytes(20)))).byte_count == 20
-        await refused(Reason.TOO_MANY_RESOURCES, world.files.save(RESULTS, content(bytes(20))))
+        await refusal_of(Reason.TOO_MANY_RESOURCES, world.files.save(RESULTS, content(bytes(20))))

@@ -3,7 +3,8 @@
 from collections.abc import AsyncIterator
 
 import pytest
-from stored_batches import NEW_FILE, World, content, refused, running
+from kit.refusals import refusal_of
+from stored_batches import NEW_FILE, World, content, running
 
 from router_svc.durable.uploads import UPLOAD_LIMIT_SECONDS
 from weft.api.router.v1 import file_service_pb2
@@ -47,24 +48,24 @@ async def test_files_of_any_length_are_stored_in_bounded_pieces(world: World, si
 
 async def test_tenant_reads_and_deletes_only_its_own_files(world: World) -> None:
     file = await world.files.save(NEW_FILE, content(b"a"))
-    missing = await refused(Reason.NOT_FOUND, world.files.get("ann", "file-none"))
+    missing = await refusal_of(Reason.NOT_FOUND, world.files.get("ann", "file-none"))
     for asked in (world.files.get, world.files.delete):
-        assert (await refused(Reason.NOT_FOUND, asked("bob", file.id))).replace(file.id, "file-none") == missing
-    await refused(Reason.NOT_FOUND, read(world, file.id, "bob"))
-    await refused(Reason.NOT_FOUND, world.files.list_page("bob", after=file.id))
+        assert (await refusal_of(Reason.NOT_FOUND, asked("bob", file.id))).replace(file.id, "file-none") == missing
+    await refusal_of(Reason.NOT_FOUND, read(world, file.id, "bob"))
+    await refusal_of(Reason.NOT_FOUND, world.files.list_page("bob", after=file.id))
     assert list((await world.files.list_page("bob")).files) == []
     await world.files.delete("ann", file.id)
     for asked in (world.files.get, world.files.delete):
-        await refused(Reason.NOT_FOUND, asked("ann", file.id))
+        await refusal_of(Reason.NOT_FOUND, asked("ann", file.id))
     assert await world.count("file_pieces") == 0
 
 
 @pytest.mark.parametrize("file_id", ["", "a\0b", "x" * 500, "ä"])
 async def test_malformed_file_id_is_rejected(world: World, file_id: str) -> None:
-    await refused(Reason.INVALID_ARGUMENT, world.files.get("ann", file_id))
-    await refused(Reason.INVALID_ARGUMENT, world.files.delete("ann", file_id))
+    await refusal_of(Reason.INVALID_ARGUMENT, world.files.get("ann", file_id))
+    await refusal_of(Reason.INVALID_ARGUMENT, world.files.delete("ann", file_id))
     if file_id:
-        await refused(Reason.INVALID_ARGUMENT, world.files.list_page("ann", after=file_id))
+        await refusal_of(Reason.INVALID_ARGUMENT, world.files.list_page("ann", after=file_id))
 
 
 async def test_files_are_listed_newest_first_in_pages_and_by_purpose(world: World) -> None:
@@ -80,10 +81,10 @@ async def test_files_are_listed_newest_first_in_pages_and_by_purpose(world: Worl
     assert ([file.name for file in page.files], page.has_more) == (["0"], False)
     page = await world.files.list_page("ann", purpose="batch")
     assert [file.name for file in page.files] == ["3", "2", "0"]
-    await refused(Reason.NOT_FOUND, world.files.list_page("ann", after="file-none"))
+    await refusal_of(Reason.NOT_FOUND, world.files.list_page("ann", after="file-none"))
     for limit in (-1, 1001):
-        await refused(Reason.INVALID_ARGUMENT, world.files.list_page("ann", limit=limit))
-    await refused(Reason.INVALID_ARGUMENT, world.files.list_page("ann", purpose="video"))
+        await refusal_of(Reason.INVALID_ARGUMENT, world.files.list_page("ann", limit=limit))
+    await refusal_of(Reason.INVALID_ARGUMENT, world.files.list_page("ann", purpose="video"))
 
 
 async def test_file_with_interrupted_content_is_never_visible_and_removed_immediately(world: World) -> None:
@@ -111,7 +112,7 @@ async def test_oversized_file_is_rejected_during_upload(database_url: str) -> No
 
     async with running(database_url, max_file_bytes=2 * MAX_PIECE_BYTES) as world:
         await world.files.save(NEW_FILE, content(bytes(2 * MAX_PIECE_BYTES)))
-        words = await refused(Reason.REQUEST_TOO_LARGE, world.files.save(NEW_FILE, endless()))
+        words = await refusal_of(Reason.REQUEST_TOO_LARGE, world.files.save(NEW_FILE, endless()))
         assert words == f"file: must have at most {2 * MAX_PIECE_BYTES} bytes"
         assert len(read_on) <= 4
         assert await world.count("files") == 1
@@ -120,10 +121,10 @@ async def test_oversized_file_is_rejected_during_upload(database_url: str) -> No
 async def test_tenant_file_count_and_byte_quotas_are_enforced(database_url: str) -> None:
     async with running(database_url, max_files_per_tenant=2, max_tenant_file_bytes=10) as world:
         first = await world.files.save(NEW_FILE, content(b"12345"))
-        words = await refused(Reason.TOO_MANY_RESOURCES, world.files.save(NEW_FILE, content(b"123456")))
+        words = await refusal_of(Reason.TOO_MANY_RESOURCES, world.files.save(NEW_FILE, content(b"123456")))
         assert "10 bytes" in words
         await world.files.save(NEW_FILE, content(b"12345"))
-        words = await refused(Reason.TOO_MANY_RESOURCES, world.files.save(NEW_FILE, content(b"")))
+        words = await refusal_of(Reason.TOO_MANY_RESOURCES, world.files.save(NEW_FILE, content(b"")))
         assert "2 files" in words
         await world.files.save(BOB_FILE, content(b"1234567890"))
         await world.files.delete("ann", first.id)
@@ -134,12 +135,12 @@ async def test_tenant_file_count_and_byte_quotas_are_enforced(database_url: str)
 @pytest.mark.parametrize("name", ["", "x" * 256, "a/b", "..", ".", "a\\b", "a\nb", "a\0b"])
 async def test_file_name_with_a_path_or_unprintable_characters_is_rejected(world: World, name: str) -> None:
     new = file_service_pb2.File(tenant="ann", name=name, purpose="batch")
-    assert "file.name" in await refused(Reason.INVALID_ARGUMENT, world.files.save(new, content(b"a")))
+    assert "file.name" in await refusal_of(Reason.INVALID_ARGUMENT, world.files.save(new, content(b"a")))
 
 
 async def test_unknown_purpose_is_rejected(world: World) -> None:
     new = file_service_pb2.File(tenant="ann", name="a", purpose="video")
-    assert "file.purpose" in await refused(Reason.INVALID_ARGUMENT, world.files.save(new, content(b"a")))
+    assert "file.purpose" in await refusal_of(Reason.INVALID_ARGUMENT, world.files.save(new, content(b"a")))
 
 
 async def test_file_expires(database_url: str) -> None:
@@ -149,7 +150,7 @@ async def test_file_expires(database_url: str) -> None:
         young = await world.files.save(NEW_FILE, content(b"b"))
         assert (await world.files.get("ann", old.id)).expire_time.seconds - old.create_time.seconds == 1_000
         await world.clock.advance(301, sleepers=1)
-        await refused(Reason.NOT_FOUND, world.files.get("ann", old.id))
+        await refusal_of(Reason.NOT_FOUND, world.files.get("ann", old.id))
         assert await read(world, young.id) == b"b"
         assert await world.count("files") == await world.count("file_pieces") == 1
 
@@ -170,7 +171,7 @@ async def test_upload_that_takes_too_long_is_abandoned(world: World) -> None:
         await world.clock.advance(UPLOAD_LIMIT_SECONDS + 600, sleepers=1)
         yield b"the rest"
 
-    await refused(Reason.DEADLINE_EXCEEDED, world.files.save(NEW_FILE, slow()))
+    await refusal_of(Reason.DEADLINE_EXCEEDED, world.files.save(NEW_FILE, slow()))
     assert await world.count("files") == await world.count("file_pieces") == 0
 
 
@@ -179,4 +180,4 @@ async def test_file_deleted_during_a_read_is_not_reported_complete(world: World)
     reading = world.files.read("ann", file.id)
     await anext(reading)
     await world.files.delete("ann", file.id)
-    await refused(Reason.NOT_FOUND, anext(reading))
+    await refusal_of(Reason.NOT_FOUND, anext(reading))

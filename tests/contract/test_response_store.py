@@ -6,13 +6,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from kit.refusals import refusal_of
 
 from router_svc.durable.limits import ResponseLimits
 from router_svc.durable.stored_responses import ResponseService
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import stored_response_service_pb2
 from weft.durable.responses import MAX_CHAIN, ResponseClient
-from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.timestamps import stamp_of
 from weft_testing.fake_clock import FakeClock
@@ -49,13 +49,6 @@ async def kept(database_url: str) -> AsyncIterator[ResponseClient]:
         yield kept
 
 
-async def refused(reason: Reason, awaited: Any) -> str:
-    with pytest.raises(WeftError) as found:
-        await awaited
-    assert found.value.reason is reason
-    return found.value.message
-
-
 async def test_response_round_trips_byte_for_byte_over_a_restart(database_url: str) -> None:
     saved = stored_response_service_pb2.StoredResponse(
         id="resp_1",
@@ -78,12 +71,12 @@ async def test_tenant_reads_overwrites_and_deletes_only_its_own_responses(kept: 
     await kept.save(response("resp_1"))
     await kept.save(response("resp_1", size=20))
     for asked in (kept.get, kept.chain, kept.delete):
-        await refused(Reason.NOT_FOUND, asked("bob", "resp_1"))
-    await refused(Reason.ALREADY_EXISTS, kept.save(response("resp_1", tenant="bob")))
+        await refusal_of(Reason.NOT_FOUND, asked("bob", "resp_1"))
+    await refusal_of(Reason.ALREADY_EXISTS, kept.save(response("resp_1", tenant="bob")))
     assert await kept.get("ann", "resp_1") == response("resp_1", size=20)
     await kept.delete("ann", "resp_1")
-    await refused(Reason.NOT_FOUND, kept.get("ann", "resp_1"))
-    await refused(Reason.NOT_FOUND, kept.delete("ann", "resp_1"))
+    await refusal_of(Reason.NOT_FOUND, kept.get("ann", "resp_1"))
+    await refusal_of(Reason.NOT_FOUND, kept.delete("ann", "resp_1"))
 
 
 async def test_conversation_is_read_oldest_first_and_stops_at_a_deleted_response(kept: ResponseClient) -> None:
@@ -91,9 +84,9 @@ async def test_conversation_is_read_oldest_first_and_stops_at_a_deleted_response
     await kept.save(response("resp_2", previous="resp_1"))
     await kept.save(response("resp_b", tenant="bob", previous="resp_2"))
     assert [step.id for step in await kept.chain("ann", "resp_2")] == ["resp_1", "resp_2"]
-    await refused(Reason.NOT_FOUND, kept.chain("bob", "resp_b"))
+    await refusal_of(Reason.NOT_FOUND, kept.chain("bob", "resp_b"))
     await kept.delete("ann", "resp_1")
-    await refused(Reason.NOT_FOUND, kept.chain("ann", "resp_2"))
+    await refusal_of(Reason.NOT_FOUND, kept.chain("ann", "resp_2"))
 
 
 async def test_expired_responses_are_deleted_and_the_rest_counted(database_url: str) -> None:
@@ -109,9 +102,9 @@ async def test_expired_responses_are_deleted_and_the_rest_counted(database_url: 
                 id=name, tenant="ann", previous_id="", create_time=stamp_of(made), body=b"b", items=b"[]"
             )
         )
-    await refused(Reason.TOO_MANY_RESOURCES, store.save(response("resp_3")))
+    await refusal_of(Reason.TOO_MANY_RESOURCES, store.save(response("resp_3")))
     await clock.advance(2101, sleepers=1)
-    await refused(Reason.NOT_FOUND, store.get("ann", "resp_old"))
+    await refusal_of(Reason.NOT_FOUND, store.get("ann", "resp_old"))
     assert (await store.get("ann", "resp_new")).id == "resp_new"
     await store.save(response("resp_3"))
     await service.stop(0)
@@ -121,25 +114,25 @@ async def test_tenant_quota_is_enforced_but_replacing_and_deleting_still_work(sq
     async with keeping(sqlite_url, max_per_tenant=2) as store:
         await store.save(response("resp_1"))
         await store.save(response("resp_2"))
-        await refused(Reason.TOO_MANY_RESOURCES, store.save(response("resp_3")))
+        await refusal_of(Reason.TOO_MANY_RESOURCES, store.save(response("resp_3")))
         await store.save(response("resp_2", size=20))
         await store.save(response("resp_b", tenant="bob"))
         await store.delete("ann", "resp_1")
         await store.save(response("resp_3"))
     # The next life counts what is there.
     async with keeping(sqlite_url, max_per_tenant=2) as store:
-        await refused(Reason.TOO_MANY_RESOURCES, store.save(response("resp_4")))
+        await refusal_of(Reason.TOO_MANY_RESOURCES, store.save(response("resp_4")))
 
 
 async def test_size_is_limited_per_response_tenant_and_conversation(sqlite_url: str) -> None:
     async with keeping(sqlite_url, max_bytes=100, max_tenant_bytes=300, max_chain_bytes=150) as store:
-        await refused(Reason.REQUEST_TOO_LARGE, store.save(response("resp_0", size=99)))
+        await refusal_of(Reason.REQUEST_TOO_LARGE, store.save(response("resp_0", size=99)))
         await store.save(response("resp_1", size=98))
         await store.save(response("resp_2", size=98, previous="resp_1"))
-        words = await refused(Reason.INVALID_ARGUMENT, store.chain("ann", "resp_2"))
+        words = await refusal_of(Reason.INVALID_ARGUMENT, store.chain("ann", "resp_2"))
         assert "previous_response_id" in words
         await store.save(response("resp_3", size=98))
-        await refused(Reason.TOO_MANY_RESOURCES, store.save(response("resp_4", size=98)))
+        await refusal_of(Reason.TOO_MANY_RESOURCES, store.save(response("resp_4", size=98)))
         await store.save(response("resp_3", size=50))
 
 
@@ -147,14 +140,14 @@ async def test_total_size_across_tenants_is_limited(sqlite_url: str) -> None:
     async with keeping(sqlite_url, max_total_bytes=250) as store:
         await store.save(response("resp_1", size=98))
         await store.save(response("resp_b", tenant="bob", size=98))
-        words = await refused(Reason.TOO_MANY_RESOURCES, store.save(response("resp_c", tenant="cid", size=98)))
+        words = await refusal_of(Reason.TOO_MANY_RESOURCES, store.save(response("resp_c", tenant="cid", size=98)))
         assert "router.responses.max_total_bytes" in words
         await store.save(response("resp_1", size=90))
         await store.delete("bob", "resp_b")
         await store.save(response("resp_c", tenant="cid", size=98))
     # The next life counts what is there.
     async with keeping(sqlite_url, max_total_bytes=250) as store:
-        await refused(Reason.TOO_MANY_RESOURCES, store.save(response("resp_d", tenant="dan", size=98)))
+        await refusal_of(Reason.TOO_MANY_RESOURCES, store.save(response("resp_d", tenant="dan", size=98)))
 
 
 @pytest.mark.slow("floods a service")
@@ -163,7 +156,7 @@ async def test_endless_conversation_is_rejected_before_it_is_read(sqlite_url: st
         for number in range(MAX_CHAIN + 1):
             await store.save(response(f"resp_{number}", previous=f"resp_{number - 1}" if number else ""))
         assert len(await store.chain("ann", f"resp_{MAX_CHAIN - 1}")) == MAX_CHAIN
-        await refused(Reason.INVALID_ARGUMENT, store.chain("ann", f"resp_{MAX_CHAIN}"))
+        await refusal_of(Reason.INVALID_ARGUMENT, store.chain("ann", f"resp_{MAX_CHAIN}"))
         # One that names itself as its own past cannot hold anybody up either.
         await store.save(response("resp_loop", previous="resp_loop"))
-        await refused(Reason.INVALID_ARGUMENT, store.chain("ann", "resp_loop"))
+        await refusal_of(Reason.INVALID_ARGUMENT, store.chain("ann", "resp_loop"))

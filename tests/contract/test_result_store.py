@@ -5,7 +5,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from stored_batches import NEW_FILE, content, refused
+from kit.refusals import refusal_of
+from stored_batches import NEW_FILE, content
 
 from router_svc.durable.files import FileServicer
 from router_svc.durable.limits import BatchLimits, ResultLimits, TaskLimits
@@ -105,7 +106,7 @@ async def test_result_keeps_its_type_task_and_bytes(store: Store) -> None:
     assert await store.files.get("ann", saved.id) == saved
     assert (saved.purpose, saved.media_type, saved.task, saved.attempt) == (RESULT, "image/png", "task-1", 2)
     assert b"".join([data async for data in store.files.read("ann", saved.id)]) == bytes(5)
-    await refused(Reason.NOT_FOUND, store.files.get("bob", saved.id))
+    await refusal_of(Reason.NOT_FOUND, store.files.get("bob", saved.id))
 
 
 async def test_file_list_excludes_results_unless_requested(store: Store) -> None:
@@ -131,7 +132,7 @@ async def test_result_over_a_limit_is_rejected_with_its_reason_and_leaves_nothin
         for name, bytes_ in fitting:
             await store.save(bytes_, tenant=name)
         before = [len((await FileClient(store.files).list_page(name, purpose=RESULT)).files) for name in ("ann", "bob")]
-        await refused(reason, store.save(size, tenant=tenant))
+        await refusal_of(reason, store.save(size, tenant=tenant))
         after = [len((await FileClient(store.files).list_page(name, purpose=RESULT)).files) for name in ("ann", "bob")]
         assert after == before
 
@@ -140,7 +141,7 @@ async def test_results_and_uploads_have_separate_limits(database_url: str) -> No
     async with opened(database_url, max_tenant_bytes=1024) as store:
         await store.save(1024)
         await store.files.save(NEW_FILE, content(bytes(5000)))
-        await refused(Reason.TOO_MANY_RESOURCES, store.files.require_room("ann", RESULT, 1))
+        await refusal_of(Reason.TOO_MANY_RESOURCES, store.files.require_room("ann", RESULT, 1))
 
 
 async def test_expired_result_is_gone_immediately_and_deleted_by_the_next_sweep(database_url: str) -> None:
@@ -200,9 +201,9 @@ async def test_batch_line_references_files_by_id_and_has_none_inline(store: Stor
     await media.require_files("ann", named, "lines[0].spec")
     assert named.transcription.audio.media_type == "image/png"
     inline = line(chat_pb2.MediaPart(data=b"RIFF", media_type="audio/wav"))
-    words = await refused(Reason.INVALID_ARGUMENT, media.require_files("ann", inline, "lines[3].spec"))
+    words = await refusal_of(Reason.INVALID_ARGUMENT, media.require_files("ann", inline, "lines[3].spec"))
     assert words.startswith("lines[3].spec.payload.audio: ")
-    await refused(Reason.NOT_FOUND, media.require_files("bob", named, "lines[0].spec"))
+    await refusal_of(Reason.NOT_FOUND, media.require_files("bob", named, "lines[0].spec"))
 
 
 async def test_releasing_some_attempts_deletes_only_their_files(store: Store) -> None:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from kit.refusals import refusal_of
 from stored_tasks import (
     DONE,
     LANE,
@@ -15,7 +16,6 @@ from stored_tasks import (
     count,
     details_of,
     failed,
-    refused,
     said,
     seen,
     store_on,
@@ -140,7 +140,7 @@ async def test_page_token_of_another_query_or_malformed_is_rejected(kept: SqlTas
         ("ann", task_service_pb2.ListTasksRequest(page_token="ä")),
         ("ann", task_service_pb2.ListTasksRequest(page_token="x")),
     ):
-        assert "page_token" in await refused(Reason.INVALID_ARGUMENT, kept.list_page(tenant, query))
+        assert "page_token" in await refusal_of(Reason.INVALID_ARGUMENT, kept.list_page(tenant, query))
     assert (
         len((await kept.list_page("ann", task_service_pb2.ListTasksRequest(page_size=2, page_token=token))).tasks) == 2
     )
@@ -233,9 +233,9 @@ async def test_cancelled_task_ends_immediately_and_stays_cancelled(kept: SqlTask
 
 
 async def test_only_ended_tasks_are_deleted(kept: SqlTaskStore, beside: RouterDatabase) -> None:
-    await refused(Reason.RESOURCE_IN_USE, kept.delete("ann", (await kept.submit(a_task("task-1"))).task.id))
+    await refusal_of(Reason.RESOURCE_IN_USE, kept.delete("ann", (await kept.submit(a_task("task-1"))).task.id))
     claim = await claimed(kept, "task-1")
-    await refused(Reason.RESOURCE_IN_USE, kept.delete("ann", "task-1"))
+    await refusal_of(Reason.RESOURCE_IN_USE, kept.delete("ann", "task-1"))
     await kept.end(claim, TaskOutcome(state=task_pb2.TASK_STATE_COMPLETED, chunks=[a_chunk(1, "a")]), NOW)
     gone = await kept.delete("ann", "task-1")
     assert gone is not None
@@ -299,7 +299,7 @@ async def test_tasks_are_listed_by_caller_and_by_request(kept: SqlTaskStore) -> 
     wanted.page_token = first.next_page_token
     assert [task.id for task in (await kept.list_page("ann", wanted)).tasks] == ["task-0"]
     wanted.caller = "key:b"
-    await refused(Reason.INVALID_ARGUMENT, kept.list_page("ann", wanted))
+    await refusal_of(Reason.INVALID_ARGUMENT, kept.list_page("ann", wanted))
     of_request = await kept.list_page("ann", task_service_pb2.ListTasksRequest(request_id="r1"))
     assert [task.id for task in of_request.tasks] == ["task-1", "task-0"]
 

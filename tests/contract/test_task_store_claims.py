@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from kit.refusals import refusal_of
 from stored_tasks import (
     CRASH,
     DONE,
@@ -16,7 +17,6 @@ from stored_tasks import (
     count,
     details_of,
     failed,
-    refused,
     reverted,
     said,
     seen,
@@ -159,7 +159,7 @@ async def test_answer_with_a_gap_is_rejected(kept: SqlTaskStore) -> None:
     claim = await begun(kept, "task-1")
     await kept.append(claim, [a_chunk(1, "a", "b")])
     for first in (4, 2):
-        await refused(Reason.INTERNAL, kept.append(claim, [a_chunk(first, "x")]))
+        await refusal_of(Reason.INTERNAL, kept.append(claim, [a_chunk(first, "x")]))
     assert await said(kept, "task-1", 1) == ["a", "b"]
 
 
@@ -289,7 +289,7 @@ async def test_key_lookup_finds_its_task_and_stores_nothing(kept: SqlTaskStore) 
     assert (found.task.id, found.existed) == ("t1", True)
     assert await kept.submitted(a_task("t2", idempotency_key="other")) is None
     assert await kept.submitted(a_task("t2")) is None
-    await refused(Reason.IDEMPOTENCY_CONFLICT, kept.submitted(a_task("t2", idempotency_key="k", prompt="another")))
+    await refusal_of(Reason.IDEMPOTENCY_CONFLICT, kept.submitted(a_task("t2", idempotency_key="k", prompt="another")))
     assert [task.id for task in await waiting(kept)] == ["t1"]
 
 

@@ -1,6 +1,6 @@
 """Errors that a test expects."""
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 
 import grpc
@@ -25,3 +25,10 @@ def refused(reason: Reason = Reason.INVALID_ARGUMENT, *, field: str = "") -> Ite
     assert error.reason is reason, error
     if field:
         assert error.metadata["field"] == field
+
+
+async def refusal_of(reason: Reason, awaited: Awaitable[object]) -> str:
+    """Expects a failure with a reason; returns its message."""
+    with refused(reason) as errors:
+        await awaited
+    return errors[0].message

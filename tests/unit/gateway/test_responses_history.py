@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from response_script import MemoryResponses
 
 from gateway.config import MediaConfig, RequestLimits
 from gateway.intake.json_guard import parse
@@ -19,7 +20,6 @@ from gateway.responses.schema import ResponsesRequest
 from gateway.responses.stream import ResponsesAnswer
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2
 from weft.api.router.v1 import stored_response_service_pb2
-from weft.durable.responses import response_not_found
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.timestamps import stamp_of
@@ -38,26 +38,8 @@ DELTA = st.builds(
 )
 
 
-class SingleTenantStore:
-    """A ResponseClient with the responses of one tenant."""
-
-    def __init__(self, *responses: stored_response_service_pb2.StoredResponse) -> None:
-        self._responses = {response.id: response for response in responses}
-
-    async def save(self, response: stored_response_service_pb2.StoredResponse) -> None:
-        raise AssertionError(response)
-
-    async def get(self, tenant: str, response_id: str) -> stored_response_service_pb2.StoredResponse:
-        found = self._responses.get(response_id)
-        if found is None or found.tenant != tenant:
-            raise response_not_found(response_id)
-        return found
-
-    async def chain(self, tenant: str, response_id: str) -> list[stored_response_service_pb2.StoredResponse]:
-        return [await self.get(tenant, response_id)]
-
-    async def delete(self, tenant: str, response_id: str) -> None:
-        raise AssertionError(tenant, response_id)
+def store_of(*responses: stored_response_service_pb2.StoredResponse) -> MemoryResponses:
+    return MemoryResponses({response.id: response for response in responses})
 
 
 def request_of(**fields: object) -> ResponsesRequest:
@@ -83,7 +65,7 @@ def stored_response(
     )
 
 
-async def continued(store: SingleTenantStore | None, tenant: str = "acme", **fields: Any) -> chat_pb2.ChatPayload:
+async def continued(store: MemoryResponses | None, tenant: str = "acme", **fields: Any) -> chat_pb2.ChatPayload:
     request = request_of(**fields)
     conversation = await conversation_of(store, tenant, own_items(request), request.previous_response_id)
     return to_response_request(request, conversation, RequestMedia(MediaConfig()), RequestLimits()).payload
@@ -92,7 +74,7 @@ async def continued(store: SingleTenantStore | None, tenant: str = "acme", **fie
 @given(deltas=st.lists(DELTA, max_size=6), finish=st.sampled_from(["STOP", "LENGTH", "TOOL_CALLS"]))
 async def test_every_answer_can_be_continued(deltas: list[event_pb2.Delta], finish: str) -> None:
     before = stored_response(request_of(), *deltas, finish=finish)
-    payload = await continued(SingleTenantStore(before), previous_response_id=before.id, input="Go on")
+    payload = await continued(store_of(before), previous_response_id=before.id, input="Go on")
     said = "".join(part.text for message in payload.messages[1:-1] for part in message.content)
     assert said == "".join(delta.text for delta in deltas)
     assert [part.text for message in (payload.messages[0], payload.messages[-1]) for part in message.content] == [
@@ -104,11 +86,11 @@ async def test_every_answer_can_be_continued(deltas: list[event_pb2.Delta], fini
 async def test_pool_envelope_answer_can_be_continued_and_referenced() -> None:
     before = stored_response(request_of(envelope="pool"), event_pb2.Delta(reasoning="Hm.", text="Wait."))
     assert [item["type"] for item in json.loads(before.body)["output"]] == ["reasoning", "output_text"]
-    payload = await continued(SingleTenantStore(before), previous_response_id=before.id, input="Go on")
+    payload = await continued(store_of(before), previous_response_id=before.id, input="Go on")
     turns = [(message.role, message.content[0].text) for message in payload.messages]
     assert turns == [(chat_pb2.ROLE_USER, "hi"), (chat_pb2.ROLE_ASSISTANT, "Wait."), (chat_pb2.ROLE_USER, "Go on")]
     reference = {"type": "item_reference", "id": json.loads(before.body)["output"][1]["id"]}
-    named = await continued(SingleTenantStore(before), input=[reference, {"role": "user", "content": "More"}])
+    named = await continued(store_of(before), input=[reference, {"role": "user", "content": "More"}])
     assert named.messages[0].content[0].text == "Wait."
 
 
@@ -119,7 +101,7 @@ async def test_every_output_item_can_be_referenced() -> None:
     ids = [item.id for item in exchange_of(before)]
     result = {"type": "function_call_output", "call_id": "call_a", "output": "sunny"}
     references = [{"type": "item_reference", "id": item_id} for item_id in ids]
-    payload = await continued(SingleTenantStore(before), input=[*references, result])
+    payload = await continued(store_of(before), input=[*references, result])
     assert [message.role for message in payload.messages] == [
         chat_pb2.ROLE_USER,
         chat_pb2.ROLE_ASSISTANT,
@@ -134,7 +116,7 @@ async def test_unknown_reference_in_the_last_turn_is_refused_with_its_position(t
     before = stored_response(request_of(), event_pb2.Delta(text="Hi"))
     item_id = output_item_id(before.id, "message", 7 if tenant == "acme" else 0)
     reference = {"type": "item_reference", "id": item_id}
-    for store in (SingleTenantStore(before), None):
+    for store in (store_of(before), None):
         with pytest.raises(FieldError) as caught:
             await continued(store, tenant, input=[{"role": "user", "content": "hi"}, reference])
         assert caught.value.field == "input[1].id"
@@ -148,7 +130,7 @@ async def test_unknown_reference_in_the_last_turn_is_refused_with_its_position(t
 async def test_session_continues_if_referenced_items_are_not_stored(
     item_id: str, is_stored: bool, last: dict[str, Any]
 ) -> None:
-    store = SingleTenantStore(stored_response(request_of(), event_pb2.Delta(text="Hi"))) if is_stored else None
+    store = store_of(stored_response(request_of(), event_pb2.Delta(text="Hi"))) if is_stored else None
     lost = {"type": "item_reference", "id": item_id}
     payload = await continued(store, input=[{"role": "user", "content": "hi"}, lost, last])
     texts = [part.text for message in payload.messages for part in message.content]
@@ -158,7 +140,7 @@ async def test_session_continues_if_referenced_items_are_not_stored(
 async def test_response_of_another_tenant_is_not_found() -> None:
     before = stored_response(request_of(), event_pb2.Delta(text="Hi"))
     with pytest.raises(WeftError) as caught:
-        await continued(SingleTenantStore(before), "other", previous_response_id=before.id)
+        await continued(store_of(before), "other", previous_response_id=before.id)
     assert caught.value.reason is Reason.NOT_FOUND
     assert caught.value.metadata["field"] == "previous_response_id"
 
