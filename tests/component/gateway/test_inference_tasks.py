@@ -97,7 +97,6 @@ async def test_request_the_live_route_rejects_is_rejected_here_with_its_field_pa
     async with serving(tasks=tasks) as gateway:
         for body, param in (
             ({}, "body"),
-            ({"body": []}, "body"),
             ({"body": {"messages": HI}}, "body.model"),
             ({"body": {"model": "tiny"}}, "body.messages"),
             ({"body": {"model": "tiny", "messages": [{"role": "nobody"}]}}, "body.messages[0].role"),
@@ -105,11 +104,9 @@ async def test_request_the_live_route_rejects_is_rejected_here_with_its_field_pa
             ({"body": {"model": "tiny", "messages": HI, "user": "u" * 600}}, "body.user"),
             ({"body": {"model": "a b", "messages": HI}}, "body.model"),
             ({"model": "other", "body": {"model": "tiny", "messages": HI}}, "model"),
-            ({**CHAT, "endpoint": "/v1/rerank"}, "endpoint"),
             ({**CHAT, "endpoint": 1}, "endpoint"),
             ({**CHAT, "pending_limit_seconds": 0.5}, "pending_limit_seconds"),
             ({**CHAT, "pending_limit_seconds": 604_801}, "pending_limit_seconds"),
-            ({**CHAT, "max_attempts": 0}, "max_attempts"),
             ({**CHAT, "max_attempts": 101}, "max_attempts"),
         ):
             assert (await submit(gateway, body)).refusal == (400, "invalid_argument", param)
