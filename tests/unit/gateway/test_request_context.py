@@ -128,9 +128,7 @@ WRONG_SECONDS = ["0", "-1", "nan", "1e9", "soon"]
     ],
     ids=str,
 )
-def test_wrong_header_or_field_is_refused_by_name(
-    headers: dict[str, str], fields: dict[str, object], field: str
-) -> None:
+def test_wrong_header_or_field_is_refused_by_name(headers: dict[str, str], fields: dict[str, Any], field: str) -> None:
     with pytest.raises(FieldError) as refused:
         context(headers, **fields)
     assert refused.value.field == field
