@@ -17,7 +17,7 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_request_id, require_token
 from weft.kernel.reasons import Reason
 from weft.kernel.unknown_names import FOR_TASKS
-from weft_app.cli.follow import Breaks
+from weft_app.cli.follow import RETRY_LIMIT_SECONDS, Breaks
 from weft_app.cli.mesh_api import Document, MeshApi, connect
 from weft_app.cli.options import DEFAULT_HOME, EXIT_FAILED, HomeOption, NamedFormat, OutputFormat, act_on_each, note
 from weft_app.cli.output import (
@@ -39,8 +39,6 @@ MAX_PAGE = 100
 SILENCE_SECONDS = 900.0
 """Timeout of a response: a batch is acknowledged once all its lines, up to 50,000, are on disk."""
 POLL_SECONDS = 1.0
-MAX_OUTAGE_SECONDS = 60.0
-"""Maximum outage of the gateway while a batch is watched."""
 MAX_LISTED = 1_000
 MAX_SHOWN_ERRORS = 10
 MAX_FIRST_LINE_BYTES = 16 * 1024 * 1024
@@ -278,7 +276,7 @@ def _followed(api: MeshApi, batch: Document) -> Document:
     """Polls the batch until it has ended, with progress on stderr. Retries during a short outage of the gateway."""
     if batch["status"] in _OVER:
         return batch
-    breaks = Breaks(MAX_OUTAGE_SECONDS, {Reason.SERVICE_UNAVAILABLE}, began=True, is_quiet=True)
+    breaks = Breaks(RETRY_LIMIT_SECONDS, {Reason.SERVICE_UNAVAILABLE}, began=True, is_quiet=True)
     with shown_progress(_PROGRESS) as show:
         show(batch)
         while batch["status"] not in _OVER:

@@ -41,8 +41,6 @@ CANCEL_TIMEOUT_SECONDS = 20.0
 """Timeout of a call, which waits until the cancelled task has ended."""
 MAX_SHOWN = 1_000
 RETRY_PAUSE_SECONDS = 0.5
-MAX_OUTAGE_SECONDS = 60.0
-"""Maximum outage of the mesh while a task is followed."""
 _ENDS = ("completed", "failed", "cancelled")
 _AWAY = frozenset({Reason.SERVICE_UNAVAILABLE, Reason.CANCELLED})
 
@@ -246,9 +244,9 @@ def _followed(task_id: str, home: Path, deadline: float | None = None) -> Iterat
     """Yields the task (`task`) at each change and chunks of its answer (`piece`) until its end or `deadline`.
 
     Continues across restarts of the mesh. Without a deadline, once the task has been found, retries during an outage
-    for MAX_OUTAGE_SECONDS.
+    for RETRY_LIMIT_SECONDS.
     """
-    after, limit_seconds = 0, MAX_OUTAGE_SECONDS if deadline is None else math.inf
+    after, limit_seconds = 0, RETRY_LIMIT_SECONDS if deadline is None else math.inf
     breaks = Breaks(limit_seconds, _AWAY, began=deadline is not None, is_quiet=True)
     while True:
         try:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from weft.documents.kinds.trial import DEFAULT_MAX_PAIRS
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import declared_of
 from weft.kernel.errors import WeftError, invalid_field
@@ -20,7 +21,6 @@ from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputO
 from weft_app.cli.output import Column, TextTable, custom_columns, page, print_document, say, text_at
 
 DEFAULT_SHARE = "10%"
-DEFAULT_PAIRS = 100
 MAX_PAIRS = 1000
 TITLE_CHARS = 18
 _PERCENTAGE = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,9})?) ?%?")
@@ -59,7 +59,9 @@ def start(
     share_percent: Annotated[
         str, typer.Option("--share", metavar="PERCENT", help="Share of the requests that are answered again.")
     ] = DEFAULT_SHARE,
-    max_pairs: Annotated[int, typer.Option("--pairs", min=1, max=MAX_PAIRS, help="Pairs to collect.")] = DEFAULT_PAIRS,
+    max_pairs: Annotated[
+        int, typer.Option("--pairs", min=1, max=MAX_PAIRS, help="Pairs to collect.")
+    ] = DEFAULT_MAX_PAIRS,
     name: Annotated[str, typer.Option(help="Name of the trial. Default: NEW-vs-OLD.")] = "",
     home: HomeOption = DEFAULT_HOME,
 ) -> None:

@@ -17,6 +17,7 @@ from weft.api.common.v1 import event_pb2
 from weft.api.router.v1 import task_pb2, task_service_pb2_grpc
 from weft.api.router.v1 import task_service_pb2 as pb
 from weft.kernel.reasons import Reason
+from weft_app.cli import follow, tasks
 from weft_app.cli.main import app
 
 ID = "task-5f0c0d2b7a9e4c31d6a8b2f4"
@@ -267,7 +268,7 @@ def test_followed_logs_resume_after_a_mesh_restart(script: TaskScript, monkeypat
 
 
 def test_followed_logs_end_if_the_mesh_does_not_return(script: TaskScript, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft_app.cli.tasks.MAX_OUTAGE_SECONDS", 0.0)
+    monkeypatch.setattr(tasks, "Breaks", lambda _, *reasons, **options: follow.Breaks(0.0, *reasons, **options))
     script.restarts = [1] + 10 * [0]
     script.news = [task(RUNNING, attempt=1)]
     done = script.run("logs", f"task/{ID}", "-f")
