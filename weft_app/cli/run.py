@@ -140,15 +140,17 @@ def _start_session(stack: ExitStack, home: WeftHome, config: Path | None) -> Non
 
 def _running(load: Document, authorization: str, home: Path) -> RunningModel:
     """Returns the model once the mesh serves it. Pulls and loads a model given by its source."""
-    name = load["model"]
-    source = load["source"] or _short_source(name, home)
-    if source and not load["source"]:
-        note(f"{name} is {source}")
+    name, source = load["model"], load["source"]
     if not source:
-        name, header = _resolved(name, home)
-        if load["settings"]:
-            _load(load | {"model": name}, authorization, home)
-        return RunningModel(name=name, header=header)
+        try:
+            name, header = resolve(name, home)
+        except WeftError as error:
+            source = _short_source(name, error)
+            note(f"{name} is {source}")
+        else:
+            if load["settings"]:
+                _load(load | {"model": name}, authorization, home)
+            return RunningModel(name=name, header=header)
     added = _load(load | {"source": source}, authorization, home)["result"]["added"]
     note(f"{safe_text(added['source'])} is served as {added['name']}")
     for reason in added.get("reasons", ()):
@@ -156,10 +158,19 @@ def _running(load: Document, authorization: str, home: Path) -> RunningModel:
     return RunningModel(name=added["name"], header=resolve(added["name"], home)[1], added=added)
 
 
-def _short_source(name: str, home: Path) -> str:
-    """Returns the source of a short name; empty if the mesh serves this name or it is not a short name."""
+def _short_source(name: str, unserved: WeftError) -> str:
+    """Returns the source of a short name that the mesh does not serve.
+
+    Raises `unserved`, the mesh's error, if the name is not a short name.
+    """
+    if unserved.reason is not Reason.MODEL_NOT_FOUND:
+        raise unserved
     source = short_source(name)
-    return "" if source is None or _is_served(name, home) else source
+    if source is None:
+        hint = f"{unserved.message}; a model of the hub is named as hf:OWNER/REPO, or by a short name: "
+        hint += short_names_hint(name)
+        raise WeftError(unserved.reason, hint, metadata=unserved.metadata) from unserved
+    return source
 
 
 def _is_served(name: str, home: Path) -> bool:
@@ -170,17 +181,6 @@ def _is_served(name: str, home: Path) -> bool:
             raise
         return False
     return True
-
-
-def _resolved(name: str, home: Path) -> tuple[str, str]:
-    try:
-        return resolve(name, home)
-    except WeftError as error:
-        if error.reason is not Reason.MODEL_NOT_FOUND:
-            raise
-        hint = f"{error.message}; a model of the hub is named as hf:OWNER/REPO, or by a short name: "
-        hint += short_names_hint(name)
-        raise WeftError(error.reason, hint, metadata=error.metadata) from error
 
 
 def _load(load: Document, authorization: str, home: Path) -> Document:
