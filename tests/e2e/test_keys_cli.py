@@ -5,14 +5,13 @@ import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from registry_process import key_ring, serving_registry, stop_in_order, weft
 
 from weft.kernel.errors import WeftError
-from weft.kernel.principal import Access, Principal, Resource, Role, authenticate
+from weft.kernel.principal import Principal, authenticate, parse_scopes
 from weft_app.cli.keys import KeyRole, scopes_of
 
 KEY = re.compile(r"weft_[a-z0-9]{12}_[0-9a-f]{64}")
@@ -25,15 +24,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with serving_registry(folder) as process:
         yield folder
         stop_in_order(process)
-
-
-def created(home: Path, *options: str) -> dict[str, Any]:
-    """What `weft keys create -o json` says."""
-    done = weft(home, "keys", "create", "-o", "json", *options)
-    assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
-    assert isinstance(found, dict)
-    return found
 
 
 async def principal(home: Path, text: str) -> Principal | None:
@@ -52,7 +42,7 @@ async def test_key_is_printed_once_with_a_usage_example(home: Path) -> None:
     found = await principal(home, text)
     assert found is not None
     assert found.tenant == "team-a"
-    assert found.access == created_access("user")
+    assert found.access == parse_scopes(scopes_of(KeyRole.USER), "scopes")
 
     key_id, secret = text.split("_")[1:]
     for output in ("table", "json", "yaml", "name"):
@@ -65,33 +55,6 @@ async def test_key_is_printed_once_with_a_usage_example(home: Path) -> None:
     assert (row["state"], row["description"], row["tenant"]) == ("good", "Ann's notebook", "team-a")
     lasts = datetime.fromisoformat(row["expireTime"]) - datetime.fromisoformat(row["createTime"])
     assert lasts == timedelta(days=90)
-
-
-def created_access(role: str) -> frozenset[Access]:
-    mine = [resource for resource in Resource if resource is not Resource.MESH]
-    every = {Access(resource, each) for resource in mine for each in Role}
-    match role:
-        case "user":
-            words = {"inference:create", "inference:edit", "inference:view", "models:view"}
-            return frozenset(access for access in every if str(access) in words)
-        case "viewer":
-            return frozenset(access for access in every if access.role is Role.VIEW)
-        case "operator":
-            return frozenset(access for access in every if access.resource not in (Resource.KEYS, Resource.SECRETS))
-        case "service":
-            return frozenset(Access(resource, each) for resource in Resource for each in Role)
-        case _:
-            return frozenset(every)
-
-
-@pytest.mark.parametrize("role", KeyRole)
-async def test_role_is_a_set_of_scopes_that_can_be_extended(home: Path, role: KeyRole) -> None:
-    document = created(home, "--role", role.value)
-    found = await principal(home, document["key"])
-    assert found is not None
-    assert found.access == created_access(role.value)
-    more = created(home, "--role", role.value, "--scope", "mesh:view", "--scope", scopes_of(role)[0])
-    assert more["scopes"] == [*scopes_of(role), "mesh:view"]
 
 
 async def test_rotated_key_has_two_valid_secrets_temporarily_and_a_revoked_key_has_none(home: Path) -> None:
