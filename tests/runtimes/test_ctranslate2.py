@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -24,7 +23,6 @@ from runner_svc.runtimes.library_server import program_command
 from weft.api.common.v1 import chat_pb2, event_pb2, sampling_pb2, tokenize_pb2
 from weft.dispatch.frames import Frame, GenerationPayload, has_content
 from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
 from weft.kernel.telemetry import new_traceparent
 from weft_testing.conformance.backend import BackendConformance, Engine
 from weft_testing.conformance.prefix_cache import PrefixCacheConformance
@@ -134,18 +132,6 @@ async def test_stop_strings_and_request_parameters_are_applied() -> None:
         frames = await _frames(backend, _chat("Hi.", sampling={"seed": 1, "min_p": 0.1, "top_k": 5, "top_p": 0.0}))
         warned = sorted(event.warning.field for event in frames[0])
         assert warned == ["min_p", "seed"]
-        for refused, reason, begin in (
-            (_chat("Hi.", logprobs=True), Reason.INVALID_ARGUMENT, "logprobs"),
-            (
-                _chat("Hi.", response_format=chat_pb2.ResponseFormat(json_object=True)),
-                Reason.BACKEND_REJECTED,
-                "the engine answered 400: response_format",
-            ),
-        ):
-            with pytest.raises(WeftError) as failed:
-                await _frames(backend, refused)
-            assert failed.value.reason is reason
-            assert failed.value.message.startswith(begin)
 
 
 async def test_beam_search_answers_in_one_piece_with_a_warning() -> None:
@@ -191,20 +177,6 @@ async def test_requests_run_in_parallel_in_a_model_with_several_slots() -> None:
         assert [answered.finished.receipt.usage.cached_prompt_tokens for answered in (end, again[1])] == [0, 0]
 
 
-async def test_hung_engine_does_not_respond_until_resumed() -> None:
-    async with _running() as (backend, _):
-        assert backend.process_id is not None
-        os.kill(backend.process_id, signal.SIGSTOP)
-        try:
-            # The signal takes a moment to reach every thread.
-            assert not all([await backend.responds(0.2) for _ in range(5)])
-            assert not await backend.responds(0.2)
-        finally:
-            os.kill(backend.process_id, signal.SIGCONT)
-        assert await backend.responds(NOTICE_SECONDS)
-        assert (await _answer(backend, certain_chat()))[0] == CERTAIN_ANSWER
-
-
 async def test_flush_frees_cached_prompts_and_a_budget_limits_them() -> None:
     async with _running(extra_arguments=("--prefix-cache-tokens", "1500")) as (backend, _):
         assert backend.process_id is not None
@@ -223,14 +195,6 @@ async def test_flush_frees_cached_prompts_and_a_budget_limits_them() -> None:
         assert kept - before > (erased.token_count or 0) * 100_000
         assert memory().rss < kept - (erased.token_count or 0) * 100_000
         assert (await _answer(backend, certain_chat()))[0] == CERTAIN_ANSWER
-
-
-async def test_folder_without_a_tokenizer_is_rejected_with_a_fix(tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "model.bin").symlink_to(built_ctranslate2()[1] / "model.bin")
-    with pytest.raises(WeftError, match=r"--copy_files tokenizer\.json"):
-        await _backend(path=folder).start()
 
 
 async def test_library_accepts_every_declared_load_parameter() -> None:

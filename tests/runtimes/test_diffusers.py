@@ -3,7 +3,6 @@
 import asyncio
 import os
 import resource
-import signal
 import struct
 import zlib
 from collections.abc import AsyncGenerator
@@ -170,26 +169,6 @@ async def test_cancelled_request_frees_the_slot_within_one_step() -> None:
         assert len(await _images(backend, _payload(steps=1))) == 1, "the next request has the slot"
 
 
-async def test_killed_engine_is_detected_and_the_next_one_works() -> None:
-    async with _running() as backend:
-        async with aclosing(backend.generate_images(_payload(steps=100), CALL)) as frames:
-            await anext(frames)
-            os.kill(backend.process_id or 0, signal.SIGKILL)
-            with pytest.raises(WeftError) as died:
-                await _to_the_end(frames)
-        assert died.value.reason is Reason.SERVER_DIED
-        await backend.stop()
-        async with asyncio.timeout(START_SECONDS):
-            await backend.start()
-        assert await _images(backend, _payload())
-
-
-async def _to_the_end(frames: AsyncGenerator[Frame]) -> None:
-    async with asyncio.timeout(ANSWER_SECONDS):
-        async for _ in frames:
-            pass
-
-
 async def test_invalid_images_are_rejected_by_field_and_the_process_continues() -> None:
     bomb = _png(16_000, 16_000, zlib.compress(b"\x00" * 10_000_000))
     giant = _png(60_000, 60_000, zlib.compress(b"\x00" * 10_000_000))
@@ -229,27 +208,3 @@ async def test_out_of_memory_fails_only_the_request() -> None:
         assert failed.value.reason is Reason.OUT_OF_MEMORY, failed.value.message
         assert "a smaller size" in failed.value.message
         assert len(await _images(backend, _payload())) == 1
-
-
-async def test_model_memory_is_freed_after_stop() -> None:
-    async with _running() as backend:
-        await _images(backend, _payload())
-        engine = psutil.Process(backend.process_id)
-        assert engine.memory_info().rss > 100_000_000
-        await backend.stop()
-        assert not engine.is_running()
-        assert backend.process_id is None
-
-
-async def test_pickled_weights_are_not_loaded(tmp_path: Path) -> None:
-    folder = tmp_path / "pickled"
-    for file in (built_diffusers()[1] / "sd").rglob("*"):
-        if file.is_file():
-            to = folder / file.relative_to(built_diffusers()[1] / "sd")
-            to.parent.mkdir(parents=True, exist_ok=True)
-            to.write_bytes(file.read_bytes())
-    weights = folder / "unet" / "diffusion_pytorch_model.safetensors"
-    weights.rename(weights.with_suffix(".bin"))
-    with pytest.raises(WeftError, match=r"unet/diffusion_pytorch_model\.bin is pickled Python") as refused:
-        await DiffusersBackend(*_settings(path=folder)).start()
-    assert refused.value.reason is Reason.INVALID_ARGUMENT

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 import struct
 import subprocess
 import zipfile
@@ -48,7 +47,6 @@ TALES = (
 )
 """Sentences of many words: a model takes what repeats for a loop of its own."""
 ANSWER_SECONDS = 240.0
-NOTICE_SECONDS = 30.0
 SILENCE_HOURS = 10
 MOST_GROWTH_BYTES = 300_000_000
 """A piece of three minutes takes some 100 MB; ten hours at once would take 2.3 GB."""
@@ -121,16 +119,6 @@ async def test_espeak_speech_is_transcribed_with_times_language_and_duration(fox
     assert abs(receipt.usage.audio_milliseconds / 1000 - heard.duration_seconds) < 0.01
 
 
-async def test_progress_is_reported_in_seconds_of_audio(fox: Path) -> None:
-    async with _running() as (backend, _):
-        frames = await _frames(backend, _payload(fox))
-    progress = [event.work_progress for frame in frames for event in frame if event.HasField("work_progress")]
-    assert {each.unit for each in progress} == {event_pb2.WORK_UNIT_AUDIO_SECONDS}
-    done = [each.done for each in progress]
-    assert done == sorted(done)
-    assert done[-1] == progress[-1].total > 2
-
-
 async def test_prompt_temperature_voice_detection_and_translation_reach_the_model(fox: Path) -> None:
     async with _running(extra_arguments=("--voice-detection",), beam_size=2) as (backend, _):
         for fields in (
@@ -170,26 +158,6 @@ async def test_cancelled_request_frees_its_slot_for_the_next(fox: Path, tmp_path
         process = backend.process_id
         _require_fox((await _words(backend, fox))[0])
         assert backend.process_id == process
-
-
-async def test_killed_engine_is_detected_and_works_after_a_restart(fox: Path, tmp_path: Path) -> None:
-    recording = spoken(" ".join([FOX] * 60), tmp_path / "long.wav")
-    async with _running() as (backend, _):
-        async with aclosing(backend.transcribe(_payload(recording), CALL)) as frames:
-            await anext(frames)
-            os.kill(backend.process_id or 0, signal.SIGKILL)
-            with pytest.raises(WeftError) as died:
-                await _to_the_end(frames)
-        assert died.value.reason is Reason.SERVER_DIED
-        await backend.stop()
-        await backend.start()
-        _require_fox((await _words(backend, fox))[0])
-
-
-async def _to_the_end(frames: AsyncGenerator[Frame]) -> None:
-    async with asyncio.timeout(NOTICE_SECONDS):
-        async for _ in frames:
-            pass
 
 
 async def test_unload_frees_the_memory(fox: Path) -> None:

@@ -112,21 +112,6 @@ async def test_schema_grammar_and_bias_are_followed(interpreter: Path) -> None:
         await backend.stop()
 
 
-async def test_second_answer_to_a_prompt_hits_the_cache(interpreter: Path) -> None:
-    backend = _backend(interpreter)
-    payload = _chat("word " * 300, sampling=sampling_pb2.SamplingParams(max_tokens=2))
-    await backend.start()
-    try:
-        _, first = await _text(backend, payload)
-        _, second = await _text(backend, payload)
-    finally:
-        await backend.stop()
-    usage = second.finished.receipt.usage
-    assert first.finished.receipt.usage.cached_prompt_tokens == 0
-    assert usage.prompt_tokens > 300
-    assert usage.cached_prompt_tokens >= usage.prompt_tokens - 1
-
-
 async def test_prompt_restored_after_an_unload_continues_with_the_same_tokens(
     interpreter: Path, tmp_path: Path
 ) -> None:

@@ -80,15 +80,6 @@ async def test_model_answers_and_counts_total_and_cached_tokens(mlx_lm: tuple[Pa
     assert CLAIM_STATE_BROKEN not in claims.values()
 
 
-async def test_unsupported_parameter_yields_a_warning(mlx_lm: tuple[Path, Path]) -> None:
-    payload = _chat("Hi", 4)
-    payload.reasoning_effort = chat_pb2.REASONING_EFFORT_LOW
-    payload.sampling.repeat_penalty = 1.1
-    async with _running(mlx_lm) as backend:
-        events = await _answer(backend, payload)
-    assert [event.warning.field for event in events if event.HasField("warning")] == ["reasoning_effort"]
-
-
 async def test_disconnect_stops_its_work_and_stop_ends_all(mlx_lm: tuple[Path, Path]) -> None:
     async with _running(mlx_lm) as backend:
         async with aclosing(backend.generate(_chat("Tell a very long story.", 2000), CALL)) as stream:

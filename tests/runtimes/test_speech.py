@@ -3,18 +3,16 @@
 import asyncio
 import json
 import os
-import signal
 import subprocess
 from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from kit.engine_settings import engine_settings
 from kit.speech import espeak_ng
-from kit.speech_calls import CALL, FOX, Spoken, first_piece, payload, speaking, spoken
+from kit.speech_calls import CALL, FOX, Spoken, speaking, spoken
 from native_builds import SPEECH, built_speech
 
 from runner_svc.environments.folder import EnvironmentFolder
@@ -124,43 +122,6 @@ async def test_first_chunk_is_sent_before_the_last_sentence_is_spoken(make: Make
                     break
     done = [event["work_progress"] for event in before if "work_progress" in event]
     assert all(each["done"] < each["total"] for each in done)
-
-
-@both
-async def test_cancelled_request_frees_the_only_slot(make: Make) -> None:
-    async with speaking(make(slots=1)) as (backend, _):
-        for _ in range(2):
-            assert await first_piece(backend, LONG)
-        assert (await spoken(backend, "And now this.")).seconds > 0
-
-
-@both
-async def test_killed_server_is_detected_and_speaks_after_a_restart(make: Make) -> None:
-    async with speaking(make()) as (backend, _):
-        process = backend.process_id
-        assert process is not None
-        pieces = backend.speak(payload(LONG), CALL)
-        assert (await anext(pieces)).data
-        os.kill(process, signal.SIGKILL)
-        with pytest.raises(WeftError) as died:
-            async for _ in pieces:
-                pass
-        assert died.value.reason is Reason.SERVER_DIED
-        async with asyncio.timeout(60):
-            await backend.wait_exit()
-        await backend.stop()
-        async with asyncio.timeout(60):
-            await backend.start()
-        assert (await spoken(backend, "And now this.")).seconds > 0
-
-
-@both
-async def test_unload_leaves_no_process(make: Make) -> None:
-    async with speaking(make()) as (backend, _):
-        assert (await spoken(backend, "And now this.")).seconds > 0
-        processes = [psutil.Process(each.pid) for each in backend.processes()]
-        assert processes
-    assert not any(process.is_running() for process in processes)
 
 
 async def test_espeak_ng_lists_the_languages_and_variants_of_its_program() -> None:

@@ -270,23 +270,6 @@ async def test_unload_the_library_refuses_after_an_answer_is_retried(model: Path
         assert await backend.sleep()
 
 
-async def test_sleeping_engine_restarts_for_other_options_or_after_its_death(model: Path) -> None:
-    async with _running(model, sleeps_in_place=True) as (backend, _):
-        first = backend.process_id
-        assert await backend.sleep()
-        facts = await backend.start(LoadOrder(parameters={"context_tokens": 100}))
-        assert (facts.context_tokens, backend.process_id != first) == (100, True)
-        second = backend.process_id
-        assert await backend.sleep()
-        os.kill(second or 0, signal.SIGKILL)
-        await backend.start(LoadOrder(parameters={"context_tokens": 100}))
-        assert backend.process_id not in (None, first, second)
-        assert await reply(backend, chat())
-        assert await backend.sleep()
-        await backend.stop()
-        assert backend.process_id is None
-
-
 async def test_engine_that_cannot_sleep_in_place_must_be_stopped(model: Path) -> None:
     async with _running(model) as (backend, _):
         assert not await backend.sleep(), "it is not configured so"

@@ -292,16 +292,6 @@ async def test_out_of_memory_fails_only_the_request_and_suggests_remedies(model:
         await _backend(model, {"load_needs_too_much": True}).start()
 
 
-@pytest.mark.nightly("same checks as test_ctranslate2_server")
-async def test_library_error_fails_only_the_request(model: Path) -> None:
-    async with _running(model, {"fails_at_step": 20}) as (backend, _):
-        assert await _refusal(backend, _payload(steps=30)) == (
-            Reason.BACKEND_ERROR,
-            "the engine reported: a kernel failed",
-        )
-        assert await _made(backend, _payload())
-
-
 async def test_settings_and_load_order_reach_the_library(model: Path) -> None:
     saving = ("--vae-tiling", "--attention-slicing")
     async with _running(model, {"with_device": True}, extra_arguments=saving) as (backend, _):

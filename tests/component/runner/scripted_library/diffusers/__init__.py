@@ -118,8 +118,6 @@ class Pipeline:
         self.num_timesteps = steps = int(num_inference_steps * strength)
         for step in range(steps):
             time.sleep(SWITCHES.get("seconds_per_step", 0.0))
-            if SWITCHES.get("fails_at_step") == step:
-                raise RuntimeError("a kernel failed")
             sys.stderr.write(f"step {step + 1} of {steps}\n")
             callback_on_step_end(self, step, 0, {"latents": torch.Latents((1, 4, height // 2, width // 2))})
         made = {
