@@ -76,8 +76,7 @@ class Engine:
             for start in range(0, len(self.row.answer), step):
                 await connection.send(self.row.answer[start : start + step])
                 await asyncio.sleep(0)
-            if self.row.ends:
-                await connection.close()
+            await connection.close()
 
 
 @dataclass

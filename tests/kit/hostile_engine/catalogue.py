@@ -24,7 +24,7 @@ from kit.hostile_engine.server import (
     event,
     piece,
 )
-from weft.kernel.reasons import Reason, traits
+from weft.kernel.reasons import Reason
 
 PROTOCOL = Reason.BACKEND_PROTOCOL_ERROR
 FAILED = Reason.BACKEND_ERROR
@@ -56,13 +56,6 @@ class Row:
     """The reason of the caller's error; None: a valid answer with the text `text`."""
     text: str = ""
     ask: Ask = Ask.CHAT
-    ends: bool = True
-    """Whether the connection is closed after the answer."""
-
-    @property
-    def status(self) -> int:
-        """The HTTP status for a caller of the mesh if no content was sent before."""
-        return 200 if self.sees is None else traits(self.sees).http_status
 
 
 def stream(*events: bytes, head: bytes = STREAM_HEAD, last: bytes = LAST_CHUNK) -> bytes:
@@ -89,8 +82,7 @@ def _delta(finish: object = None, **delta: Any) -> bytes:
 
 
 _CALL = _delta(tool_calls=[{"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}])
-_NOTHING = _delta()
-_UNKNOWN_REASONS: tuple[object, ...] = ("done", "STOP", " stop", "null", "\u0000", "x" * 5_000, 5, True, ["stop"], {})
+_UNKNOWN_REASONS: tuple[object, ...] = ("done", "\u0000", 5, True, ["stop"], {})
 
 
 def _finish(word: object, sees: Reason | None) -> Row:
@@ -108,7 +100,7 @@ def _good(name: str, *events: bytes, text: str = "Hi") -> Row:
 
 
 ENDS = (
-    *(_finish(word, FAILED) for word in ("error", "abort", "aborted", "cancelled", "failed")),
+    _finish("abort", FAILED),
     *(_finish(word, None) for word in _UNKNOWN_REASONS),
     _good(
         "an empty finish reason on every piece",
@@ -117,7 +109,6 @@ ENDS = (
         DONE,
         text="Hi!",
     ),
-    _bad("an empty finish reason and no end", piece("Hi", finish_reason="")),
     _good("no finish reason, with [DONE]", HI, USAGE, DONE),
     _bad("no finish reason, without [DONE]", HI, USAGE),
     _good("no field for a finish reason", event({"choices": [{"index": 0, "delta": {"content": "Hi"}}]}), DONE),
@@ -131,78 +122,33 @@ ENDS = (
     _bad("reasoning after the finish reason", HI, end(), _delta(reasoning_content="hm"), DONE),
     _bad("a refusal after the finish reason", HI, end(), _delta(refusal="no"), DONE),
     _bad("a call after the finish reason", HI, end(), _CALL, DONE),
-    _bad("text and a second finish reason", HI, end(), piece("more", finish_reason="stop"), DONE),
-    _good("another finish reason", HI, end("stop"), end("length"), USAGE, DONE),
     _bad("a failure after the finish reason", HI, end("stop"), end("error"), USAGE, DONE, sees=FAILED),
     _bad("tool_calls and no call", HI, end("tool_calls"), USAGE, DONE),
-    _bad("function_call and no call", HI, end("function_call"), USAGE, DONE),
-    _bad("nothing, and no figures", _NOTHING, end(), DONE),
     _bad("nothing but empty texts", piece(""), piece(""), end(), DONE),
-    _good(
-        "a message in place of a delta", _choice(0, "stop", message={"role": "assistant", "content": "Hi"}), USAGE, DONE
-    ),
-    _good("a message after a delta", HI, _choice(0, "stop", message={"content": "Hi"}), USAGE, DONE),
     _bad("a choice that was not asked for", HI, _choice(1, "stop", delta={"content": "you"}), end(), DONE),
-    _bad("choice -1", _choice(-1, "stop", delta={"content": "Hi"}), DONE),
-    _bad("choice 2^40", _choice(2**40, "stop", delta={"content": "Hi"}), DONE),
     _good("choice '0'", _choice("0", "stop", delta={"content": "Hi"}), DONE),
-    _good("choice null", _choice(None, "stop", delta={"content": "Hi"}), DONE),
     _bad("the user speaks", HI, _delta(role="user", content="and I"), end(), DONE),
-    _bad("a tool speaks", HI, _delta(role="tool", content="result"), end(), DONE),
-    _good("a role that is no text", _delta(role=5, content="Hi"), end(), DONE),
     _bad("one of two choices", *GOOD, ask=Ask.TWO_CHOICES),
-    Row(
-        name="a choice ends twice, another never",
-        answer=stream(HI, end(), end(), _choice(1, None, delta={"content": "a"}), DONE),
-        sees=None,
-        text="Hia",
-        ask=Ask.TWO_CHOICES,
-    ),
-    _bad(
-        "one of two goes on",
-        HI,
-        end(),
-        piece("!"),
-        _choice(1, "stop", delta={"content": "a"}),
-        DONE,
-        ask=Ask.TWO_CHOICES,
-    ),
     Row(name="cut off after the finish reason", answer=cut(HI, end()), sees=PROTOCOL),
     Row(name="cut off after [DONE]", answer=cut(*GOOD), sees=None, text="Hi"),
-    _good("the same finish reason three times", HI, end(), end(), end(), USAGE, DONE),
     _good("an empty piece after the finish reason", HI, end(), piece(""), _delta(role="assistant"), USAGE, DONE),
     _good("no [DONE]", HI, end(), USAGE),
-    _good("[DONE] twice", *GOOD, DONE),
     _good("text after [DONE]", *GOOD, piece("more"), end("length")),
     _good("an error after [DONE]", *GOOD, event({"error": "no"})),
     _good("much after [DONE]", *GOOD, b": " + b"x" * 500_000 + b"\n\n"),
     _good("a null message beside the delta", piece("Hi", message=None), *GOOD[1:]),
-    _good("nothing, with figures", _NOTHING, end(), USAGE, DONE, text=""),
-    _good("nothing, by a filter", _NOTHING, end("content_filter"), DONE, text=""),
-    _good("the finish reason of another maker", HI, end("eos"), USAGE, DONE),
 )
 """Chat streams that do not end, end twice, or state a wrong finish reason."""
 
 
 _TOOL = {"index": 0, "id": "c", "function": {"name": "f", "arguments": "{}"}}
-_ODD_ARGUMENTS = {
-    "JSON in quotes": ['"{\\"a\\":1}"'],
-    "JSON in quotes in pieces": ['"{\\', '"a\\', '":1}"'],
-    "repeated in each piece": ["{", '{"a"', '{"a":1}', '{"a":1}'],
-    "JSON in quotes, repeated": ['"', '"{\\"a', '"{\\"a\\":1}"'],
-}
-_NO_TEXTS: tuple[object, ...] = (7, 1.5, True, {"text": "Hi"})
+_NO_TEXTS: tuple[object, ...] = (1.5, True)
 _NO_OBJECTS: tuple[object, ...] = ("Hi", [], 1)
-_EMPTY_CHOICES: tuple[object, ...] = ({}, [None])
-_NO_CHOICES: tuple[object, ...] = ("none", 5, [5], ["a"])
+_NO_CHOICES: tuple[object, ...] = ("none", [5])
 
 
 def _bare(**delta: Any) -> bytes:
     return event({"choices": [{"index": 0, "delta": delta}]})
-
-
-def _arguments(text: str) -> bytes:
-    return _bare(tool_calls=[{"index": 0, "id": "c", "function": {"name": "f", "arguments": text}}])
 
 
 def _wrong(name: str, **chunk: Any) -> Row:
@@ -215,10 +161,6 @@ def _unread(name: str, **chunk: Any) -> Row:
     return _good(name, HI, event(chunk), *GOOD[1:])
 
 
-def _usage(name: str, usage: object) -> Row:
-    return _unread(f"usage: {name}", choices=[], usage=usage)
-
-
 def _stated(name: str, *events: bytes) -> tuple[Row, Row]:
     """Returns an error before the content, and one after it."""
     return (
@@ -229,62 +171,21 @@ def _stated(name: str, *events: bytes) -> tuple[Row, Row]:
 
 CONTENTS = (
     *(_bad(f"content: {value!r:.20}", _bare(content=value), *GOOD[1:]) for value in _NO_TEXTS),
-    _good("content: a list of a text", _bare(content=["Hi"]), *GOOD[1:]),
     *(_wrong(f"delta: {value!r}", choices=[{"index": 0, "delta": value}]) for value in _NO_OBJECTS),
     *(_wrong(f"choices: {value!r}", choices=value) for value in _NO_CHOICES),
-    *(_unread(f"choices: {value!r}", choices=value) for value in _EMPTY_CHOICES),
     _bad("tool_calls: an object", _bare(tool_calls=_TOOL), end("tool_calls"), DONE),
     _bad("tool_calls: a text", _bare(tool_calls="f()"), end("tool_calls"), DONE),
     _good("a call -1", _bare(tool_calls=[{**_TOOL, "index": -1}]), end("tool_calls"), DONE, text=""),
     _bad("a call of a number", _bare(tool_calls=[{"index": 0, "function": {"name": 5}}]), end("tool_calls"), DONE),
-    _good(
-        "arguments: an object",
-        _bare(tool_calls=[{"function": {"name": "f", "arguments": {}}}]),
-        end("tool_calls"),
-        DONE,
-        text="",
-    ),
-    *(
-        _good(f"arguments: {name}", *(_arguments(text) for text in texts), end("tool_calls"), DONE, text="")
-        for name, texts in _ODD_ARGUMENTS.items()
-    ),
     _bad("reasoning: a number", _bare(reasoning_content=1), *GOOD),
     _bad("refusal: a list", _bare(refusal=["no"]), *GOOD),
-    _unread("logprobs: a number", choices=[{"delta": {"content": ""}, "logprobs": 1}]),
-    _unread("logprobs: no token", choices=[{"delta": {"content": ""}, "logprobs": {"content": [{"logprob": 0}]}}]),
-    _unread(
-        "logprobs: byte 256",
-        choices=[{"delta": {}, "logprobs": {"content": [{"token": "a", "logprob": 0, "bytes": [256]}]}}],
-    ),
-    _usage("below nothing", {"prompt_tokens": -1}),
-    _usage("beyond all numbers", {"completion_tokens": 10**30}),
-    _usage("beyond exact numbers", {"completion_tokens": 2**60}),
-    _usage("text", {"prompt_tokens": "3"}),
-    _usage("half a token", {"prompt_tokens": 1.5}),
-    _usage("a list", [1, 2]),
-    _usage("a number", 5),
-    _usage("cached below nothing", {"prompt_tokens": 3, "prompt_tokens_details": {"cached_tokens": -1}}),
-    _unread("timings: below nothing", choices=[], timings={"prompt_ms": -5.0}),
-    _unread("timings: a text", choices=[], timings={"prompt_ms": "fast"}),
-    _unread("timings: no end", choices=[], timings={"predicted_ms": 1e308}),
     _unread("prompt_progress: below nothing", choices=[], prompt_progress={"total": -1}),
-    _unread("prompt_progress: a text", choices=[], prompt_progress="half"),
     *_stated("an error object", event({"error": {"message": "no tea", "type": "server_error", "code": 500}})),
-    *_stated("an error text", event({"error": "no tea"})),
     *_stated("an empty error", event({"error": {}})),
-    *_stated("an object 'error'", event({"object": "error", "message": "no tea", "code": 500})),
-    *_stated("a detail", event({"detail": "no tea"})),
-    *_stated("an event 'error' of text", b"event: error\ndata: no tea\n\n"),
-    *_stated("an event 'error' of JSON", b'event: error\ndata: {"type":"error","error":{"message":"no tea"}}\n\n'),
     *_stated("an event 'error' that looks like an answer", b"event: error\n" + HI),
     _bad("an error: a number", HI, event({"error": 500}), end(), DONE),
     _bad("an error: a list", HI, event({"error": ["no"]}), end(), DONE),
     _bad("an error of a wrong form", HI, event({"error": {"message": {"text": "no"}}}), end(), DONE),
-    _bad(
-        "an error about the request",
-        event({"error": {"message": "bad", "type": "invalid_request_error"}}),
-        sees=REJECTED,
-    ),
     _bad(
         "an error beside content",
         event({"error": "no tea", "choices": [{"delta": {"content": "Hi"}}]}),
@@ -293,10 +194,7 @@ CONTENTS = (
     ),
     _good("an error: null", event({"error": None, "choices": []}), *GOOD),
     _good("no figures", HI, end(), DONE),
-    _good("figures: null", HI, end(), event({"choices": [], "usage": None}), DONE),
     _good("fields that nobody knows", event({"x": 1, "choices": []}), *GOOD),
-    _good("the name of the model is a number", event({"model": 5, "choices": []}), *GOOD),
-    _good("the name of another model", event({"model": "other", "choices": []}), *GOOD),
 )
 """Chunks, usage figures and errors with wrong forms, types and sizes."""
 
@@ -304,7 +202,6 @@ CONTENTS = (
 BOM = b"\xef\xbb\xbf"
 DEPTH = 100_000
 _BEGIN, _END = b'data: {"choices":[{"index":0,"delta":{"content":"', b'"},"finish_reason":null}]}\n\n'
-_TIDY = b"".join(GOOD)
 
 
 def _with_event(name: str, payload: bytes) -> Row:
@@ -328,17 +225,12 @@ def _with_text(name: str, text: bytes) -> Row:
 
 
 TEXTS = (
-    _with_event("not JSON", b"Hello"),
-    _with_event("half of JSON", b'{"choices":[{"delta":{"con'),
     _with_event("JSON and more", b'{"choices":[]} {"choices":[]}'),
     _with_event("Python's JSON", b"{'choices': []}"),
-    _with_event("a list", b"[]"),
     _with_event("a text", b'"Hi"'),
     _with_event("a number", b"5"),
     _with_event("[done] in small letters", b"[done]"),
-    _with_event("a page in an event", b"<html>502 Bad Gateway</html>"),
     _with_event("lists without end", b"[" * DEPTH),
-    _with_event("lists in a field that nobody knows", b'{"choices":[],"x":' + b"[" * DEPTH + b"]" * DEPTH + b"}"),
     _with_event(
         "objects in a field that nobody knows", b'{"choices":[],"x":' + b'{"a":' * DEPTH + b"1" + b"}" * DEPTH + b"}"
     ),
@@ -347,30 +239,11 @@ TEXTS = (
     _unread_event("Infinity", b'{"choices":[],"timings":{"prompt_ms":Infinity}}'),
     _unread_event("1e999", b'{"choices":[],"timings":{"prompt_ms":1e999}}'),
     _with_event("UTF-16", '{"choices":[]}'.encode("utf-16-le")),
-    _with_text("a byte that is no UTF-8", b"\xff"),
     _with_text("half a character", b"\xf0\x9f\x98"),
     _with_text("an overlong character", b"\xc0\xaf"),
-    _with_text("a surrogate in UTF-8", b"\xed\xa0\x80"),
-    _half("a high surrogate", b"\\ud83d", "\ufffd"),
     _half("a high surrogate before a letter", b"\\ud83dA", "\ufffdA"),
     _half("a low surrogate", b"\\ude00", "\ufffd"),
     _half("surrogates in the wrong order", b"\\ude00\\ud83d", "\ufffd\ufffd"),
-    _good(
-        "an emoji in two chunks",
-        HI,
-        _BEGIN + b"\\ud83d" + _END,
-        _BEGIN + b"\\ude00" + _END,
-        *GOOD[1:],
-        text="Hi\N{GRINNING FACE}",
-    ),
-    _good(
-        "the bytes of an emoji in two chunks",
-        HI,
-        _BEGIN + b"\xf0\x9f\x98" + _END,
-        _BEGIN + b"\x80!" + _END,
-        *GOOD[1:],
-        text="Hi\N{GRINNING FACE}!",
-    ),
     _with_text("a raw line feed", b"a\nb"),
     _with_text("a raw NUL", b"a\x00b"),
     _with_text("an unknown escape", b"\\x41"),
@@ -392,22 +265,12 @@ TEXTS = (
     _bad("events without an empty line", *(part.rstrip(b"\n") + b"\n" for part in GOOD)),
     _bad("the last event without its empty line", HI, end().rstrip(b"\n")),
     _bad("fields without a colon", b"data\n\n", b"data\n\n"),
-    _bad("an event of 5 MiB", _BEGIN + b"x" * (5 << 20) + _END, *GOOD[1:]),
     _bad("an event of 5 MiB without an end", b"data: " + b"x" * (5 << 20)),
-    _bad("an event of many lines", b"data: x\n" * 700_000 + b"\n"),
-    _bad("a comment of 5 MiB", b": " + b"x" * (5 << 20) + b"\n\n", *GOOD),
     _bad("a stream that goes on with nothing", b"\n" * 100_000),
-    _good("a byte order mark", BOM + HI, *GOOD[1:]),
-    _good("a byte order mark in three chunks", BOM[:1], BOM[1:2], BOM[2:], *GOOD),
-    _good("lines that end with CR", _TIDY.replace(b"\n", b"\r")),
-    _good("lines that end with CRLF", _TIDY.replace(b"\n", b"\r\n")),
-    _good("one event over two lines", HI.replace(b',"delta"', b',\ndata: "delta"'), *GOOD[1:]),
     _good("a name that comes twice", _BEGIN + b'no","content":"Hi' + _END, *GOOD[1:]),
     _good("an escaped NUL", _BEGIN + b"a\\u0000b" + _END, *GOOD[1:], text="a\0b"),
     _good("a pair of surrogates", _BEGIN + b"\\ud83d\\ude00" + _END, *GOOD[1:], text="\U0001f600"),
     _good("no UTF-8 in a field that nobody knows", b'data: {"choices":[],"x":"\xff"}\n\n', *GOOD),
-    _good("an empty data field", b"data:\n\n".replace(b"data:", b": "), *GOOD),
-    _good("null", b"data: null\n\n", *GOOD),
     _good("ids, names and pauses", b"id: 1\nretry: 5\nevent: chunk\n" + HI, *GOOD[1:]),
     Row(
         name="byte by byte",
@@ -423,8 +286,8 @@ _BODY = b"".join(GOOD)
 _EVENTS = "text/event-stream"
 
 
-def _http(name: str, data: bytes, sees: Reason | None = PROTOCOL, *, ends: bool = True) -> Row:
-    return Row(name=name, answer=data, sees=sees, text="Hi", ends=ends)
+def _http(name: str, data: bytes, sees: Reason | None = PROTOCOL) -> Row:
+    return Row(name=name, answer=data, sees=sees, text="Hi")
 
 
 def _head(*lines: str, body: bytes = b"", status: str = "HTTP/1.1 200 OK") -> bytes:
@@ -444,29 +307,17 @@ CONNECTIONS = (
     _http("garbage", b"\x16\x03\x01\x02\x00 no HTTP at all\r\n\r\n"),
     _http("an SSH server", b"SSH-2.0-OpenSSH_9.6\r\n"),
     _http("HTTP/0.9", b"<html>Hi</html>"),
-    _http("HTTP/2", _head(status="HTTP/2 200")),
     _http("a status that is no number", _head(status="HTTP/1.1 abc OK")),
     _http("no head but a body", _BODY),
-    _http("half a head", b"HTTP/1.1 200 OK\r\nContent-Ty"),
-    _http("a long header", _head("X-Long: " + "x" * 20_000, f"Content-Type: {_EVENTS}")),
-    _http("many headers", _head(*("X-A: b" for _ in range(500)))),
     _http("a header without a colon", _head("Content-Type text/plain", "Content-Length: 0")),
     _http("NUL in a header", _head("X-A: b\x00c", "Content-Length: 0")),
-    _http("two lengths", _head(f"Content-Type: {_EVENTS}", "Content-Length: 5", "Content-Length: 6", body=_BODY)),
     _http("a length below nothing", _head(f"Content-Type: {_EVENTS}", "Content-Length: -5", body=_BODY)),
-    _http(
-        "a length and chunks",
-        _head(f"Content-Type: {_EVENTS}", "Content-Length: 9", "Transfer-Encoding: chunked", body=_BODY),
-    ),
-    _http("less than the length", _head(f"Content-Type: {_EVENTS}", "Content-Length: 5000", body=HI)),
     _http("more than the length", _head(f"Content-Type: {_EVENTS}", f"Content-Length: {len(HI)}", body=_BODY)),
     _http(
         "a length that cuts off the end",
         _head(f"Content-Type: {_EVENTS}", f"Content-Length: {len(_BODY) - len(DONE) - 120}", body=_BODY),
     ),
     _http("chunks that just end", cut(HI)),
-    _http("a chunk that ends early", STREAM_HEAD + b"ff\r\n" + HI),
-    _http("a chunk of no size", STREAM_HEAD + chunked(HI) + b"zz\r\n"),
     _http("a chunk of a size below nothing", STREAM_HEAD + chunked(HI) + b"-5\r\n"),
     _http("a chunk of a huge size", STREAM_HEAD + chunked(HI) + b"f" * 40 + b"\r\n"),
     _http("a chunk without its line feed", STREAM_HEAD + b"%x\r\n%s0\r\n\r\n" % (len(HI), HI)),
@@ -525,18 +376,9 @@ CONNECTIONS = (
     ),
     _http("a media type with a parameter", answer(_BODY, f"{_EVENTS}; charset=utf-8"), None),
     _http("the encoding 'identity'", _packed("identity", _BODY), None),
-    _http("an interim answer", _head(status="HTTP/1.1 100 Continue") + stream(*GOOD), None),
     _http(
         "cookies that are none", answer(_BODY, _EVENTS, extra="Set-Cookie: \x01=;;;=\r\n".replace("\x01", "a b")), None
     ),
-    _http("a trailer", stream(*GOOD, last=b"0\r\nX-End: yes\r\n\r\n"), None),
-    _http(
-        "a body until the end of the connection",
-        _head(f"Content-Type: {_EVENTS}", "Connection: close", body=HI + end() + DONE),
-        None,
-    ),
-    _http("a second answer behind the first", stream(*GOOD) + stream(*GOOD), None, ends=False),
-    _http("half a second answer behind the first", stream(*GOOD) + b"HTTP/1.1 200 OK\r\nX-", None, ends=False),
     _http("chunks after the last one", stream(*GOOD) + LAST_CHUNK),
 )
 """Answers that are wrong as HTTP: heads, lengths, chunks, media types, encodings and statuses."""
@@ -780,14 +622,5 @@ CALLS = (
 )
 """Wrong answers to completions, embeddings and the other calls that are not chats."""
 
-FAMILIES = {
-    "ends": ENDS,
-    "contents": CONTENTS,
-    "texts": TEXTS,
-    "connections": CONNECTIONS,
-    "calls": CALLS,
-    "reranks": RERANKS,
-    "sounds": SOUNDS,
-}
-ROWS: tuple[Row, ...] = tuple(row for rows in FAMILIES.values() for row in rows)
+ROWS: tuple[Row, ...] = (*ENDS, *CONTENTS, *TEXTS, *CONNECTIONS, *CALLS, *RERANKS, *SOUNDS)
 MALFORMED: tuple[Row, ...] = tuple(row for row in ROWS if row.sees is not None)

@@ -39,10 +39,13 @@ def _text(events: list[event_pb2.InferenceEvent]) -> str:
         (None, (0, 0)),
         (5, (0, 0)),
         ("3", (0, 0)),
+        ([1, 2], (0, 0)),
         ({"prompt_tokens": 3.0, "completion_tokens": 1.0}, (3, 1)),
         ({"prompt_tokens": 3, "completion_tokens": None}, (3, 0)),
         ({"prompt_tokens": 3, "completion_tokens": None, "total_tokens": 5}, (3, 2)),
         ({"prompt_tokens": -3, "completion_tokens": 1.5, "prompt_tokens_details": 4}, (0, 0)),
+        ({"prompt_tokens": 3, "prompt_tokens_details": {"cached_tokens": -1}}, (3, 0)),
+        ({"prompt_tokens": 3, "completion_tokens": 2**60}, (3, 0)),
         (
             {"prompt_tokens": 2**80, "completion_tokens": 1, "completion_tokens_details": {"reasoning_tokens": ""}},
             (0, 1),
