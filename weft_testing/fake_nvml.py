@@ -35,7 +35,6 @@ _SOURCE = Path(__file__).with_name("fake_nvml.c")
 FOLDER_VARIABLE = "FAKE_NVML_DIR"
 SWITCHES: Mapping[str, str] = MappingProxyType(
     {
-        "hang": "every call blocks while it is there",
         "fail": "every call fails",
         "no_driver": "every call says that the driver is not loaded",
         "no_process_memory": "processes are listed, how much they hold is not",

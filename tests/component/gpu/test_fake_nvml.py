@@ -9,7 +9,6 @@ import pytest
 from fake_cards_stage import GIB, Stage, held, needs_the_fake, sleeper
 
 from weft.gpu.snapshot import Source
-from weft_testing.fake_nvml import OutOfCardMemoryError
 
 pytestmark = [pytest.mark.slow("starts processes on fake cards"), needs_the_fake]
 
@@ -26,26 +25,6 @@ print(json.dumps({
     "draws": [[d.power_milliwatts, d.energy_millijoules] for d in sight.devices],
     "processes": [[one.process.pid, one.alive, one.bytes_by_device, one.memory_unknown] for one in sight.processes],
 }))
-"""
-_HANG = """
-import json, sys, time
-import weft.gpu.observer
-from pathlib import Path
-from weft.gpu.observer import HostObserver
-observer = HostObserver(poll_interval_seconds=0.0)
-said = [observer.look_blocking()]
-Path(sys.argv[1]).touch()
-usual, weft.gpu.observer.HANG_SECONDS = weft.gpu.observer.HANG_SECONDS, 0.3
-began = time.monotonic()
-said += [observer.look_blocking(fresh=True), observer.look_blocking(fresh=True)]
-took = time.monotonic() - began
-Path(sys.argv[1]).unlink()
-weft.gpu.observer.HANG_SECONDS = usual
-deadline = time.monotonic() + 10.0
-while observer.look_blocking(fresh=True).source != 1 and time.monotonic() < deadline:
-    time.sleep(0.01)
-said.append(observer.look_blocking(fresh=True))
-print(json.dumps([took, [[one.source, [[d.total_bytes, d.used_bytes] for d in one.devices]] for one in said]]))
 """
 _GPU_TIME = """
 import json, sys, time
@@ -144,13 +123,6 @@ def test_failing_driver_is_unknown_and_an_unloaded_one_means_no_devices(stage: S
     assert (seen["source"], seen["devices"]) == (Source.NVML, [])
 
 
-def test_hanging_driver_blocks_no_call_and_recovers_when_it_answers(stage: Stage) -> None:
-    took, said = stage.ask(_HANG, stage.cards.folder / "hang")
-    well, unknown = [Source.NVML, [[8 * GIB, 0], [16 * GIB, 0]]], [Source.UNKNOWN, [[8 * GIB, None], [16 * GIB, None]]]
-    assert said == [well, unknown, unknown, well]
-    assert took < 5.0
-
-
 def test_gpu_time_is_summed_from_library_samples(stage: Stage) -> None:
     stage.cards.write("devices", f"GPU-one {GIB} One")
     assert stage.ask(_GPU_TIME, stage.cards.folder / "samples") == [0.0, pytest.approx(1.5)]
@@ -160,13 +132,3 @@ def test_no_fake_cards_are_seen_without_the_fake_library(stage: Stage) -> None:
     """The negative control: the cards come from the library and from nowhere else."""
     stage.environment.pop("LD_LIBRARY_PATH")
     assert not [device for device in _look(stage)["devices"] if device[1].startswith("GPU-fake")]
-
-
-def test_card_memory_is_never_allocated_twice(stage: Stage) -> None:
-    with sleeper() as one, sleeper() as other:
-        stage.cards.take(one.pid, [(0, 5 * GIB)])
-        with pytest.raises(OutOfCardMemoryError):
-            stage.cards.take(other.pid, [(1, GIB), (0, 3 * GIB + 1)])
-        assert stage.cards.held_bytes() == [5 * GIB, 0], "all or nothing"
-        stage.cards.take(other.pid, [(0, 3 * GIB)])
-        assert stage.cards.free_bytes() == [0, 16 * GIB]

@@ -1,17 +1,14 @@
 """Prompts that no slot holds any more come back from the memory of the host, and to their own tenant only."""
 
-import asyncio
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from kit.engines import fake_engine
 from kit.one_model import OneModel
 from kit.presence import present
 
-from runner_svc.backend.port import Backend, CacheUse, CallInfo, SavedSlot
+from runner_svc.backend.port import Backend, CacheUse, CallInfo
 from runner_svc.cache.manager import CacheManager
-from runner_svc.cache.prompt_keeper import PromptKeeper
-from runner_svc.policy.cache_directory import CacheDirectory, Partition
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from weft_testing.conformance.prefix_cache import MODEL, Tenants
 
@@ -52,60 +49,11 @@ async def test_eight_alternating_conversations_hit_the_cache_with_two_slots() ->
         assert min(found) > 200
 
 
-async def test_a_turn_that_comes_while_its_prompt_is_saved_finds_it() -> None:
-    """It found the version before, which was deleted then, or none, and agents lost their prompts to others."""
-    backend = _SlowSaves()
-    keeper, agent = PromptKeeper(MODEL, cast("Backend", backend), 1_000, _no_size), Partition("a")
-    directory = CacheDirectory(1, keeps=True)
-    marks = tuple(bytes([number]) for number in range(8))
-    directory.end(directory.begin(agent, marks[:6]), worked=True)
-    other = directory.begin(agent, [b"other"] * 4)
-    swap = asyncio.create_task(keeper.swap(directory, other, keeper.moment(directory, other), None))
-    await asyncio.sleep(0)
-    next_turn = asyncio.create_task(keeper.best(agent, marks))
-    await asyncio.sleep(0)
-    assert (await keeper.best(Partition("b"), marks)) == (None, 0)
-    assert not next_turn.done()
-    backend.saving.set()
-    await swap
-    assert (await next_turn)[1] == 6
-
-
-class _SlowSaves:
-    state_identity = ""
-
-    def __init__(self) -> None:
-        self.saving = asyncio.Event()
-
-    async def save_slot(self, slot: int, name: str) -> SavedSlot:
-        await self.saving.wait()
-        return SavedSlot(byte_count=100)
-
-    async def slot_snapshots(self) -> tuple[()]:
-        return ()
-
-    def delete_saved(self, names: list[str]) -> None:
-        assert not names
-
-
-async def _no_size() -> int | None:
-    return None
-
-
 async def test_prompts_are_recomputed_without_saved_prompt_memory() -> None:
     async with _Engine(_backend(kept_prompts_mb=0)) as ask:
         for topic in TOPICS:
             await ask.cached("a", _text(topic))
         assert [await ask.cached("a", _text(topic)) for topic in TOPICS] == [0] * 8
-
-
-async def test_saved_prompt_is_restored_only_for_its_tenant_and_tag() -> None:
-    async with _Engine(_backend()) as ask:
-        for topic in TOPICS:
-            await ask.cached("a", _text(topic), tag="x")
-        assert [await ask.cached("b", _text(topic), tag="x") for topic in TOPICS[:4]] == [0] * 4
-        assert [await ask.cached("a", _text(topic), tag="y") for topic in TOPICS[:4]] == [0] * 4
-        assert min([await ask.cached("a", _text(topic), tag="x") for topic in TOPICS[:4]]) > 200
 
 
 @pytest.mark.parametrize("scope", [("all", {}), ("tenant", {"tenant": "a"}), ("model", {"model": MODEL})])

@@ -210,24 +210,6 @@ async def test_change_of_the_store_is_noted_once_the_prompt_is_written(folder: P
     assert counts[-1] == 1
 
 
-async def test_routers_do_not_learn_what_an_engine_with_other_settings_cannot_restore(folder: Path) -> None:
-    runner = await _started(folder)
-    await runner.request(SEA, PromptPrefixes((11,), 2_000, Partition("a")))
-    await runner.restart(LoadOrder(parameters={"context_tokens": 2048}))
-    assert list((await anext(runner.desk.stored(MODEL))).prompts) == []
-    await runner.end()
-
-
-async def test_prompt_is_found_by_the_next_runner(folder: Path) -> None:
-    first, second = _Runner(folder), _Runner(folder)
-    await first.start()
-    await first.ask.cached("a", SEA)
-    await first.end()
-    await second.start()
-    assert await second.ask.cached("a", SEA + "And then?") > 200
-    await second.end()
-
-
 async def test_stored_prompt_is_restored_only_for_its_tenant_and_tag(folder: Path) -> None:
     runner = await _started(folder)
     await runner.ask.cached("a", SEA, tag="x")
@@ -261,10 +243,11 @@ async def test_only_the_turn_that_may_restore_a_prompt_waits_until_it_is_written
     await runner.end()
 
 
-async def test_prompt_is_not_restored_into_an_engine_with_other_settings(folder: Path) -> None:
+async def test_prompt_is_neither_announced_nor_restored_for_an_engine_with_other_settings(folder: Path) -> None:
     runner = await _started(folder)
-    await runner.ask.cached("a", SEA)
+    await runner.request(SEA, PromptPrefixes((11,), 2_000, Partition("a")))
     await runner.restart(LoadOrder(parameters={"context_tokens": 2048}))
+    assert list((await anext(runner.desk.stored(MODEL))).prompts) == []
     assert await runner.ask.cached("a", SEA) == 0
     await runner.end()
 

@@ -26,8 +26,3 @@ DEFINED_IN = (
 def test_every_computed_name_belongs_to_a_message(name: str) -> None:
     assert any(module.DESCRIPTOR.package == name.rpartition(".")[0] for module in DEFINED_IN)
     assert descriptor_pool.Default().FindMessageTypeByName(name).full_name == name
-
-
-def test_name_without_a_message_is_detected() -> None:
-    with pytest.raises(KeyError):
-        descriptor_pool.Default().FindMessageTypeByName("weft.api.runner.v1.Loading")

@@ -173,10 +173,17 @@ def test_enum_values_of_a_newer_version_are_unknown_and_not_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    "word", ["model", "models", "llm", "LLMS", "Agent", "agents", "runner", "runners", "pool", "pools"]
+    ("words", "list_kind"),
+    [
+        ("model models llm LLMS", "ModelList"),
+        ("Agent agents", "AgentList"),
+        ("runner runners", "RunnerList"),
+        ("pool pools", "PoolList"),
+        ("route routes Route ROUTES", "RouteList"),
+    ],
 )
-def test_kinds_have_a_singular_and_a_plural(word: str) -> None:
-    assert parse_kind(word) in ResourceKind
+def test_kinds_have_a_singular_and_a_plural(words: str, list_kind: str) -> None:
+    assert {parse_kind(word).list_kind for word in words.split()} == {list_kind}
 
 
 def test_unknown_kind_error_lists_the_available_ones() -> None:
@@ -237,6 +244,20 @@ def test_runner_without_a_usable_model_is_not_ready(phase: str) -> None:
     assert _ready(runner_document(runner)) == ("True", "TakesRequests")
     runner.capability.instances[1].phase = runner_pb2.InstanceState.PHASE_FAILED
     assert runner_document(runner).conditions[-1].message == "none of its 2 models can be used; qwen: why"
+
+
+@pytest.mark.parametrize(
+    ("detail", "reason"),
+    [
+        ("the server has no model llama; it has llama3.2:3b (set upstream_model)", "ModelNotListed"),
+        ("no such device", "Failed"),
+    ],
+)
+def test_model_not_listed_by_its_server_is_not_ready_with_that_reason(detail: str, reason: str) -> None:
+    instance = runner_pb2.InstanceState(phase=runner_pb2.InstanceState.PHASE_FAILED, slots_total=4, detail=detail)
+    document = model_document(some_model(status=model_pb2.Model.STATUS_FAILED), instance)
+    assert _ready(document) == ("False", reason)
+    assert detail in document.conditions[-1].message
 
 
 def test_model_without_a_runner_reports_it() -> None:

@@ -6,7 +6,7 @@ from resource_samples import some_event, some_route
 from weft.api.registry.v1 import model_pb2, route_pb2
 from weft.documents.codec import document_of
 from weft.documents.kinds.route import check_route
-from weft.documents.resource_kinds import ResourceKind, parse_kind
+from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import (
     AnyDocument,
     ModelDocument,
@@ -15,7 +15,7 @@ from weft.documents.resources import (
     observed_document,
     plain,
 )
-from weft.documents.yaml_documents import parse_document, read_documents, to_yaml
+from weft.documents.yaml_documents import parse_document, to_yaml
 from weft.kernel.timestamps import optional_seconds
 
 
@@ -69,13 +69,6 @@ def test_complete_route_in_yaml_is_idiomatic() -> None:
     )
 
 
-def test_applied_status_is_dropped() -> None:
-    (sourced,) = read_documents(
-        to_yaml([observed_document(ResourceKind.ROUTE, some_route())]) + "status: {state: nonsense}\n", "f"
-    )
-    assert sourced.document.observed is None
-
-
 @pytest.mark.parametrize(
     ("status", "state", "ready", "reason"),
     [
@@ -93,11 +86,6 @@ def test_route_shows_if_it_can_answer_and_why_not(
     found = observed_document(ResourceKind.ROUTE, told)
     (condition,) = found.conditions
     assert (found.state, condition.type, condition.status, condition.reason) == (state, "Ready", ready, reason)
-
-
-def test_route_kind_accepts_singular_and_plural_words() -> None:
-    for word in ("route", "routes", "Route", "ROUTES"):
-        assert parse_kind(word).list_kind == "RouteList"
 
 
 def test_mesh_event_refers_to_the_mesh() -> None:

@@ -76,6 +76,20 @@ async def test_prompt_that_lost_its_slot_is_restored() -> None:
     assert stage.engine.restored == stage.engine.saved[:1]
 
 
+async def test_a_turn_that_comes_while_its_prompt_is_saved_finds_it() -> None:
+    """It found the version before, which was deleted then, or none, and agents lost their prompts to others."""
+    stage = Stage()
+    swapping = stage.begin(HILLS)
+    await stage.engine.asked.wait()
+    next_turn = asyncio.create_task(stage.keeper.best(A, SEA))
+    await asyncio.sleep(0)
+    assert (await stage.keeper.best(B, SEA)) == (None, 0)
+    assert not next_turn.done()
+    stage.engine.goes_on.set()
+    await swapping
+    assert (await next_turn)[1] == len(SEA)
+
+
 async def test_prompt_saved_during_a_flush_is_deleted() -> None:
     stage = Stage()
     swapping = stage.begin(HILLS)
