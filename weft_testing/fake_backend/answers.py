@@ -39,8 +39,6 @@ def answer(request: GenerationRequest, behaviour: Behaviour) -> Iterator[Piece]:
     pieces = itertools.chain(_reasoning(request, behaviour), said(request, behaviour))
     if request.ignores_end:
         pieces = itertools.chain(pieces, _counted(0))
-    if behaviour.oversized_event_bytes:
-        pieces = itertools.chain([Piece(PieceKind.CONTENT, "x" * behaviour.oversized_event_bytes)], pieces)
     return pieces
 
 

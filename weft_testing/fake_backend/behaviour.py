@@ -95,16 +95,8 @@ class Behaviour(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Print llama.cpp's messages for exhausted memory, and abort, after this many tokens; 0: before the headers."""
     close_after_tokens: Count | None = None
     """Close the socket after this many tokens, without a finish reason and the end of the body."""
-    end_without_finish_reason: bool = False
-    """End the body regularly, but without a finish reason, usage and [DONE]."""
     repeat_line: Text = ""
     """Answer with this line repeatedly, until `max_tokens` or the context ends it."""
-    malformed_after_tokens: Count | None = None
-    """Send one event that is not JSON after this many tokens."""
-    wrong_shape_after_tokens: Count | None = None
-    """Send one JSON event with wrong types after this many tokens."""
-    oversized_event_bytes: EventBytes = 0
-    """Length of the first token's text."""
     html_200: bool = False
     """Answer with status 200 and an HTML page, like a captive portal."""
     raw_answer: Text | None = None
@@ -136,11 +128,7 @@ REQUEST_FAULTS = frozenset(
         "crash_after_tokens",
         "out_of_memory_after_tokens",
         "close_after_tokens",
-        "end_without_finish_reason",
         "repeat_line",
-        "malformed_after_tokens",
-        "wrong_shape_after_tokens",
-        "oversized_event_bytes",
         "html_200",
         "raw_answer",
         "status",

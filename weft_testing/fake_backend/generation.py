@@ -112,7 +112,7 @@ class Generation:
         ]
         await self._prefill(choices)
         await self._decode(choices)
-        answer = await self._sink.end(tidy=not self._behaviour.end_without_finish_reason)
+        answer = await self._sink.end()
         if self._behaviour.close_after_stream and answer.prepared and self._http.transport is not None:
             self._http.transport.close()
         return answer
@@ -206,8 +206,7 @@ class Generation:
         if held_back:
             self._sink.piece(choice.index, Piece(PieceKind.CONTENT, held_back), None)
         choice.tally.predicted_ms = 1000.0 * (time.perf_counter() - self._decode_started)
-        sent_reason = None if self._behaviour.end_without_finish_reason else reason
-        self._sink.finish(choice.index, sent_reason, choice.tally)
+        self._sink.finish(choice.index, reason, choice.tally)
         return False
 
     async def _pace(self) -> None:
@@ -228,10 +227,6 @@ class Generation:
 
     async def _apply_faults(self) -> None:
         place, behaviour = self._tokens_sent, self._behaviour
-        if place == behaviour.malformed_after_tokens:
-            self._sink.malformed()
-        if place == behaviour.wrong_shape_after_tokens:
-            self._sink.wrong_shape()
         if place in _last_places(behaviour):
             if place > 0:
                 await self._sink.flush()
@@ -267,8 +262,7 @@ class Generation:
 
 def _next_fault(behaviour: Behaviour, from_token: int) -> int:
     """Returns the next token count with a fault; -1: there is none."""
-    places = (behaviour.malformed_after_tokens, behaviour.wrong_shape_after_tokens, *_last_places(behaviour))
-    return min((place for place in places if place is not None and place >= from_token), default=-1)
+    return min((place for place in _last_places(behaviour) if place is not None and place >= from_token), default=-1)
 
 
 def _last_places(behaviour: Behaviour) -> tuple[int | None, ...]:

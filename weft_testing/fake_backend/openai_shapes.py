@@ -20,8 +20,6 @@ SSE_DONE = b"data: [DONE]\n\n"
 SSE_COMMENT = b":\n\n"
 SSE_NULL = b"data: null\n\n"
 """The first event of a completion stream with several prompts."""
-SSE_MALFORMED = b'data: {"choices":[{"index":0,"delta":{"content":"to\n\n'
-SSE_WRONG_SHAPE = b'data: {"choices":[{"index":"first","delta":{"content":42},"finish_reason":false}]}\n\n'
 HTML_PAGE = b"<!doctype html><html><body><h1>It works!</h1></body></html>\n"
 
 encode = msgspec.json.encode

@@ -45,12 +45,6 @@ class Sink:
         if index == 0:
             self._first_tally = tally
 
-    def malformed(self) -> None:
-        """Adds an event that is not JSON."""
-
-    def wrong_shape(self) -> None:
-        """Adds JSON with wrong types."""
-
     async def keepalive(self) -> None:
         """Sends a keep-alive comment if the answer is a stream."""
 
@@ -60,9 +54,8 @@ class Sink:
     async def flush_when_full(self) -> None:
         """Sends the buffer once it is large enough."""
 
-    async def end(self, *, tidy: bool) -> web.StreamResponse:
-        """Completes the answer; not `tidy`: without the closing marker."""
-        del tidy
+    async def end(self) -> web.StreamResponse:
+        """Completes the answer."""
         assert self._first_tally is not None
         choices = [self._choice(index) for index in range(len(self._pieces))]
         return json_response(shapes.unary_body(self._envelope, choices, self._first_tally))
@@ -110,14 +103,6 @@ class StreamSink(Sink):
             self._buffer += self._chunks.finish(index, reason, tally, include_usage=self._include_usage)
 
     @override
-    def malformed(self) -> None:
-        self._buffer += shapes.SSE_MALFORMED
-
-    @override
-    def wrong_shape(self) -> None:
-        self._buffer += shapes.SSE_WRONG_SHAPE
-
-    @override
     async def keepalive(self) -> None:
         self._buffer += shapes.SSE_COMMENT
         await self.flush()
@@ -138,9 +123,8 @@ class StreamSink(Sink):
             await asyncio.sleep(0)
 
     @override
-    async def end(self, *, tidy: bool) -> web.StreamResponse:
-        if tidy:
-            self._buffer += shapes.SSE_DONE
+    async def end(self) -> web.StreamResponse:
+        self._buffer += shapes.SSE_DONE
         await self.flush()
         await self._response.write_eof()
         return self._response

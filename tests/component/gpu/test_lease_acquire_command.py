@@ -4,12 +4,11 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from fake_cards_stage import GIB, Stage, needs_the_fake
-from ledger_home import LedgerHome, acquire_command, ledger_home, program, weft_command
+from ledger_home import LedgerHome, acquire_command, program, weft_command
 
 from weft.gpu.process import is_alive, process_id_of
 
@@ -25,18 +24,6 @@ _TIDY = (
     "print('pid', os.getpid(), flush=True)\n"
     "time.sleep(120)\n"
 )
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Stage:
-    return Stage(tmp_path, 8 * GIB, 8 * GIB)
-
-
-@pytest.fixture
-async def home(tmp_path: Path, stage: Stage) -> AsyncIterator[LedgerHome]:
-    async with ledger_home(tmp_path / "home") as made:
-        stage.environment["WEFT_HOME"] = str(made.home)
-        yield made
 
 
 async def test_command_sees_its_devices_and_its_exit_status_is_returned(stage: Stage, home: LedgerHome) -> None:

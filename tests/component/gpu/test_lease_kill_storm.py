@@ -9,13 +9,12 @@ import os
 import random
 import signal
 import sys
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from fake_cards_stage import GIB, Stage, needs_the_fake
-from ledger_home import LedgerHome, acquire_command, ledger_home, program
+from ledger_home import LedgerHome, acquire_command, program
 
 pytestmark = [pytest.mark.nightly("a storm of processes"), needs_the_fake, pytest.mark.timeout(600)]
 
@@ -44,13 +43,6 @@ def stage(tmp_path: Path) -> Stage:
     made = Stage(tmp_path, 8 * GIB, 8 * GIB)
     (tmp_path / "marks").mkdir()
     return made
-
-
-@pytest.fixture
-async def home(tmp_path: Path, stage: Stage) -> AsyncIterator[LedgerHome]:
-    async with ledger_home(tmp_path / "home") as made:
-        stage.environment["WEFT_HOME"] = str(made.home)
-        yield made
 
 
 def _worker(marks: Path, amount: int, seconds: float) -> list[str]:

@@ -4,14 +4,11 @@ import json
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from fake_cards_stage import GIB, Stage, needs_the_fake
-from kit.home_gateway import home_gateway
 from ledger_home import WEFT, acquire_command, program, weft_command
-from scripted_ledger import Script, scripted_ledger
+from scripted_ledger import Script
 
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
 from weft.gpu.process import is_alive, process_id_of
@@ -25,22 +22,6 @@ _IMPATIENT = (
 )
 """`weft` that waits half a second for a command to end."""
 _FAMILY = "import subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', sys.argv[1]])\ntime.sleep(120)\n"
-
-
-@pytest.fixture
-def ledger() -> Iterator[Script]:
-    with scripted_ledger() as script:
-        yield script
-
-
-@pytest.fixture
-def stage(tmp_path: Path, ledger: Script) -> Iterator[Stage]:
-    made = Stage(tmp_path, 8 * GIB, 8 * GIB)
-    (tmp_path / "home" / "run").mkdir(parents=True)
-    (tmp_path / "home" / "run" / "up.json").write_text(json.dumps({"grpc": ledger.target}))
-    made.environment["WEFT_HOME"] = str(tmp_path / "home")
-    with home_gateway(tmp_path / "home", ledger.target):
-        yield made
 
 
 async def test_command_with_a_lost_lease_is_ended_with_its_children(stage: Stage, ledger: Script) -> None:
@@ -106,8 +87,6 @@ async def test_ctrl_c_while_waiting_leaves_the_queue_silently(stage: Stage, ledg
         (("--memory", "1GiB", "--devices", "a"), "--devices: must be numbers"),
         (("--memory", "1GiB", "--wait", "soon"), "--wait: must be a time"),
         (("--memory", "1GiB", "--priority", "urgent"), "--priority: must be one of"),
-        (("--memory", "1GiB", "--max-devices", "99"), "--max-devices: must be 1 to 64"),
-        (("--memory", "1GiB", "--purpose", "x" * 257), "--purpose: must be at most 256 characters"),
     ],
 )
 async def test_invalid_options_are_reported(stage: Stage, ledger: Script, options: tuple[str, ...], words: str) -> None:

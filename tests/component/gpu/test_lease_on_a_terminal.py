@@ -1,16 +1,13 @@
 """`weft mesh lease acquire` in the foreground of a terminal."""
 
 import asyncio
-import json
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
-from fake_cards_stage import GIB, Stage, needs_the_fake
+from fake_cards_stage import Stage, needs_the_fake
 from ledger_home import acquire_command
-from scripted_ledger import Script, scripted_ledger
+from scripted_ledger import Script
 
 pytestmark = [pytest.mark.slow("starts registries and commands on a device"), needs_the_fake]
 
@@ -26,21 +23,6 @@ _COUNTS = (
     "print('interrupted', len(times), flush=True)\n"
     "sys.exit(5)\n"
 )
-
-
-@pytest.fixture
-def ledger() -> Iterator[Script]:
-    with scripted_ledger() as script:
-        yield script
-
-
-@pytest.fixture
-def stage(tmp_path: Path, ledger: Script) -> Stage:
-    made = Stage(tmp_path, 8 * GIB, 8 * GIB)
-    (tmp_path / "home" / "run").mkdir(parents=True)
-    (tmp_path / "home" / "run" / "up.json").write_text(json.dumps({"grpc": ledger.target}))
-    made.environment["WEFT_HOME"] = str(tmp_path / "home")
-    return made
 
 
 async def _typed(stage: Stage, *command: str, ready: bytes, keys: bytes) -> tuple[int, bytes]:

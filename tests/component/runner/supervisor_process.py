@@ -23,6 +23,7 @@ import structlog
 
 from runner_svc.policy.timeouts import StopGraces
 from runner_svc.supervise import parent_death
+from runner_svc.supervise.cgroup import make_leaf
 from runner_svc.supervise.leftovers import Leftovers
 from runner_svc.supervise.logs import LogRing
 from runner_svc.supervise.process import SupervisedProcess
@@ -53,6 +54,12 @@ SYSTEMS: dict[str, Callable[[], PortableSystem]] = {
     "guardian": lambda: LinuxSystem(cgroups=False),
     "portable": PortableSystem,
 }
+
+
+def writable_cgroup() -> bool:
+    """Whether this process may make a cgroup of version 2."""
+    leaf = make_leaf("probe")
+    return leaf is not None and leaf.remove()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
-"""The models that a runner serves by their source: bound, kept in a file, served again, removed."""
+"""The models and servers that a runner serves by their source: bound, kept in a file, served again, removed."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,13 +15,15 @@ from runner_svc.added_models_file import SUFFIX, LeftBehind, models_left_behind,
 from runner_svc.backend.port import Backend
 from runner_svc.followed_servers import FollowedServer, FollowedServers
 from runner_svc.instance.settings import HibernationSettings, ServedModel
+from runner_svc.policy.followed_models import FollowedModel
 from runner_svc.policy.lifecycle import Phase
+from runner_svc.policy.model_names import ListedModels, ServerList
 from runner_svc.policy.model_sizing import MachineMemory
 from runner_svc.policy.repository_files import ModelForm
 from weft.api.runner.v1 import added_model_pb2, load_pb2, model_store_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.load_parameters import LoadParameter
-from weft.kernel.model_source import ModelSource
+from weft.kernel.model_source import ModelSource, server_place
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
 
@@ -33,8 +35,23 @@ def _hide(_: model_store_pb2.PullProgress) -> None:
     """A ShowPull that shows nothing."""
 
 
-def _no_server(_: added_model_pb2.AddedModel) -> FollowedServer:
-    raise AssertionError("no servers are attached here")
+def _followed(name: str, url: str) -> FollowedServer:
+    """A server that lists no models."""
+
+    async def list_models(max_age_seconds: float) -> ServerList:
+        del max_age_seconds
+        return ServerList(models=ListedModels(names=()))
+
+    def serve(model: FollowedModel) -> ServedModel:
+        raise AssertionError(f"{model.name} is listed nowhere")
+
+    return FollowedServer(
+        name=name, place=server_place(url), list_models=list_models, serve=serve, most=4, interval_seconds=5.0
+    )
+
+
+def _server_of(added: added_model_pb2.AddedModel) -> FollowedServer:
+    return _followed(added.name, added.stored_source)
 
 
 def _no_backend() -> Backend:
@@ -95,9 +112,8 @@ class Runner:
     host: FakeHost = field(default_factory=FakeHost)
 
     def __post_init__(self) -> None:
-        self.models = AddedModels(
-            self.adder, self.host, self.file, FollowedServers(self.host, FakeClock()), _no_server, self.max_models
-        )
+        self.followed = FollowedServers(self.host, FakeClock())
+        self.models = AddedModels(self.adder, self.host, self.file, self.followed, _server_of, self.max_models)
 
     def again(self) -> "Runner":
         """The next life of the runner, on the same file."""
@@ -108,8 +124,10 @@ class Runner:
 
 
 @pytest.fixture
-def runner(tmp_path: Path) -> Runner:
-    return Runner(tmp_path / f"local{SUFFIX}")
+async def runner(tmp_path: Path) -> AsyncIterator[Runner]:
+    made = Runner(tmp_path / f"local{SUFFIX}")
+    yield made
+    await made.followed.stop()
 
 
 async def test_added_model_is_served_again_after_a_restart(runner: Runner) -> None:
@@ -232,6 +250,39 @@ async def test_url_query_is_saved_and_not_shown(runner: Runner) -> None:
     assert "hidden" in runner.file.read_text("utf-8")
     model, _ = await runner.models.remove("m")
     assert "hidden" not in str(model)
+
+
+OTHER_SPELLINGS = [
+    "http://127.0.0.1:11434/",
+    "http://localhost:11434/v1",
+    "http://LOCALHOST:11434",
+    "http://[::1]:11434",
+]
+
+
+@pytest.mark.parametrize("url", OTHER_SPELLINGS)
+async def test_server_under_another_address_spelling_counts_as_attached(runner: Runner, url: str) -> None:
+    """It was attached twice, and each of its models served twice."""
+    assert (await runner.add("ollama", "http://localhost:11434")).name == "ollama"
+    with fails(Reason.ALREADY_EXISTS) as refused:
+        await runner.add("ollama-2", url)
+    assert refused.value.message == "the server is already attached, as ollama"
+    assert (await runner.add("ollama", url)).name == "ollama", "under its name that is no error"
+    assert runner.followed.names == ("ollama",)
+
+
+@pytest.mark.parametrize("url", OTHER_SPELLINGS)
+async def test_configured_server_is_not_attached_twice(runner: Runner, url: str) -> None:
+    await runner.followed.follow(_followed("box", "http://localhost:11434"))
+    with pytest.raises(WeftError) as refused:
+        await runner.add("ollama", url)
+    assert refused.value.message == "the configuration already has this server, as box"
+
+
+@pytest.mark.parametrize("url", ["http://localhost:11435", "http://localhost:11434/x/v1"])
+async def test_another_port_or_path_of_the_same_machine_is_a_different_server(runner: Runner, url: str) -> None:
+    await runner.add("one", "http://localhost:11434")
+    assert (await runner.add("other", url)).name == "other"
 
 
 def _served(name: str, added: added_model_pb2.AddedModel | None = None) -> ServedModel:

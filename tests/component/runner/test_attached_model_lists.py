@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import pytest
 from aiohttp import web
 from kit.engine_settings import engine_settings
 from kit.hostile_engine.server import FACTS
@@ -25,7 +24,6 @@ class Lister:
     """A server with the models in `names`, which counts other requests than those for facts about itself."""
 
     names: list[str] = field(default_factory=list)
-    status: int = 200
     other_paths: list[str] = field(default_factory=list)
     lists_sent: int = 0
     url: str = ""
@@ -34,7 +32,7 @@ class Lister:
         if request.path == "/v1/models":
             self.lists_sent += 1
             data = [{"id": name, "object": "model", "owned_by": "library"} for name in self.names]
-            return web.Response(status=self.status, text=json.dumps({"object": "list", "data": data}))
+            return web.Response(text=json.dumps({"object": "list", "data": data}))
         if request.path in FACTS:
             return web.Response(status=404)
         self.other_paths.append(request.path)
@@ -42,8 +40,8 @@ class Lister:
 
 
 @asynccontextmanager
-async def lister(*names: str, status: int = 200) -> AsyncIterator[Lister]:
-    found = Lister(list(names), status)
+async def lister(*names: str) -> AsyncIterator[Lister]:
+    found = Lister(list(names))
     async with http_server(found.answer) as url:
         found.url = f"{url}/v1"
         yield found
@@ -74,12 +72,6 @@ async def test_server_missing_the_model_is_not_ready_and_gets_no_requests_until_
         state = await runner.until(Phase.FAILED)
         assert "the server has no model llama3.2" in state.detail
         assert server.other_paths == []
-
-
-@pytest.mark.parametrize("status", [200, 404])
-async def test_server_with_an_empty_or_missing_list_is_used_as_before(tmp_path: Path, status: int) -> None:
-    async with lister(status=status) as server, running_runner(tmp_path, [served(server, "anything")]) as runner:
-        await runner.until(Phase.READY)
 
 
 async def test_models_of_one_server_share_its_probes() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from kit.demo_answers import sampling_without_end
 from kit.engine_settings import engine_settings
-from kit.engines import CALL, chat, control_of, fake_engine
+from kit.engines import CALL, chat, fake_engine
 from kit.fake_backend import run_fake_backend
 
 from runner_svc.backend.port import Backend
@@ -29,7 +29,6 @@ from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_app.compose.demo import demo_model_path
-from weft_testing.fake_backend.process import FakeControl
 
 pytestmark = pytest.mark.slow("waits for engines that stall")
 
@@ -61,9 +60,6 @@ class Watched:
         error = await asyncio.wait_for(asyncio.shield(self.watching), NOTICE_SECONDS)
         assert error.reason is Reason.STALL_TIMEOUT
         return error.message
-
-    def control(self) -> FakeControl:
-        return control_of(self.backend)
 
     def freeze(self) -> None:
         assert self.backend.process_id is not None

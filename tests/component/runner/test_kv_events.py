@@ -257,22 +257,6 @@ async def test_vllm_reports_the_blocks_of_each_request_on_a_private_socket() -> 
     assert not sockets[0].parent.exists()
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"kv_events": False},
-        {"kv_events": True, "prefix_caching": False},
-        {"kv_events": True, "kind": "embedding"},
-        {"kv_events": True, "extra_arguments": ["--data-parallel-size=2"]},
-        {"kv_events": True, "extra_arguments": [FLAG, "{}"]},
-    ],
-)
-async def test_vllm_without_events_starts_as_before(settings: dict[str, Any]) -> None:
-    backend = _backend(**settings)
-    assert backend.prefix_reports is None
-
-
 async def test_vllm_starts_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_events, "find_spec", lambda _: None)
     backend = _backend(kv_events=True)

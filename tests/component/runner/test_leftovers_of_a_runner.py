@@ -30,11 +30,27 @@ def orphan() -> Iterator[psutil.Process]:
     process.wait()
 
 
-def test_state_with_a_damaged_byte_counts_as_missing(tmp_path: Path) -> None:
-    """The runner did not start: invalid UTF-8 is no error of the decoder."""
-    state = tmp_path / "r1.children"
-    state.write_bytes(b'{"identity": "a-\xff", "owner_pid": 1, "owner_started_at": 1}')
-    assert Leftovers(state).sweep() == []
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"", b"{", b'{"identity": 3}', b"\0" * 2_000_000),
+        # Invalid UTF-8 is no error of the decoder: the runner did not start.
+        b'{"identity": "a-\xff", "owner_pid": 1, "owner_started_at": 1}',
+    ],
+)
+def test_broken_state_file_sweeps_nothing_and_is_rewritten(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "runner.children"
+    file.write_bytes(content)
+    leftovers = Leftovers(file)
+    assert leftovers.sweep() == []
+    assert leftovers.begin().startswith(msgspec.json.decode(file.read_bytes())["identity"])
+
+
+def test_unwritable_state_file_does_not_fail_the_runner(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    leftovers = Leftovers(tmp_path / "file" / "runner.children")
+    assert leftovers.sweep() == []
+    assert leftovers.begin()
 
 
 async def test_runner_sweeps_leftovers_at_start_and_tags_its_backend(orphan: psutil.Process, tmp_path: Path) -> None:

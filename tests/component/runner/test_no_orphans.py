@@ -13,9 +13,18 @@ import msgspec
 import psutil
 import pytest
 import supervisor_process
-from supervisor_process import FAMILY_READY, FAMILY_SIZE, Family, is_alive, marked, running_family, until
+from supervisor_process import (
+    FAMILY_READY,
+    FAMILY_SIZE,
+    Family,
+    is_alive,
+    marked,
+    running_family,
+    until,
+    writable_cgroup,
+)
 
-from runner_svc.supervise.cgroup import make_leaf, own_cgroup
+from runner_svc.supervise.cgroup import own_cgroup
 from runner_svc.supervise.leftovers import Leftovers
 
 pytestmark = pytest.mark.slow("kills supervisors and looks for their orphans")
@@ -24,12 +33,7 @@ GONE_SECONDS = 2.0
 """The promise."""
 
 
-def _writable_cgroup() -> bool:
-    leaf = make_leaf("probe")
-    return leaf is not None and leaf.remove()
-
-
-needs_cgroup = pytest.mark.skipif(not _writable_cgroup(), reason="no cgroup v2 that we may write")
+needs_cgroup = pytest.mark.skipif(not writable_cgroup(), reason="no cgroup v2 that we may write")
 CONTAINMENTS = [pytest.param("cgroup", marks=needs_cgroup), "guardian"]
 
 
@@ -145,22 +149,6 @@ def test_live_runner_of_the_same_name_keeps_its_processes(tmp_path: Path) -> Non
         second.begin()
         assert state.read_bytes() == recorded
         assert is_alive(family.engine)
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b'{"identity": 3}', b"\0" * 2_000_000])
-def test_broken_state_file_sweeps_nothing_and_is_rewritten(content: bytes, tmp_path: Path) -> None:
-    file = tmp_path / "runner.children"
-    file.write_bytes(content)
-    leftovers = Leftovers(file)
-    assert leftovers.sweep() == []
-    assert leftovers.begin().startswith(msgspec.json.decode(file.read_bytes())["identity"])
-
-
-def test_unwritable_state_file_does_not_fail_the_runner(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    leftovers = Leftovers(tmp_path / "file" / "runner.children")
-    assert leftovers.sweep() == []
-    assert leftovers.begin()
 
 
 def _folder_of(controller: str) -> Path | None:

@@ -10,7 +10,6 @@ from kit.presence import present
 from restart_stage import LONG, repaving
 
 from runner_svc.policy.backoff import RestartLimits
-from runner_svc.policy.engine_failures import ADVICE
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.request_records import RequestState
 from weft.kernel.reasons import Reason
@@ -18,20 +17,6 @@ from weft_testing.fake_backend.process import fake_backend_command
 
 NOTICE_SECONDS = 1.0
 """Time within which a fault is noticed, its requests have failed, and its slots are free."""
-
-
-async def test_backend_killed_while_idle_restarts_and_serves() -> None:
-    async with repaving() as stage:
-        await stage.until_phase(Phase.READY)
-        before = stage.backend.process_id
-        stage.kill()
-        await stage.until(lambda: stage.instance.phase is not Phase.READY, "not noticed", NOTICE_SECONDS)
-        await stage.until_restarted()
-        assert stage.backend.process_id != before
-        assert await stage.ask() is None
-        (restart,) = stage.instance.restart_log.all
-        assert (Reason(restart.reason), restart.detail) == (Reason.SERVER_DIED, "signal SIGKILL")
-        assert restart.HasField("recovery")
 
 
 async def test_backend_killed_mid_stream_ends_its_requests_frees_slots_and_replays_nothing() -> None:
@@ -51,6 +36,7 @@ async def test_backend_killed_mid_stream_ends_its_requests_frees_slots_and_repla
         await stage.until_restarted()
         async with stage.control() as control:
             assert (await control.state()).requests_started == 0, "a request was run again"
+        assert await stage.ask() is None
 
 
 def _takes_connections(port: int) -> bool:
@@ -89,13 +75,3 @@ async def test_crash_loop_stops_after_five_failures_with_a_reason_and_does_not_a
         await other.until_phase(Phase.READY)
         assert await other.ask() is None
         assert (other.instance.restart_count, stage.instance.restart_count) == (0, 5)
-
-
-async def test_load_without_enough_memory_is_reported_with_advice_and_not_retried() -> None:
-    words = "ggml_cuda: allocating 9000 MiB on device 0: cudaMalloc failed: out of memory"
-    async with repaving(("/bin/sh", "-c", f"echo '{words}'; exit 1")) as stage:
-        await stage.until_phase(Phase.FAILED)
-        assert stage.instance.restart_count == 1
-        assert ADVICE in stage.instance.detail
-        assert "cudaMalloc" in stage.instance.detail
-        assert Reason(stage.instance.restart_log.all[0].reason) is Reason.OUT_OF_MEMORY

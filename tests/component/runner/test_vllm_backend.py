@@ -244,14 +244,13 @@ async def test_weights_dropped_by_sleep_are_reloaded() -> None:
         assert (await _state(backend)).remote_calls == ["reload_weights"]
 
 
-@pytest.mark.parametrize("order", [LoadOrder(), LoadOrder(shares=())], ids=["no ledger", "no device"])
-async def test_process_is_stopped_instead_of_sleeping_without_a_device(order: LoadOrder) -> None:
-    async with _started(backend := _backend(sleep_level=1), order):
-        assert not await backend.sleep()
-
-
-async def test_process_is_stopped_instead_of_sleeping_unless_configured() -> None:
-    async with _started(backend := _backend(), ON_A_DEVICE):
+@pytest.mark.parametrize(
+    ("settings", "order"),
+    [({"sleep_level": 1}, LoadOrder()), ({"sleep_level": 1}, LoadOrder(shares=())), ({}, ON_A_DEVICE)],
+    ids=["no ledger", "no device", "not configured"],
+)
+async def test_process_is_stopped_instead_of_sleeping(settings: dict[str, Any], order: LoadOrder) -> None:
+    async with _started(backend := _backend(**settings), order):
         assert not await backend.sleep()
 
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from aiohttp import web
 from kit.engine_settings import engine_settings
-from kit.failures import expect_failure, fails
+from kit.failures import fails
 from kit.http_server import http_server
 from kit.recipes import command_recipe, http_recipe
 from runner_harness import OtherServer, RunningRunner, events_of, ready_runner, refusal, running_runner
@@ -121,26 +121,6 @@ async def test_command_starts_the_server_and_requests_are_served(tmp_path: Path)
         psutil.Process(int(pid_file.read_text())).kill()
 
 
-@pytest.mark.parametrize(
-    ("recipe", "max_wait_seconds", "message"),
-    [
-        (
-            _python("import sys; print('no power', file=sys.stderr); sys.exit(3)"),
-            15.0,
-            "the recipe's command ended with exit code 3: no power",
-        ),
-        (_python(""), 0.5, "it was not ready within 0.5 s: the server does not answer"),
-    ],
-)
-async def test_each_wake_failure_has_its_reason(
-    recipe: WakeRecipe, max_wait_seconds: float, message: str, tmp_path: Path, server: OtherServer
-) -> None:
-    async with running_runner(tmp_path, [_attached(server, recipe, max_wait_seconds=max_wait_seconds)]) as runner:
-        await runner.until(Phase.HIBERNATING)
-        expect_failure(await refusal(runner.wake()), Reason.WAKE_FAILED, message)
-        await runner.until_state(lambda state: state.phase == Phase.HIBERNATING.value and message in state.detail)
-
-
 async def test_server_url_and_key_are_never_revealed(tmp_path: Path, server: OtherServer) -> None:
     port = server.url.rpartition(":")[2].removesuffix("/v1")
     await server.begin("--api-key", KEY, status=500, status_body=f"no way to http://127.0.0.1:{port}/v1 with {KEY}")
@@ -213,11 +193,3 @@ async def test_sleep_action_runs_for_an_attached_server(tmp_path: Path, server: 
         assert slept.read_text() == "x"
         await runner.wake()
         assert (await events_of(runner.generate()))[-1].HasField("finished")
-
-
-async def test_remote_server_needs_a_ticket_that_allows_it(tmp_path: Path, server: OtherServer) -> None:
-    await server.begin("--api-key", KEY)
-    async with ready_runner(tmp_path, [_attached(server, None, remote=True)]) as runner:
-        assert (await refusal(events_of(runner.generate()))).reason is Reason.TICKET_INVALID
-        events = await events_of(runner.generate(allow_remote=True))
-        assert events[-1].finished.receipt.left_premises

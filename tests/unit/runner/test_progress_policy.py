@@ -302,6 +302,13 @@ def test_work_starting_shortly_before_the_limit_prevents_a_stall() -> None:
     assert _stalled_at(lambda now: max(0.0, now - 290.0), 900) is None
 
 
+def test_output_is_progress_of_a_load() -> None:
+    watch = LoadStallDetector(LoadSample(0.0, 0, 0.0))
+    watch.observe(LoadSample(LIMIT - 1.0, 10, 0.0))
+    assert not watch.stalled(LIMIT, LIMIT)
+    assert watch.stalled(2 * LIMIT, LIMIT)
+
+
 def test_short_burst_of_work_is_not_progress() -> None:
     assert _stalled_at(lambda now: 0.5 if now > 200 else 0.0, 900) == LIMIT
 

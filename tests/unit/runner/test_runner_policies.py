@@ -10,27 +10,10 @@ from kit.failures import fails
 from runner_svc.instance.admission import RequestLimit, SlotTable
 from runner_svc.policy.backoff import MAX_PAUSE_SECONDS, retry_pause_seconds
 from runner_svc.policy.keep_alive import seconds_to_sleep
-from runner_svc.policy.progress import LoadSample, LoadStallDetector
 from runner_svc.supervise.logs import MAX_FOLLOWERS, MAX_LINE_BYTES, MAX_RING_BYTES, MAX_RING_LINES, LogRing
 from runner_svc.supervise.process import describe_exit
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-
-
-def test_load_with_output_or_cpu_work_is_not_stalled() -> None:
-    watch = LoadStallDetector(LoadSample(0.0, 0, 0.0))
-    for second in range(1, 100):
-        watch.observe(LoadSample(float(second), 0, second * 0.9))
-    watch.observe(LoadSample(120.0, 10, 89.1))
-    assert not watch.stalled(140.0, 30.0)
-
-
-def test_load_that_only_answers_health_probes_is_stalled_after_the_limit() -> None:
-    watch = LoadStallDetector(LoadSample(0.0, 0, 0.0))
-    for second in range(1, 30):
-        watch.observe(LoadSample(float(second), 0, second * 0.001))
-        assert not watch.stalled(float(second), 30.0)
-    assert watch.stalled(30.0, 30.0)
 
 
 def test_slot_is_freed_even_if_its_block_raises() -> None:

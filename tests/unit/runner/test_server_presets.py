@@ -50,19 +50,6 @@ def test_every_fact_has_a_source_and_every_source_a_fact(name: PresetName) -> No
     assert preset.install
 
 
-def test_fact_without_a_source_is_detected() -> None:
-    silent = ServerPreset(
-        title="x",
-        version="1",
-        install="x",
-        command=("x",),
-        metrics_path="/m",
-        parameters=OTHER_PROGRAM.parameters,
-        sources={},
-    )
-    assert "metrics_path" in _stated(silent) - set(silent.sources)
-
-
 @pytest.mark.parametrize("name", PRESETS)
 def test_command_line_has_port_and_model_and_no_key(name: PresetName) -> None:
     preset = PRESETS[name]

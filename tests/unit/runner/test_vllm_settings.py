@@ -18,6 +18,7 @@ from runner_svc.backend.port import LoadOrder
 from runner_svc.memory.estimate import ForecastModel, MemoryEstimator, ModelFiles, read_model_facts
 from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
 from runner_svc.policy.memory_estimate import CONTEXT_STEP, MEBIBYTE, EstimateSource, ModelShape
+from runner_svc.runtimes.kv_events import FLAG
 from runner_svc.runtimes.metrics_page import MAX_COUNT
 from runner_svc.runtimes.vllm.arguments import (
     adapter_bodies,
@@ -227,6 +228,10 @@ def test_prompts_are_kept_in_main_memory_only_if_they_are_cached_and_memory_is_s
         ({"kv_events": False}, False),
         ({"command": ("vllm",)}, False),
         ({"command": ("vllm",), "kv_events": True}, True),
+        ({"kv_events": True, "prefix_caching": False}, False),
+        ({"kv_events": True, "kind": "embedding"}, False),
+        ({"kv_events": True, "extra_arguments": ["--data-parallel-size=2"]}, False),
+        ({"kv_events": True, "extra_arguments": [FLAG, "{}"]}, False),
     ],
     ids=str,
 )
