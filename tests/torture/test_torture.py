@@ -78,6 +78,14 @@ async def test_random_kills_lose_no_acknowledged_task_and_end_none_twice(folder:
     assert outcome.again, "no kill has ever hit a task at work"
 
 
+@pytest.mark.slow("kills processes")
+async def test_run_over_its_time_limit_reports_no_lost_task(folder: Folder) -> None:
+    """Regression: what was submitted while the tasks were read counted as lost."""
+    outcome = await torture(replace(SHORT, kills=1_000, tasks=100_000, max_minutes=0.1), folder)
+    assert outcome.trouble == "kills and submitters are not done after 0.1 minutes"
+    assert not outcome.violations, _told(outcome)
+
+
 @NIGHTLY
 @pytest.mark.timeout(180)
 @pytest.mark.skipif(sys.version_info[:2] > PYTHON_OF_THE_WHEEL, reason="there is no wheel pgserver for this Python")

@@ -71,9 +71,9 @@ RESTART_SECONDS = 0.5
 """Pause before the restart of a process that exited unexpectedly."""
 KILL_POLL_SECONDS = 0.1
 MIN_AT_WORK = 3
-"""Minimum requests in progress of a router before it is paused, so that it loses leases ..."""
+"""Minimum requests in progress of a router before it is paused, so that it loses leases."""
 AT_WORK_SECONDS = 5.0
-"""... how long to wait for them at most ..."""
+"""How long to wait for requests in progress at most, ..."""
 MOMENT_SECONDS = 0.01
 """... and how often to poll."""
 TAKEOVER_SECONDS = 15.0
@@ -147,6 +147,12 @@ class Killer:
         """Waits until every submitter has ended with code 0."""
         await asyncio.gather(*(self._restarters[member.name] for member in self._mesh.submitters))
 
+    async def end_submitters(self) -> None:
+        """Ends the submitters of a run that is over: what they submit while tasks are read would count as lost."""
+        for member in self._mesh.submitters:
+            await stop_tasks([self._restarters[member.name]])
+            await member.kill()
+
     async def stop(self) -> None:
         """Stops restarting processes, and ends database faults."""
         await self.database.stop()
@@ -175,7 +181,7 @@ class Killer:
             Target.SUBMITTER: lambda: self._random.choice(self._mesh.submitters).kill(),
             Target.BACKEND: self._kill_backend,
             Target.RUNNER: self._kill_runner,
-            Target.ROUTER: lambda: _kill_serving(self._random.choice(self._mesh.routers)),
+            Target.ROUTER: self._kill_router,
             Target.GATEWAY: self._kill_gateway,
             Target.FROZEN: self._freeze,
             Target.REGISTRY: lambda: _kill_serving(self._random.choice(self._mesh.registries)),
@@ -184,6 +190,11 @@ class Killer:
             Target.STALE_ROUTER: self._make_stale,
         }
         return await ways[target]()
+
+    async def _kill_router(self) -> bool:
+        """Kills a router that has tasks at work, if any begins soon: on a busy machine it is idle most of the time."""
+        await self._wait_for_work(1)
+        return await _kill_serving(self._random.choice(self._mesh.routers))
 
     async def _kill_gateway(self) -> bool:
         gateway = self._random.choice(self._mesh.gateways)
@@ -299,11 +310,14 @@ class Killer:
             while not router.is_stopped:  # noqa: ASYNC110 - the router does it; the run has a time limit
                 await asyncio.sleep(MOMENT_SECONDS)
             return True
+        await self._wait_for_work(MIN_AT_WORK)
+        return router.serves and router.signal(signal.SIGSTOP)
+
+    async def _wait_for_work(self, least: int) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(AT_WORK_SECONDS):
-                while _at_work(self._folder) < MIN_AT_WORK:  # noqa: ASYNC110 - other processes write it
+                while _at_work(self._folder) < least:  # noqa: ASYNC110 - other processes write it
                     await asyncio.sleep(MOMENT_SECONDS)
-        return router.serves and router.signal(signal.SIGSTOP)
 
     async def _wake(self, old: Member, reverted: int) -> None:
         """Resumes a paused router when its successor has taken back a task. `reverted`: reverts before the pause."""
@@ -502,23 +516,26 @@ async def _wait_for_end(
     stub: "TaskServiceAsyncStub",
 ) -> str:
     """Waits until every task is terminal; returns what did not end in time, or an empty text."""
-    stage = "no task was acknowledged"
+    stage, trouble = "no task was acknowledged", ""
     try:
         async with asyncio.timeout(START_SECONDS):
             while not _acked(folder):  # noqa: ASYNC110 - another process writes it
                 await asyncio.sleep(POLL_SECONDS)
-        stage = f"kills and submitters are not done after {plan.max_minutes} minutes"
-        async with asyncio.timeout(60.0 * plan.max_minutes):
-            await asyncio.gather(killer.run(), killer.submitters_done())
+        stage = "tasks do not reach their ends"
+        try:
+            async with asyncio.timeout(60.0 * plan.max_minutes):
+                await asyncio.gather(killer.run(), killer.submitters_done())
+        except TimeoutError:
+            trouble = f"kills and submitters are not done after {plan.max_minutes} minutes"
+            await killer.end_submitters()
+        async with asyncio.timeout(SETTLE_SECONDS):
             # Live requests take precedence over tasks: while streams fill the slots, no task ends.
             await streams.stop()
-        stage = "tasks do not reach their ends"
-        async with asyncio.timeout(SETTLE_SECONDS):
             while await is_any_open(stub):  # noqa: ASYNC110 - another process ends them
                 await asyncio.sleep(POLL_SECONDS)
     except TimeoutError:
-        return stage
-    return ""
+        return "; ".join(filter(None, (trouble, stage)))
+    return trouble
 
 
 async def _orphans(plan: Plan, mesh: Mesh) -> list[str]:
