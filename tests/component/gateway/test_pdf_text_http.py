@@ -24,10 +24,14 @@ def refusal(answer: RawResponse) -> tuple[int, str]:
     return answer.status, json.loads(answer.body)["error"]["message"]
 
 
-async def test_text_of_all_pages_is_returned() -> None:
+@pytest.mark.slow("starts the process that reads PDFs")
+async def test_text_of_all_pages_is_returned_and_a_pdf_without_usable_text_refused() -> None:
     answer = await asked(FILE)
     assert answer.status == 200, answer.body
     assert json.loads(answer.body) == {"text": "The weft runs across.\n\n\n\nCaf\xe9 <b>x</b>", "pages": 3}
+    status, message = refusal(await asked(encrypted(FILE, "secret")))
+    assert status == 400
+    assert message.startswith("the PDF is encrypted: remove its password"), message
 
 
 @pytest.mark.parametrize(
@@ -42,10 +46,8 @@ async def test_text_of_all_pages_is_returned() -> None:
     ],
     ids=["encrypted", "cut", "other", "empty", "images", "pages"],
 )
-async def test_pdf_without_usable_text_is_refused_with_the_next_step(file: bytes, words: str) -> None:
-    status, message = refusal(await asked(file))
-    assert status == 400
-    assert message.startswith(f"the PDF {words}"), message
+def test_pdf_without_usable_text_is_refused_with_the_next_step(file: bytes, words: str) -> None:
+    assert str(extracted(file)["error"]).startswith(words)
 
 
 def test_empty_password_is_tried() -> None:
