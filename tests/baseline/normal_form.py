@@ -170,5 +170,6 @@ class NormalForm:
 
 def _is_number(value: Any) -> bool:
     if isinstance(value, str):
-        return bool(re.fullmatch(r"-?\d+(?:\.\d+)?(?:[eE]-?\d+)?[smhd]?", value))
+        # Also durations such as 59.8s and 1m0s.
+        return bool(re.fullmatch(r"(?:\d+[hm])*-?\d+(?:\.\d+)?(?:[eE]-?\d+)?[smhd]?", value))
     return isinstance(value, (int, float)) and not isinstance(value, bool)
