@@ -160,15 +160,22 @@ class Publishers:
         # The relay checks the token again; this check counts invalid ones by client address.
         await self._relay.check_token(token, peer)
         await self._end_earlier(earlier_secret)
+        await self._require_room()
         self._require_open()
-        if len(self._runners) + self._opening >= self.limits.max_sessions:
-            limit = f"{self.limits.max_sessions} publishers are registered, which is the limit"
-            raise WeftError(Reason.TOO_MANY_RESOURCES, f"{limit} (publishers.max_sessions)")
         self._opening += 1
         try:
             return await self._open(registration, token, self._secret(earlier_secret))
         finally:
             self._opening -= 1
+
+    async def _require_room(self) -> None:
+        """Waits for publishers that are leaving if they are what exceeds the limit; raises TOO_MANY_RESOURCES."""
+        while len(self._runners) + self._opening >= self.limits.max_sessions:
+            leaving = [task for runner, task in self._tasks.items() if runner.session.end_error is not None]
+            if not leaving:
+                limit = f"{self.limits.max_sessions} publishers are registered, which is the limit"
+                raise WeftError(Reason.TOO_MANY_RESOURCES, f"{limit} (publishers.max_sessions)")
+            await asyncio.wait(leaving, return_when=asyncio.FIRST_COMPLETED)
 
     def _require_open(self) -> None:
         if self._stopping:
