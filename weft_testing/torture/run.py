@@ -148,7 +148,10 @@ class Killer:
         await asyncio.gather(*(self._restarters[member.name] for member in self._mesh.submitters))
 
     async def end_submitters(self) -> None:
-        """Ends the submitters of a run that is over: what they submit while tasks are read would count as lost."""
+        """Kills the submitters after the run's time limit.
+
+        A task that is submitted while the final states are read would count as lost.
+        """
         for member in self._mesh.submitters:
             await stop_tasks([self._restarters[member.name]])
             await member.kill()
