@@ -87,7 +87,11 @@ def within_open_files(limits: ConnectionLimits) -> ConnectionLimits:
     room = max_connections()
     if room is None or limits.max_connections <= room:
         return limits
-    log.warning("fewer connections than configured", configured=limits.max_connections, most=room)
+    log.warning(
+        "fewer connections than configured, to leave half of the open files",
+        configured=limits.max_connections,
+        most=room,
+    )
     return replace(limits, max_connections=room)
 
 

@@ -1,4 +1,21 @@
-"""The share of a process's open files that the connections of a listener may use."""
+"""The limit of a process's open files, and the share of it that the connections of a listener may use."""
+
+MAX_RAISED = 10_240
+"""The most that macOS accepts where its hard limit is infinite, and more than twice the default of
+`connections.max_connections`."""
+
+
+def raise_open_files() -> None:
+    """Raises this process's limit to its hard limit, at most to MAX_RAISED.
+
+    The usual soft limits, 1,024 on Linux and 256 on macOS, are for programs that call select().
+    """
+    import resource  # noqa: PLC0415 - as below
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MAX_RAISED if hard == resource.RLIM_INFINITY else min(hard, MAX_RAISED)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def max_connections() -> int | None:

@@ -11,6 +11,7 @@ import typer
 
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
+from weft.kernel.open_files import raise_open_files
 from weft.kernel.reasons import Reason
 from weft_app.cli.inherited import has_working_folder
 from weft_app.cli.options import WINDOWS, reporting
@@ -73,6 +74,7 @@ def run_service(work: Coroutine[Any, Any, Result]) -> Result:
 
     # A core would contain prompts and keys. Engines inherit the limit, which their command may raise again.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    raise_open_files()
     return uvloop.run(work)
 
 
