@@ -129,9 +129,23 @@ def complete_lines(path: Path) -> list[bytes]:
     return [line for line in lines[:-1] if line]
 
 
-def occurrences(path: Path, text: bytes) -> int:
-    """Returns how often a file contains a byte string; 0 if there is no file."""
-    return path.read_bytes().count(text) if path.exists() else 0
+class Tally:
+    """Counts byte strings in files that other processes append to; reads each byte once per byte string."""
+
+    def __init__(self) -> None:
+        self._read: dict[tuple[Path, bytes], tuple[int, int]] = {}
+        """How far, and how often it occurs until there."""
+
+    def count(self, path: Path, text: bytes) -> int:
+        """Returns how often the complete lines of a file contain a byte string; 0 if there is no file."""
+        begins_at, found = self._read.get((path, text), (0, 0))
+        if path.exists():
+            with path.open("rb") as file:
+                file.seek(begins_at)
+                lines, newline, _ = file.read().rpartition(b"\n")
+            found += lines.count(text)
+            self._read[path, text] = (begins_at + len(lines) + len(newline), found)
+        return found
 
 
 COMPLETED, FAILED, CANCELLED = 3, 4, 5

@@ -95,6 +95,8 @@ DATABASE_PAUSE_SECONDS = 2.0
 """Pause between database faults after the last kill."""
 CUT_SECONDS = (1.0, 14.0)
 """Range of the disconnections between a process and PostgreSQL, like a frozen process's pauses."""
+CONCURRENCY = 16
+"""Submissions in progress of a submitter."""
 USUAL_QUEUE_DEPTH = 16
 """Maximum waiting requests per runner of a pool: the default of routers."""
 STALE_ROUTERS: Mapping[Target, int] = {Target.STALE_ROUTER: 1}
@@ -190,8 +192,11 @@ class Plan:
 
     @property
     def queue_depth(self) -> int:
-        """Maximum waiting requests per runner of a pool: all streams, so that none finds the queue full."""
-        return max(USUAL_QUEUE_DEPTH, self.streams)
+        """Maximum waiting requests per runner of a pool, so that no stream finds the queue full.
+
+        All submissions, and all streams twice: those of a killed gateway may still wait when its clients ask another.
+        """
+        return max(USUAL_QUEUE_DEPTH, self.submitters * CONCURRENCY + 2 * self.streams)
 
     @property
     def slots(self) -> int:

@@ -26,7 +26,7 @@ from weft_testing.torture.history import (
     EventFile,
     History,
     Kind,
-    occurrences,
+    Tally,
     read_backend_log,
     read_events,
     read_router_log,
@@ -84,12 +84,42 @@ RARE_PAUSE_SECONDS = (1.0, 4.0)
 """Range of pauses before the rare model's runner is restarted."""
 
 
+class Progress:
+    """What has happened so far in a run, from the files of its processes. Counts bytes, because parsing is too slow."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._tally = Tally()
+
+    def acknowledgements(self) -> int:
+        """Returns the approximate number of tasks: some are sent twice."""
+        return sum(self._tally.count(path, b'"kind":"acked"') for path in self._folder.histories.glob("*.jsonl"))
+
+    def at_work(self) -> int:
+        """Returns the number of requests that backends have not ended, including those of killed backends."""
+        begun, all_events = (
+            self._tally.count(self._folder.backend_log, text) for text in (b'"event":"begun"', b'"event":')
+        )
+        return 2 * begun - all_events
+
+    def reverted(self) -> int:
+        """Returns how many attempts routers have given up or taken back."""
+        return self._tally.count(self._folder.router_log, b'"event":"task reverted"')
+
+
 class Killer:
     """Kills and restarts processes until it is stopped."""
 
     def __init__(
-        self, plan: Plan, mesh: Mesh, folder: Folder, database: RunDatabase | None, network: Network | None
+        self,
+        plan: Plan,
+        mesh: Mesh,
+        folder: Folder,
+        progress: Progress,
+        database: RunDatabase | None,
+        network: Network | None,
     ) -> None:
+        self._progress = progress
         self._network = network
         self._cut: asyncio.Task[None] | None = None
         """Heals a partition."""
@@ -140,7 +170,7 @@ class Killer:
         Otherwise, on a slow machine, all kills would hit a mesh that is still restarting.
         """
         share = (self.done.total() - HEAD_START) / self._plan.kills
-        while _acknowledgements(self._folder) < share * self._plan.tasks:  # noqa: ASYNC110 - other processes write it
+        while self._progress.acknowledgements() < share * self._plan.tasks:  # noqa: ASYNC110 - other processes write it
             await asyncio.sleep(KILL_POLL_SECONDS)
 
     async def submitters_done(self) -> None:
@@ -303,7 +333,7 @@ class Killer:
         self._restarters[old.name].cancel()
         await self._mesh.router.start()
         self._restart_on_exit(self._mesh.router)
-        self._stale = asyncio.create_task(self._wake(old, _reverted(self._folder)))
+        self._stale = asyncio.create_task(self._wake(old, self._progress.reverted()))
         return True
 
     async def _pause_router(self) -> bool:
@@ -319,7 +349,7 @@ class Killer:
     async def _wait_for_work(self, least: int) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(AT_WORK_SECONDS):
-                while _at_work(self._folder) < least:  # noqa: ASYNC110 - other processes write it
+                while self._progress.at_work() < least:  # noqa: ASYNC110 - other processes write it
                     await asyncio.sleep(MOMENT_SECONDS)
 
     async def _wake(self, old: Member, reverted: int) -> None:
@@ -329,7 +359,7 @@ class Killer:
             # On a busy machine the successor starts later, and until then the old one has lost nothing.
             with suppress(TimeoutError):
                 async with asyncio.timeout(TAKEOVER_SECONDS):
-                    while _reverted(self._folder) == reverted:  # noqa: ASYNC110 - another process writes it
+                    while self._progress.reverted() == reverted:  # noqa: ASYNC110 - another process writes it
                         await asyncio.sleep(KILL_POLL_SECONDS)
             old.signal(signal.SIGCONT)
             if self._plan.stop_before_end:
@@ -455,9 +485,10 @@ async def torture(
     for database faults. `network`: the places of all services, required for partitions.
     """
     mesh = Mesh(plan, folder, database, network)
-    killer = Killer(plan, mesh, folder, database, network)
+    progress = Progress(folder)
+    killer = Killer(plan, mesh, folder, progress, database, network)
     streams = Streams(plan, mesh.gateway_addresses, folder.histories / "streams.jsonl")
-    recorder = Recorder(mesh, folder.root, folder.root / "growth.jsonl", lambda: _acknowledgements(folder))
+    recorder = Recorder(mesh, folder.root, folder.root / "growth.jsonl", progress.acknowledgements)
     watchers: list[asyncio.Task[None]] = []
     try:
         await mesh.start()
@@ -467,7 +498,7 @@ async def torture(
         streams.start()
         async with open_channel(mesh.router_addresses, mesh.security) as channel:
             stub = task_stub(channel)
-            watchers.append(start_task(_report_progress(plan, folder, killer, report), name="torture-progress"))
+            watchers.append(start_task(_report_progress(plan, progress, killer, report), name="torture-progress"))
             if plan.records_growth:
                 watchers.append(start_task(recorder.run(), name="torture-growth"))
             trouble = await _wait_for_end(plan, folder, killer, streams, stub)
@@ -550,10 +581,10 @@ async def _orphans(plan: Plan, mesh: Mesh) -> list[str]:
     return [*await asyncio.to_thread(mesh.orphans), *leases]
 
 
-async def _report_progress(plan: Plan, folder: Folder, killer: Killer, report: Callable[[str], None]) -> None:
+async def _report_progress(plan: Plan, progress: Progress, killer: Killer, report: Callable[[str], None]) -> None:
     while True:
         await asyncio.sleep(PROGRESS_SECONDS)
-        report(f"{killer.done.total()}/{plan.kills} kills, {_acknowledgements(folder)}/{plan.tasks} acknowledgements")
+        report(f"{killer.done.total()}/{plan.kills} kills, {progress.acknowledgements()}/{plan.tasks} acknowledgements")
 
 
 def _false_alarms(folder: Folder) -> list[str]:
@@ -567,21 +598,6 @@ def _submitted(folder: Folder) -> list[Event]:
 
 def _acked(folder: Folder) -> set[str]:
     return {event.task for event in _submitted(folder) if event.kind is Kind.ACKED}
-
-
-def _acknowledgements(folder: Folder) -> int:
-    """Returns the approximate number of tasks (some are sent twice). Counts bytes, because parsing is too slow."""
-    return sum(occurrences(path, b'"kind":"acked"') for path in folder.histories.glob("*.jsonl"))
-
-
-def _at_work(folder: Folder) -> int:
-    """Returns the number of requests that backends have not ended, including those of killed backends."""
-    return 2 * occurrences(folder.backend_log, b'"event":"begun"') - occurrences(folder.backend_log, b'"event":')
-
-
-def _reverted(folder: Folder) -> int:
-    """Returns how many attempts routers have given up or taken back."""
-    return occurrences(folder.router_log, b'"event":"task reverted"')
 
 
 def _is_late(folder: Folder) -> bool:

@@ -29,7 +29,7 @@ from weft.kernel.rpc import open_channel
 from weft.kernel.tls import TlsFiles
 from weft.kernel.tls_channel import ChannelSecurity
 from weft_testing.torture.history import NO_REASON, Event, EventFile, Kind, read_events
-from weft_testing.torture.plan import MAX_ATTEMPTS, STEADY_MODEL, Submission, submission
+from weft_testing.torture.plan import CONCURRENCY, MAX_ATTEMPTS, STEADY_MODEL, Submission, submission
 
 if TYPE_CHECKING:
     from weft.api.router.v1.task_service_pb2_grpc import TaskServiceAsyncStub
@@ -129,7 +129,6 @@ def reason_of(error: AioRpcError) -> str:
     return ""
 
 
-CONCURRENCY = 16
 MAX_KNOWN = 256
 """Maximum number of polled tasks."""
 POLL_SECONDS = 0.05
