@@ -230,8 +230,8 @@ class TuningRun:
         self._client_id = new_id(CLIENT_ID)
         self._watch = CallerWatch(home, self._client_id, model.elsewhere)
         self._continuations: Sequence[str] = ()
-        self._load: Document | None = None
-        """Operation of the last load; empty: unknown; None: the model is loaded as it was before the search."""
+        self._load: tuple[Document, str] | None = None
+        """The last load and its idempotency id; None: the model is loaded as it was before the search."""
         self.trials: list[Trial] = []
         """Trials so far."""
 
@@ -324,10 +324,8 @@ class TuningRun:
 
     def _loaded(self, api: MeshApi, settings: Settings) -> float:
         action = {"type": "load", "model": self._model.name, "settings": self._model.options_with(settings)}
-        # A load is not cancelled: that would fail the callers that wait for it.
-        self._load = {}  # Ctrl-C may come before the answer
-        self._load = begin(api, action)
-        ended = follow(api, self._load, shown=False, interrupted=lambda _: None)
+        self._load = action, new_id(CLIENT_ID)
+        ended = _followed(api, *self._load)
         self._watch.require_none()
         return float(ended.get("result", {}).get("loadSeconds", 0.0))
 
@@ -366,10 +364,9 @@ class TuningRun:
             return
         model = self._model
         with connect(self._home, CALL_TIMEOUT_SECONDS) as api:
-            if self._load:
-                # It may go on after Ctrl-C, and would end after what follows.
-                with suppress(WeftError):
-                    follow(api, self._load, shown=False)
+            # It may go on after Ctrl-C, or even begin, and would end after what follows.
+            with suppress(WeftError):
+                _followed(api, *self._load)
             if model.was_loaded and model.loaded_by_operation:
                 follow(api, begin(api, {"type": "load", "model": model.name, "settings": model.options}), shown=False)
             else:
@@ -379,6 +376,12 @@ class TuningRun:
                     body = {"model": model.name, "prompt": "a", "max_tokens": 1}
                     api.post("/v1/completions", body, {"X-Client-Id": self._client_id})
         self._load = None
+
+
+def _followed(api: MeshApi, load: Document, request_id: str) -> Document:
+    """Follows a load to its end, once more if the id is known. Raises its failure."""
+    # It is not cancelled: that would fail the callers that wait for it.
+    return follow(api, begin(api, load, request_id=request_id), shown=False, interrupted=lambda _: None)
 
 
 def _prefixes() -> Sequence[str]:
