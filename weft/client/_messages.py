@@ -149,7 +149,7 @@ def _fill_caller(handling: pb.RequestOptions, options: HandlingOptions) -> None:
 
 
 def _fill_sampling(sampling: sampling_pb2.SamplingParams, options: ChatOptions) -> None:
-    sampling.stop.extend(options.get("stop", ()))
+    sampling.stop.extend(_texts(options.get("stop", ())))
     for name, value in options.items():
         if name in _NOT_NUMBERS:
             continue
@@ -161,5 +161,10 @@ def _fill_sampling(sampling: sampling_pb2.SamplingParams, options: ChatOptions) 
 
 def embed_request(model: str, texts: Sequence[str]) -> pb.EmbedRequest:
     """Returns a request for one embedding per text."""
-    inputs = [completion_pb2.PromptInput(text=text) for text in texts]
+    inputs = [completion_pb2.PromptInput(text=text) for text in _texts(texts)]
     return pb.EmbedRequest(model=model, payload=embedding_pb2.EmbeddingPayload(inputs=inputs))
+
+
+def _texts(given: Sequence[str]) -> Sequence[str]:
+    """Returns the texts; a single one, which is also a sequence of characters, as one text."""
+    return (given,) if isinstance(given, str) else given

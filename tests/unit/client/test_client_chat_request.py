@@ -2,7 +2,7 @@
 
 import pytest
 
-from weft.client._messages import ChatOptions, chat_request
+from weft.client._messages import ChatOptions, chat_request, embed_request
 from weft.kernel.errors import FieldError
 from weft.kernel.json_objects import plain_object
 from weft.kernel.reasons import Reason
@@ -39,3 +39,12 @@ def test_invalid_option_error_names_the_option(options: ChatOptions, field: str)
         chat_request("m", "hi", options)
     assert refused.value.reason is Reason.INVALID_ARGUMENT
     assert refused.value.field == field
+
+
+def test_one_stop_text_is_not_read_as_its_characters() -> None:
+    assert list(chat_request("m", "hi", {"stop": "END"}).payload.sampling.stop) == ["END"]
+
+
+def test_one_text_is_embedded_whole_and_not_by_character() -> None:
+    inputs = embed_request("m", "hello").payload.inputs
+    assert [each.text for each in inputs] == ["hello"]
