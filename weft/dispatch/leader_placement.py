@@ -131,6 +131,9 @@ class LeaderPlacement(RouterPort, RouterSource):
 
     def _note_change(self, link: RemoteRouter) -> None:
         if not link.is_lost:
+            # The last health check of a closed link may be answered before its checks are stopped.
+            if link not in self._links.values():
+                return
             self.leader = link
             self._led.set()
         elif link is self.leader:

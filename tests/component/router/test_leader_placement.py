@@ -7,9 +7,12 @@ from typing import Any, cast
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2
 from kit.refusals import refused
-from leader_mesh import CLOCK, a_request, granted, running, until
+from leader_mesh import CLOCK, SERVING, a_request, granted, mesh, running, until
 
+from weft.api.registry.v1.router_pb2 import Router as RegisteredRouter
+from weft.dispatch.leader_placement import LeaderPlacement
 from weft.dispatch.remote_router import RemotePlace, RemoteRouter
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -201,3 +204,21 @@ async def test_placement_with_an_unsent_first_message_is_lost_with_its_router(tm
         with refused(Reason.NO_ROUTER_AVAILABLE):
             await place.next_decision()
         await place.__aexit__(None, None, None)
+
+
+async def test_closed_link_does_not_become_the_leader_by_its_last_health_check() -> None:
+    """A router restarts: the old link's check is answered in the moment in which the view replaces that link."""
+    configured = grpc.aio.insecure_channel("unix:/nowhere")
+    placement = LeaderPlacement(configured, "unix:/nowhere", CLOCK)
+    first, second = (RegisteredRouter(name="r1", incarnation=each, address="unix:/nowhere") for each in "12")
+    placement.update_view(mesh(1, {"r1": first}))
+    old = next(iter(placement._links.values()))
+    answer = asyncio.get_running_loop().create_future()
+    old._health = cast("Any", SimpleNamespace(Check=lambda *_, **__: answer))
+    await asyncio.sleep(0)
+    answer.set_result(health_pb2.HealthCheckResponse(status=SERVING))
+    placement.update_view(mesh(1, {"r1": second}))
+    await asyncio.sleep(0)
+    assert placement.leader is not old
+    await placement.close()
+    await configured.close()
