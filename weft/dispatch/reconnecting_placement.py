@@ -77,11 +77,11 @@ class ReconnectingPlacement(Placement):
     async def __aenter__(self) -> Self:
         try:
             await within(self._seconds_left(), self._place.__aenter__())
-        except TimeoutError:
+        except BaseException as error:
+            # Also if the caller leaves: nothing else ends a placement that is not entered.
             await self._place.__aexit__(None, None, None)
-            raise self._deadline_passed() from None
-        except WeftError:
-            await self._place.__aexit__(None, None, None)
+            if isinstance(error, TimeoutError):
+                raise self._deadline_passed() from None
             raise
         return self
 

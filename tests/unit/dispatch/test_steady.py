@@ -190,6 +190,17 @@ async def test_unreachable_router_does_not_hold_a_request_beyond_its_deadline() 
     assert (caught.value.reason, port.left) == (Reason.DEADLINE_EXCEEDED, 1)
 
 
+async def test_caller_that_leaves_while_its_placement_opens_leaves_no_call_behind() -> None:
+    """The call stayed open until its deadline, and reached the router once that answered again."""
+    port = UnreachablePort()
+    entering = asyncio.create_task(ReconnectingPlacement(port, REQUEST, FakeClock(), ReconnectConfig()).__aenter__())
+    await asyncio.sleep(0)
+    entering.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await entering
+    assert port.left == 1
+
+
 async def test_lost_router_does_not_hold_a_request_beyond_its_deadline_and_is_reported() -> None:
     port = ScriptedPort(*[LOST] * 100)
     async with ReconnectingPlacement(
