@@ -248,10 +248,10 @@ class _RequestRun(Generic[T]):
         except Exception as error:
             self._name_close_ones(error)
             name_alias(error, self.context)
-            self._hand_over(self._close_failed(error))
+            self._close_failed(error)
             raise
         finally:
-            self._close_left()
+            self._hand_over(self._close_left())
 
     def _name_close_ones(self, error: Exception) -> None:
         """Adds similar names that the caller may use to the error for an unknown name."""

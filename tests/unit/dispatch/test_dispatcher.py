@@ -575,6 +575,27 @@ async def test_bug_is_an_internal_failure_on_the_receipt_and_not_a_cancellation(
     assert Reason(receipt.reason) is Reason.INTERNAL
 
 
+class UnansweredScheduler(ScriptedScheduler):
+    """A scheduler of a router that does not answer."""
+
+    async def __aenter__(self) -> Self:
+        await asyncio.Event().wait()
+        raise AssertionError("nothing sets it")
+
+
+async def test_end_of_a_request_whose_caller_leaves_while_it_is_placed_is_reported() -> None:
+    ends: list[tuple[str, Reason]] = []
+    dispatcher = Dispatcher(UnansweredScheduler("unix:/nowhere"), ChannelPool())
+    reporter: Any = SimpleNamespace(send=lambda asked, receipt, _: ends.append((asked.request_id, receipt.reason)))
+    dispatcher.report_ends_to(reporter)
+    reading = asyncio.ensure_future(anext(dispatcher.call(CHAT, _about(), chat_pb2.ChatPayload()).chunks()))
+    await asyncio.sleep(0)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert ends == [("r1", Reason.CANCELLED)]
+
+
 _PROMPT = event_pb2.InferenceEvent(progress=event_pb2.Progress(prompt_tokens=31, cached_tokens=8))
 
 
