@@ -63,6 +63,11 @@ class LiveResponse:
         return self._partial.snapshot(CANCELLED if self.is_ended else IN_PROGRESS)
 
     @property
+    def is_settled(self) -> bool:
+        """Whether it was cancelled and has been stored, even if its stream still waits for a slow reader."""
+        return self._settled.is_set()
+
+    @property
     def items(self) -> bytes | None:
         """Its input as a JSON list; None: it is not stored."""
         return None if self._store is None else self._items
@@ -147,7 +152,7 @@ class RunningResponses:
     def find(self, tenant: str, response_id: str) -> LiveResponse | None:
         """Returns a running response of the tenant; None: it does not run on this gateway."""
         found = self._running.get(response_id)
-        return found if found is not None and found.tenant == tenant else None
+        return found if found is not None and found.tenant == tenant and not found.is_settled else None
 
     def require_room(self) -> None:
         """Raises RATE_LIMIT_EXCEEDED if the maximum number is running."""

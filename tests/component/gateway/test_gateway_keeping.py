@@ -13,6 +13,7 @@ from gateway.answers.answer_builder import AnswerIdentity
 from gateway.config import GatewayConfig, KeepResponses, RequestLimits
 from gateway.responses import history
 from gateway.responses.document import ResponseDocument
+from gateway.responses.retrieval import Responses
 from gateway.responses.running import LiveResponse, RunningResponses
 from gateway.responses.schema import ResponsesRequest
 from gateway.responses.stream import PartialResponse
@@ -119,6 +120,24 @@ async def test_stored_response_is_deletable_while_its_caller_slowly_reads_the_en
         seen.append((is_last, "resp_1" in store.kept, everyone.find("ann", "resp_1") is live))
     assert seen[0] == (False, False, True)
     assert seen[-1] == (True, True, False)
+
+
+async def test_cancelled_response_is_deletable_while_its_caller_does_not_read() -> None:
+    """Its deletion was refused with "cancel it first", and its cancellation because it had ended."""
+    store, everyone, growing = MemoryResponses(), RunningResponses(1), UnaryCall()
+    live = LiveResponse("ann", growing, store=store, items=b"[]", previous_id="", running=everyone)
+    script = ScriptedDispatcher(hello())
+    asked = RequestContext(request_id="r", tenant="ann", model="chat", operation=Operation.CHAT, traceparent="")
+    unused: Any = None
+    responses = Responses(deps=unused, store=store, running=everyone)
+    frames = script.call(CHAT, asked, chat_pb2.ChatPayload()).through(live).chunks()
+    await anext(frames)
+    assert await responses.cancel("ann", "resp_1") == b"cancelled"
+    assert list(store.kept) == ["resp_1"]
+    await responses.delete("ann", "resp_1")
+    assert store.kept == {}
+    with pytest.raises(WeftError):
+        await anext(frames)
 
 
 async def test_items_with_one_id_are_paged_to_the_end() -> None:
