@@ -86,7 +86,7 @@ class ResponseDocument:
         status, items = self.final_status or status, self.items
         changing: dict[str, object] = {
             "status": status,
-            "completed_at": self._completed_at,
+            "completed_at": self._completed_at if status == COMPLETED else None,
             "error": None if self.error is None else error_json(self.error),
             "incomplete_details": {"reason": items.incomplete_reason()} if status == INCOMPLETE else None,
             "model": self.model,

@@ -83,6 +83,10 @@ class ResponsesStream(PartialResponse, StreamEncoder, OutputSink):
     def failure(self, error: WeftError, request_id: str = "") -> bytes:
         """Sends the `error` event last, so that clients that stop at it have the complete response."""
         opening = b"" if self._is_opened else self._first_events()
+        if self.document.final_status:
+            # It failed while it was stored: the end of its items has not been sent.
+            self.document.final_status = ""
+            opening += b"".join(self._out)
         is_cancelled = error.reason is Reason.CANCELLED
         if not is_cancelled:
             self.document.error = error

@@ -196,6 +196,18 @@ def test_failed_response_has_the_partial_output_and_the_error() -> None:
     assert error["request_id"] == "req-1"
 
 
+def test_failure_while_a_complete_response_is_being_stored_shows_a_failed_response() -> None:
+    """Its last response was "completed" in the event `response.failed`, and numbers of events were missing."""
+    encoder = stream_of()
+    *frame, last = end()
+    body = encoder.encode([piece("Hel"), *frame])
+    encoder.conclude(last.finished.receipt)
+    told = events_in(body + encoder.failure(LOST, "req-1"))
+    assert [event["sequence_number"] for event in told] == list(range(len(told)))
+    response = told[-2]["response"]
+    assert (response["status"], response["completed_at"], response["error"]["code"]) == ("failed", None, "worker_lost")
+
+
 def test_internal_error_hides_its_message() -> None:
     body = stream_of().failure(WeftError(Reason.INTERNAL, "/home/me/secret.py"))
     assert b"secret" not in body
