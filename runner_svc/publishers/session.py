@@ -52,7 +52,7 @@ class PublisherTask:
         self.event = b""
         """The event that submits it to the publisher."""
         self.last_line = now
-        """When the last line of its result arrived, or when it was created."""
+        """When the last line of its result arrived, when its caller last had parts to read, or when it was created."""
         self.is_begun = False
         """Whether the publisher has sent anything for it."""
         self.received_bytes = 0
@@ -220,8 +220,10 @@ class PublisherSession:
             seconds = limits.task_silence_seconds
             stalled = WeftError(Reason.STALL_TIMEOUT, f"the publisher sent no line of the result for {seconds:g} s")
             for task in list(self.tasks.values()):
-                # A task with a slow caller does not count as stalled.
-                if not task.waits_for_caller and now - task.last_line >= seconds:
+                # Time while the caller does not read does not count: the publisher's next line may wait for it.
+                if task.waits_for_caller:
+                    task.last_line = now
+                elif now - task.last_line >= seconds:
                     task.fail(stalled)
 
     def _lose(self, why: str) -> None:

@@ -135,3 +135,24 @@ async def test_stalled_task_fails_without_ending_other_tasks_or_the_session(
     assert silent.failure.reason is Reason.STALL_TIMEOUT
     assert alive.failure is None
     assert session.end_error is None
+
+
+async def test_time_of_a_slow_caller_does_not_count_as_silence_of_the_publisher(
+    session: PublisherSession, clock: FakeClock
+) -> None:
+    """Its post had waited for the caller; the task stalled as soon as the caller had read everything."""
+    session.open_stream()
+    task = session.submit()
+    await task.put(Chunk(b"{}", done=False), now=clock.monotonic())
+    await clock.advance(LIMITS.task_silence_seconds + 1)
+    session.note_request()
+    session.look()
+    await task.next()
+    await clock.advance(1)
+    session.look()
+    assert task.failure is None
+    await clock.advance(LIMITS.task_silence_seconds - 1)
+    session.note_request()
+    session.look()
+    assert task.failure is not None
+    assert task.failure.reason is Reason.STALL_TIMEOUT
