@@ -169,7 +169,9 @@ class PromptStore:
             room = self.prompts.make_room(prompt.byte_count) if self._key else None
             if room is None:
                 return
-            self._delete(room)
+            if room:
+                self._delete(room)
+                self.followers.note_change()  # the write may fail
             now = asyncio.get_running_loop().time
             begin = now()
             try:

@@ -297,17 +297,33 @@ async def test_prompts_put_away_while_a_flush_begins_are_not_stored(folder: Path
     await runner.end()
 
 
-async def test_failed_write_leaves_no_part_of_a_file(folder: Path) -> None:
-    class Broken(BytesIO):
-        def read(self, size: int | None = -1) -> bytes:
-            raise OSError("no")
+class _Broken(BytesIO):
+    def read(self, size: int | None = -1) -> bytes:
+        raise OSError("no")
 
+
+async def test_failed_write_leaves_no_part_of_a_file(folder: Path) -> None:
     store = PromptStore(folder, BUDGET)
     await store.open()
     prompt = KeptPrompt(name="p", partition=Partition("a"), marks=(b"1",), byte_count=5, identity="m:1")
-    store.put(prompt, Broken())
+    store.put(prompt, _Broken())
     await store.settle()
     assert (_stored(folder), len(store.prompts)) == ([], 0)
+
+
+async def test_followers_learn_of_prompts_that_gave_way_to_one_that_was_not_written(folder: Path) -> None:
+    """Routers sent requests for a deleted prompt to this runner until the store's next change."""
+    counts: list[int] = []
+    store = PromptStore(folder, 8, lambda: counts.append(len(store.prompts)))
+    await store.open()
+    first, second = (
+        KeptPrompt(name=name, partition=Partition(name), marks=(b"1",), byte_count=5, identity="m:1") for name in "pq"
+    )
+    store.put(first, BytesIO(b"state"))
+    await store.settle()
+    store.put(second, _Broken())
+    await store.settle()
+    assert counts == [0, 1, 0]
 
 
 async def test_engine_that_processes_restored_prompts_again_gets_no_more_until_its_next_start(folder: Path) -> None:
