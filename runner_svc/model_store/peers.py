@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import re
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -197,7 +197,7 @@ class ModelPeers:
         for file in missing:
             report.begin_file(file.path, file.sha256)
             # Waits for another process that pulls the same file.
-            async with _entered(store.loading(_partial(store, file).name, report.note_waiting)):
+            async with _loading(store, _partial(store, file).name, report.note_waiting):
                 if not store.has_blob(file.sha256, file.size_bytes):
                     await self._receive(offer, file, store, report, channels)
             report.end_file(file.size_bytes)
@@ -244,6 +244,23 @@ async def _entered(lock: AbstractContextManager[object]) -> AsyncGenerator[None]
         yield
     finally:
         lock.__exit__(None, None, None)
+
+
+@asynccontextmanager
+async def _loading(store: ModelStore, key: str, on_waiting: Callable[[], None]) -> AsyncGenerator[None]:
+    """As `ModelStore.loading`, without blocking the event loop. A cancelled call stops waiting for the lock."""
+    has_ended = False
+
+    def note_waiting() -> None:
+        if has_ended:
+            raise WeftError(Reason.CANCELLED, "the copy was cancelled")
+        on_waiting()
+
+    try:
+        async with _entered(store.loading(key, note_waiting)):
+            yield
+    finally:
+        has_ended = True
 
 
 async def _stub(channels: ChannelPool, address: str) -> "RunnerServiceAsyncStub":

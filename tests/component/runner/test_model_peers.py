@@ -1,5 +1,6 @@
 """A runner copies the files of a model from another runner of the mesh, and downloads only what nobody has."""
 
+import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -10,7 +11,7 @@ import grpc
 import pytest
 from runner_harness import RunningRunner, refusal, running_runner
 
-from runner_svc.model_store.peers import PART_BYTES, ModelPeers, SharedModels
+from runner_svc.model_store.peers import PART_BYTES, ModelPeers, SharedModels, _loading
 from runner_svc.model_store.pull import PullSettings
 from runner_svc.model_store.store import ModelStore, source_digest
 from runner_svc.policy.repository_files import ModelForm
@@ -271,3 +272,23 @@ async def test_pull_without_internet_fails_as_before_if_no_runner_has_the_model(
         with pytest.raises(WeftError) as raised:
             await mesh.pull()
     assert raised.value.reason is Reason.SERVICE_UNAVAILABLE
+
+
+async def test_cancelled_copy_stops_waiting_for_the_pull_of_another_process(tmp_path: Path) -> None:
+    """Its thread waited on for the lock, and the runner could not end until that pull had."""
+    store, loop, waits = ModelStore(tmp_path), asyncio.get_running_loop(), asyncio.Event()
+    store.create()
+
+    def note_waiting() -> None:
+        loop.call_soon_threadsafe(waits.set)
+
+    async def enter() -> None:
+        async with _loading(store, "file", note_waiting):
+            raise AssertionError("another process has the lock")
+
+    with store.loading("file", lambda: None):
+        entering = asyncio.create_task(enter())
+        await waits.wait()
+        entering.cancel()
+        await asyncio.wait([entering])
+        await asyncio.wait_for(loop.shutdown_default_executor(), 5.0)
