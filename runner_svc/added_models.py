@@ -5,6 +5,7 @@ request.
 """
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,6 +120,7 @@ class AddedModels:
         self._max_models = max_models
         self._models: dict[str, added_model_pb2.AddedModel] = {}
         """By name, including models that cannot be served at the moment."""
+        self._write_lock = threading.Lock()
         self._adding: set[str] = set()
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """One lock per name, which serializes calls for that name."""
@@ -244,17 +246,22 @@ class AddedModels:
     async def _follow(self, added: added_model_pb2.AddedModel) -> None:
         """Follows a server, and writes its models into the record.
 
-        Raises CONNECT_FAILED if it does not list models; it is then not followed. Raises ALREADY_EXISTS for a
-        configured server with the same name or address.
+        Raises CONNECT_FAILED if it does not list models; it is then not followed, nor after a cancellation. Raises
+        ALREADY_EXISTS for a configured server with the same name or address.
         """
         if added.name in self._servers.names:
             raise WeftError(Reason.ALREADY_EXISTS, f"the configuration has a server {added.name}; choose another name")
         server = self._server_of(added)
         if name := self._servers.named_at(server.place):
             raise WeftError(Reason.ALREADY_EXISTS, f"the configuration already has this server, as {name}")
-        said = await self._servers.follow(server)
+        is_followed = False
+        try:
+            said = await self._servers.follow(server)
+            is_followed = said.models is not None
+        finally:
+            if not is_followed:
+                await self._servers.forget(added.name)
         if said.models is None:
-            await self._servers.forget(added.name)
             raise WeftError(Reason.CONNECT_FAILED, f"the server is not attached: {said.why}")
         models = self._servers.models(added.name)
         record_models(added, models.served)
@@ -310,7 +317,12 @@ class AddedModels:
         return shown(added), freed
 
     async def _save(self) -> None:
-        await asyncio.to_thread(self._file.write, list(self._models.values()))
+        await asyncio.to_thread(self._write)
+
+    def _write(self) -> None:
+        # The models of now: a thread that began earlier may come later.
+        with self._write_lock:
+            self._file.write(list(self._models.values()))
 
     def _require_room(self, name: str) -> None:
         if len(self._models.keys() | self._adding | {name}) > self._max_models:

@@ -1,7 +1,8 @@
 """The models and servers that a runner serves by their source: bound, kept in a file, served again, removed."""
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -283,6 +284,51 @@ async def test_configured_server_is_not_attached_twice(runner: Runner, url: str)
 async def test_another_port_or_path_of_the_same_machine_is_a_different_server(runner: Runner, url: str) -> None:
     await runner.add("one", "http://localhost:11434")
     assert (await runner.add("other", url)).name == "other"
+
+
+async def test_server_whose_attaching_was_cancelled_can_be_attached_again(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next attempt was told that the configuration already has this server."""
+    asked = asyncio.Event()
+
+    async def hang(max_age_seconds: float) -> ServerList:
+        del max_age_seconds
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError("it never answers")
+
+    def hanging(added: added_model_pb2.AddedModel) -> FollowedServer:
+        return replace(_server_of(added), list_models=hang)
+
+    monkeypatch.setattr(runner.models, "_server_of", hanging)
+    attaching = asyncio.create_task(runner.add("ollama", "http://localhost:11434"))
+    await asked.wait()
+    attaching.cancel()
+    await asyncio.wait([attaching])
+    monkeypatch.setattr(runner.models, "_server_of", _server_of)
+    assert (await runner.add("ollama", "http://localhost:11434")).name == "ollama"
+
+
+async def test_models_added_at_the_same_time_are_all_saved(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file was written by a thread for each, and an earlier list could replace a later one."""
+    writes: list[asyncio.Event] = []
+
+    async def delayed(work: Callable[..., None], *arguments: object) -> None:
+        writes.append(allowed := asyncio.Event())
+        await allowed.wait()
+        work(*arguments)
+
+    monkeypatch.setattr(asyncio, "to_thread", delayed)
+    adding = [asyncio.create_task(runner.add(name)) for name in ("a", "b")]
+    while not all(task.done() for task in adding):
+        for _ in range(10):
+            await asyncio.sleep(0)
+        for allowed in reversed(writes):
+            allowed.set()
+            for _ in range(10):
+                await asyncio.sleep(0)
+    assert [model["name"] for model in json.loads(runner.file.read_text("utf-8"))["models"]] == ["a", "b"]
 
 
 def _served(name: str, added: added_model_pb2.AddedModel | None = None) -> ServedModel:
