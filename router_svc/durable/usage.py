@@ -88,6 +88,10 @@ class UsageServicer(AnsweringServicer, usage_service_pb2_grpc.UsageServiceServic
 
     async def flush(self) -> None:
         """Writes counted usage, and adds entries of ended tasks to their hours. Raises SERVICE_UNAVAILABLE."""
+        # It continues if the caller is cancelled: usage that was given back after a commit would count twice.
+        await asyncio.shield(asyncio.create_task(self._flush(), name="usage-flush"))
+
+    async def _flush(self) -> None:
         async with self._lock:
             while await self._write_some() == FOLDED_AT_ONCE:
                 pass

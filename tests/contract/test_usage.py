@@ -1,5 +1,6 @@
 """Usage in a router's database: it adds up with the receipts, over kills of routers and whatever becomes of tasks."""
 
+import asyncio
 import random
 from collections import Counter
 from collections.abc import Iterable
@@ -10,6 +11,7 @@ import pytest
 from kit.request_endings import ending
 from kit.scheduling import placement_request
 from stored_tasks import CRASH, LEASE, NOW, a_task
+from typing_extensions import override
 
 from router_svc.durable.limits import UsageLimits
 from router_svc.durable.tasks.sql_store import SqlTaskStore
@@ -27,6 +29,7 @@ from weft.durable.usage import GROUPS
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 from weft.kernel.timestamps import stamp_of
+from weft.sql.store import T, Work
 from weft_testing.fake_clock import FakeClock
 
 pytest_plugins = ("database_fixtures",)
@@ -49,9 +52,9 @@ Sums = Counter[str]
 class Router:
     """One process of a router: its task store, its recorder of live requests, and the usage that it writes."""
 
-    def __init__(self, url: str, **settings: Any) -> None:
+    def __init__(self, url: str, *, database: RouterDatabase | None = None, **settings: Any) -> None:
         self.clock = FakeClock(utc=datetime.fromtimestamp(NOW, UTC))
-        self.database = RouterDatabase(url)
+        self.database = database or RouterDatabase(url)
         self.store = SqlTaskStore(self.database)
         self.recorder = UsageRecorder(self.clock)
         self.usage = UsageService(self.database, self.recorder, UsageLimits(**settings), clock=self.clock)
@@ -316,6 +319,40 @@ async def test_killed_router_loses_only_live_requests_since_its_last_write(sqlit
     await last.start()
     assert (await last.listed()).total.completed_count == 2, "a router that stops writes what it has"
     await last.stop()
+
+
+class LateDatabase(RouterDatabase):
+    """Acknowledges commits only once `acknowledges` is set."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.acknowledges, self.committed = asyncio.Event(), asyncio.Event()
+
+    @override
+    async def run(self, work: Work[T], *, vital: bool = False) -> T:
+        result = await super().run(work, vital=vital)
+        self.committed.set()
+        await self.acknowledges.wait()
+        return result
+
+
+async def test_usage_counts_once_if_its_caller_leaves_between_commit_and_acknowledgement(sqlite_url: str) -> None:
+    database = LateDatabase(sqlite_url)
+    router = Router(sqlite_url, database=database)
+    database.acknowledges.set()
+    await router.start()
+    router.live_end(receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_COMPLETED, model="demo"), "ann")
+    database.acknowledges.clear()
+    database.committed.clear()
+    listing = asyncio.create_task(router.listed())
+    await database.committed.wait()
+    listing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await listing
+    database.acknowledges.set()
+    listed = await router.listed()
+    await router.stop()
+    assert listed.total.completed_count == 1
 
 
 async def test_expired_hours_are_deleted(sqlite_url: str) -> None:
