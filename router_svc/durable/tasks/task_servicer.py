@@ -270,6 +270,8 @@ class TaskServicer(AnsweringServicer, task_service_pb2_grpc.TaskServiceServicer)
             self._counts.add(tenant)
             log.info("task accepted", task=task.id, tenant=tenant, model=task.model, caller=asks)
             deps.events.publish(LaneFilled(new.lane))
+            # Watchers of all tasks read only their newest page for a filled lane.
+            deps.events.publish(TaskChanged(task.id))
         return submitted
 
     async def _stored(self, new: NewTask, request: pb.SubmitTaskRequest) -> pb.SubmitTaskResponse:

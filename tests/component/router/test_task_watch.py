@@ -1,12 +1,15 @@
 """Watching a task: what a watcher sees, in which order, and where it goes on."""
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 from kit.refusals import refused
 from task_harness import TENANT, Watch, task_bench, text
 
 from router_svc.durable.limits import TaskLimits
-from weft.api.router.v1 import task_pb2
+from router_svc.durable.tasks.tenant_watch import MERGE_SECONDS
+from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.durable.tasks import event_number
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -121,6 +124,20 @@ async def test_lost_events_are_found_by_polling() -> None:
         await bench.advance(0.2)
         (end,) = await rest
         assert isinstance(end, task_pb2.Task)
+
+
+async def test_watch_of_all_tasks_has_each_of_several_new_ones_beyond_its_page() -> None:
+    async with task_bench() as bench, aclosing(bench.service.tasks.watch_all(TENANT, past_count=1)) as news:
+        assert (await anext(news)).synced
+        tasks = [await bench.submit() for _ in range(3)]
+        found = asyncio.create_task(_ids(news, len(tasks)))
+        await bench.advance(MERGE_SECONDS)
+        assert found.done()
+        assert sorted(await found) == sorted(task.id for task in tasks)
+
+
+async def _ids(news: AsyncGenerator[task_service_pb2.WatchTasksResponse], count: int) -> list[str]:
+    return [(await anext(news)).task.id for _ in range(count)]
 
 
 async def test_task_deleted_during_a_watch_ends_it_with_an_error() -> None:
