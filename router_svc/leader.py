@@ -46,7 +46,6 @@ class LeadingRouter(OwnedService):
         self._before = before
         self._after = after
         self._checks = checks
-        self._has_begun = False
         self._beats = OwnerBeats(database, ROUTER_OWNER, clock, SILENCE_SECONDS)
 
     @property
@@ -74,15 +73,19 @@ class LeadingRouter(OwnedService):
 
     @override
     async def start(self) -> None:
-        """Begins to lead. Raises ALREADY_EXISTS if another router leads, SERVICE_UNAVAILABLE without a database."""
-        if self._has_begun:
-            # Leadership begins only once per process: the process ends, and its successor stands by.
-            raise WeftError(Reason.INTERNAL, "this router could not begin to lead")
+        """Begins to lead. Raises ALREADY_EXISTS if another router leads, SERVICE_UNAVAILABLE without a database.
+
+        Raises INTERNAL if it owns the database but cannot begin.
+        """
         await self._database.open()
-        self._has_begun = True
         await self.beats.start()
-        for service in self._services:
-            await service.start()
+        try:
+            for service in self._services:
+                await service.start()
+        except WeftError as error:
+            # Leadership begins only once per process: the process ends, which frees the lock, and its successor stands
+            # by. A standby would otherwise wait for a lock that it has itself.
+            raise WeftError(Reason.INTERNAL, f"this router could not begin to lead: {error.message}") from error
 
     @override
     async def stop(self, grace_seconds: float) -> None:
