@@ -361,6 +361,7 @@ class Declarations:
     def _require_room(self, plan: Plan) -> None:
         mesh, config = self._core.mesh, self._core.config
         new = Counter(result.kind for result in plan.results if result.outcome == ApplyResult.OUTCOME_CREATED)
+        new.subtract(kind.value for kind, _ in plan.leaving)
         for kind in DECLARED_KINDS:
             require_room(kind.plural, mesh.count(kind), new[kind.value], config.max_of(kind))
         growth = mesh.sizes.growth_bytes((*key_of(record), record.manifest) for record in plan.records)

@@ -248,6 +248,14 @@ async def test_alias_of_the_next_profile_can_reuse_a_removed_pattern(mesh: Mesh)
     assert await mesh.switch("night") == ["two created", "one deleted"]
 
 
+async def test_switch_at_the_limit_of_aliases_has_room_for_those_that_replace_deleted_ones(tmp_path: Path) -> None:
+    async with mesh_of(tmp_path, config=a_config(tmp_path, max_aliases=1)) as mesh:
+        for name, alias in (("day", "one"), ("night", "two")):
+            await mesh.profile(ProfileManifest(name=name, aliases=[manifest_in(an_alias(alias))]))
+        assert await mesh.switch("day") == ["one created"]
+        assert await mesh.switch("night") == ["two created", "one deleted"]
+
+
 async def test_active_profile_lists_its_deviations(mesh: Mesh) -> None:
     await mesh.profile(loading("m1", agents=[an_agent("coder")], unload_others=True))
     await mesh.switch("day")
