@@ -136,16 +136,6 @@ class LocalPlace(Placement):
             self._loop.finish(self._key, reason, receipt)
         return True
 
-    @override
-    def end_immediately(self, reason: Reason, receipt: receipt_pb2.Receipt, *, content_of: int | None) -> bool:
-        if self._key is not None:
-            if content_of is not None:
-                self._loop.report_first_content(self._key)
-            self._loop.finish(self._key, reason, receipt)
-            self._key = None
-        self._leave()
-        return True
-
 
 MAX_NEEDED_TOOLS = 128
 MAX_REQUEST_LABELS = 32

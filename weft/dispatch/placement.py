@@ -110,19 +110,6 @@ class Placement(Protocol):
         """
         ...
 
-    def end_immediately(
-        self,
-        reason: Reason,  # noqa: ARG002 - only a scheduler in the same process implements it
-        receipt: receipt_pb2.Receipt,  # noqa: ARG002
-        *,
-        content_of: int | None,  # noqa: ARG002
-    ) -> bool:
-        """Reports the end and leaves immediately if the scheduler is in this process; returns whether it did.
-
-        `content_of`: the attempt whose first content must be reported before; None: none.
-        """
-        return False
-
 
 class PlacementPort(Protocol):
     """Places requests on runners."""

@@ -198,10 +198,6 @@ class ReconnectingPlacement(Placement):
             self._ends.send(self._request, receipt, self._opened_at - self._request.age_seconds)
         self._is_reported = True
 
-    @override
-    def end_immediately(self, reason: Reason, receipt: receipt_pb2.Receipt, *, content_of: int | None) -> bool:
-        return self._place.end_immediately(reason, receipt, content_of=content_of)
-
     async def _report(self, report: Coroutine[Any, Any, T]) -> T | None:
         """Returns the result of a report; None: timeout."""
         with suppress(TimeoutError):
