@@ -46,7 +46,10 @@ SQLITE, POSTGRES = "sqlite", "postgres"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit codes: 0 no violation; 1 a violation, or too few kills or tasks; 2 unusable arguments; 130 Ctrl-C."""
+    """Exit codes: 0 no violation; 1 a violation, or too few kills or tasks; 2 unusable arguments; 130 Ctrl-C.
+
+    During the kills, the first Ctrl-C ends them: what has happened until then is checked and recorded.
+    """
     given = _parser().parse_args(arguments)
     if wrong := _wrong_with(given):
         _report(wrong)

@@ -23,7 +23,7 @@ from weft_testing.torture.history import (
     Kind,
     expected_text,
 )
-from weft_testing.torture.plan import MAX_ATTEMPTS
+from weft_testing.torture.plan import MAX_ATTEMPTS, MAX_FREE_ATTEMPTS
 
 STREAM_PREFIX = "stream-"
 """Prefix of request ids that are streams instead of tasks."""
@@ -342,10 +342,11 @@ def _overbooked(history: History) -> Iterator[Violation]:
 
 
 def _attempt_limit(history: History) -> Iterator[Violation]:
-    """No task is begun more often than its submitter allows."""
+    """No task is begun more often than its submitter and the router allow."""
+    most = MAX_ATTEMPTS + MAX_FREE_ATTEMPTS
     for kept in history.stored.values():
-        if kept.attempt > MAX_ATTEMPTS:
-            yield Violation("too many attempts", kept.id, f"{kept.attempt} of {MAX_ATTEMPTS}")
+        if kept.attempt > most:
+            yield Violation("too many attempts", kept.id, f"{kept.attempt} of {most}")
 
 
 def _orphans(history: History) -> Iterator[Violation]:

@@ -28,6 +28,8 @@ WAKE_SECONDS = 2.0
 MAX_CANCEL_DELAY_SECONDS = 0.6
 MAX_ATTEMPTS = 100
 """Attempts per task: more than kills can hit any task."""
+MAX_FREE_ATTEMPTS = 100
+"""How many more the router allows, of those that fail through no fault of the task."""
 
 
 class Target(StrEnum):

@@ -3,8 +3,8 @@
 import asyncio
 import signal
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -555,12 +555,14 @@ async def _wait_for_end(
         async with asyncio.timeout(START_SECONDS):
             while not _acked(folder):  # noqa: ASYNC110 - another process writes it
                 await asyncio.sleep(POLL_SECONDS)
-        stage = "tasks do not reach their ends"
+        stage, began = "tasks do not reach their ends", asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(60.0 * plan.max_minutes):
-                await asyncio.gather(killer.run(), killer.submitters_done())
+            async with asyncio.timeout(60.0 * plan.max_minutes) as limit:
+                with _ended_by_ctrl_c(limit):
+                    await asyncio.gather(killer.run(), killer.submitters_done())
         except TimeoutError:
-            trouble = f"kills and submitters are not done after {plan.max_minutes} minutes"
+            minutes = (asyncio.get_running_loop().time() - began) / 60.0
+            trouble = f"kills and submitters are not done after {minutes:.1f} minutes"
             await killer.end_submitters()
         async with asyncio.timeout(SETTLE_SECONDS):
             # Live requests take precedence over tasks: while streams fill the slots, no task ends.
@@ -570,6 +572,17 @@ async def _wait_for_end(
     except TimeoutError:
         return "; ".join(filter(None, (trouble, stage)))
     return trouble
+
+
+@contextmanager
+def _ended_by_ctrl_c(limit: asyncio.Timeout) -> Iterator[None]:
+    """Ends a block as if its time limit had passed at the first Ctrl-C, so that what has happened is still checked."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, limit.reschedule, loop.time())
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
 
 
 async def _orphans(plan: Plan, mesh: Mesh) -> list[str]:

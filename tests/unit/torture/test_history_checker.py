@@ -18,7 +18,7 @@ from weft_testing.torture.history import (
     Kind,
     expected_text,
 )
-from weft_testing.torture.plan import MAX_ATTEMPTS
+from weft_testing.torture.plan import MAX_ATTEMPTS, MAX_FREE_ATTEMPTS
 
 PENDING, RUNNING = 1, 2
 
@@ -271,7 +271,7 @@ _BROKEN: dict[str, tuple[str, History]] = {
     "a router refused without a reason": ("untyped refusal", _history(_refusal("RESOURCE_EXHAUSTED - busy"))),
     "a task was begun more often than allowed": (
         "too many attempts",
-        _history(stored=replace(STORED, attempt=MAX_ATTEMPTS + 1)),
+        _history(stored=replace(STORED, attempt=MAX_ATTEMPTS + MAX_FREE_ATTEMPTS + 1)),
     ),
     "an engine outlived its runner": ("orphan", replace(_history(), orphans=["engine 7 has no runner"])),
     "the database is damaged": ("damage", _history(damage=("row 7 missing from index",))),

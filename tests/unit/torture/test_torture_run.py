@@ -1,9 +1,14 @@
 """What a run counts, and what its processes leave in their files."""
 
+import asyncio
+import os
+import signal
 from collections import Counter
 from dataclasses import replace
 from itertools import islice, product
 from pathlib import Path
+
+import pytest
 
 from weft_testing.torture.checker import Violation
 from weft_testing.torture.history import (
@@ -30,7 +35,7 @@ from weft_testing.torture.plan import (
     submission,
 )
 from weft_testing.torture.record import HEAD, record, row
-from weft_testing.torture.run import Outcome
+from weft_testing.torture.run import Outcome, _ended_by_ctrl_c
 
 PLAN = Plan(seed=7, kills=3, tasks=5)
 ENOUGH = Outcome(
@@ -199,3 +204,14 @@ def test_recorded_rows_are_added_below_one_heading(tmp_path: Path) -> None:
     text = table.read_text()
     assert text.startswith(HEAD)
     assert text.removeprefix(HEAD).count("\n") == text.removeprefix(HEAD).count("--kills 3") == 2
+
+
+async def test_ctrl_c_ends_kills_as_their_time_limit_does() -> None:
+    async def killing() -> None:
+        async with asyncio.timeout(60.0) as limit:
+            with _ended_by_ctrl_c(limit):
+                os.kill(os.getpid(), signal.SIGINT)
+                await asyncio.Event().wait()
+
+    with pytest.raises(TimeoutError):
+        await killing()
