@@ -1,5 +1,6 @@
 """Output streams and exit of commands that serve."""
 
+import faulthandler
 import os
 import sys
 from collections.abc import Coroutine, Iterator
@@ -75,6 +76,8 @@ def run_service(work: Coroutine[Any, Any, Result]) -> Result:
     # A core would contain prompts and keys. Engines inherit the limit, which their command may raise again.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     raise_open_files()
+    # A library that crashes leaves no log line: this prints what each thread ran, without any value.
+    faulthandler.enable()
     return uvloop.run(work)
 
 
