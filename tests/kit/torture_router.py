@@ -144,10 +144,10 @@ def broken_tasks(
     return tasks
 
 
-async def serve(config: WeftConfig, home: WeftHome, breakage: Breakage) -> None:
+async def serve(config: WeftConfig, home: WeftHome, listen: str, breakage: Breakage) -> None:
     """Serves a faulty router until a signal comes, or it kills itself."""
     host = new_host(config, "router", None)
-    address = host.bind(home.address("router"))
+    address = host.bind(listen)
     router = router_svc.service.build(router_config(config, registry_address(config, home), address))
     database = router_database(config, home)
     companions = broken_tasks(config, database, router, breakage)
@@ -164,6 +164,7 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="kit.torture_router", allow_abbrev=False)
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--listen", help="gRPC address; default: the socket in the home")
     parser.add_argument("--kill-at", type=_place, help="failpoint and number, such as claimed:2")
     parser.add_argument("--stop-before-end", type=int, default=0, help="the end before which it stops itself")
     parser.add_argument("--unfenced", action="store_true")
@@ -172,7 +173,7 @@ def main(arguments: Sequence[str]) -> None:
     home.create()
     configure_logging("router", file=BoundedLogFile(home.logs / "router.log", config.log.max_file_bytes))
     breakage = Breakage(kill_at=given.kill_at, is_fenced=not given.unfenced, stop_before_end=given.stop_before_end)
-    uvloop.run(serve(config, home, breakage))
+    uvloop.run(serve(config, home, given.listen or home.address("router"), breakage))
 
 
 def _place(text: str) -> tuple[Failpoint, int]:

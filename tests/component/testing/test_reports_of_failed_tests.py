@@ -85,7 +85,7 @@ def test_pytest_crashes_without_the_plugin(tmp_path: Path) -> None:
 
 
 def test_engine_killed_by_a_signal_fails_its_suite_without_lost_tasks(tmp_path: Path) -> None:
-    chosen = ("-k", "first_content or cancelled_reader or signs_of", "-W", "error")
+    chosen = ("-k", "first_content or cancelled_reader or tokens_are_reported", "-W", "error")
     ran = _pytest(tmp_path, _AN_ENGINE_THAT_DIES, *chosen, plugin=False)
     assert "3 failed" in ran.stdout
     assert ran.stdout.count("SERVER_DIED") >= 3, "each says what ended it"
