@@ -161,7 +161,7 @@ class PrefixCacheConformance:
             await ask.cached("a", SEA)
             others = [ask.cached(f"other-{number}", SEA) for number in range(self.slots)]
             found = await asyncio.gather(*others, *(ask.cached("a", SEA) for _ in range(self.slots)))
-            assert found[: self.slots] == [0] * self.slots
+            assert found[: self.slots] == [0] * self.slots, found
 
     async def test_another_tag_of_the_same_tenant_finds_nothing(self) -> None:
         async with self.tenants() as ask:
