@@ -53,7 +53,7 @@ class PartialResponse(AnswerState):
 
 
 class ResponsesStream(PartialResponse, StreamEncoder, OutputSink):
-    """Encodes one streamed response. It is the sink of its own output items."""
+    """Encodes one answer of the Responses API as server-sent events, from the output items that it collects."""
 
     def __init__(self, document: ResponseDocument, *, include_events: bool = False) -> None:
         super().__init__(_identity(document), choice_count=1, include_events=include_events)

@@ -379,7 +379,7 @@ class TuningRun:
 
 
 def _followed(api: MeshApi, load: Document, request_id: str) -> Document:
-    """Follows a load to its end, once more if the id is known. Raises its failure."""
+    """Begins a load, unless it has begun with this id before, and follows it to its end. Raises its failure."""
     # It is not cancelled: that would fail the callers that wait for it.
     return follow(api, begin(api, load, request_id=request_id), shown=False, interrupted=lambda _: None)
 

@@ -342,11 +342,12 @@ def _overbooked(history: History) -> Iterator[Violation]:
 
 
 def _attempt_limit(history: History) -> Iterator[Violation]:
-    """No task is begun more often than its submitter and the router allow."""
+    """No task fails more often than its submitter allows, nor is it begun more often than the router allows beyond."""
     most = MAX_ATTEMPTS + MAX_FREE_ATTEMPTS
     for kept in history.stored.values():
-        if kept.attempt > most:
-            yield Violation("too many attempts", kept.id, f"{kept.attempt} of {most}")
+        if kept.failures > MAX_ATTEMPTS or kept.attempt > most:
+            detail = f"{kept.failures} failures of {MAX_ATTEMPTS}, {kept.attempt} attempts of {most}"
+            yield Violation("too many attempts", kept.id, detail)
 
 
 def _orphans(history: History) -> Iterator[Violation]:

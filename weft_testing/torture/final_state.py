@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 SQLITE_PREFIX = "sqlite:///"
-TASKS = "SELECT id, state, attempt, idempotency_key FROM tasks"
+TASKS = "SELECT id, state, attempt, failures, idempotency_key FROM tasks"
 ATTEMPTS = "SELECT task_id, attempt, owner, claimed_at, ended_at, reason FROM task_attempts ORDER BY task_id, attempt"
 _COUNTS = ("completed_count", "failed_count", "cancelled_count", "rejected_count", "retried_count")
 _USAGE = " UNION ALL ".join(
@@ -74,8 +74,8 @@ def kept_tasks(tasks: Iterable[Any], attempts: Iterable[Any]) -> Mapping[str, Ke
             AttemptRow(attempt=attempt, owner=owner, claimed_at=claimed_at, ended_at=ended_at, reason=reason)
         )
     return {
-        task: KeptTask(id=task, state=state, attempt=attempt, key=key or "", attempts=rows[task])
-        for task, state, attempt, key in tasks
+        task: KeptTask(id=task, state=state, attempt=attempt, failures=failures, key=key or "", attempts=rows[task])
+        for task, state, attempt, failures, key in tasks
     }
 
 

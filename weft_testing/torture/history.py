@@ -172,6 +172,8 @@ class KeptTask:
     id: str
     state: int
     attempt: int
+    failures: int = 0
+    """Number of attempts that count as failures; 0 if the reader cannot see it."""
     key: str = ""
     """Its idempotency key; empty if the reader cannot see it."""
     tokens: int | None = None

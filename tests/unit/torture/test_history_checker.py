@@ -269,6 +269,10 @@ _BROKEN: dict[str, tuple[str, History]] = {
         _history(_refusal("UNKNOWN - Unexpected <class 'OSError'>: no route")),
     ),
     "a router refused without a reason": ("untyped refusal", _history(_refusal("RESOURCE_EXHAUSTED - busy"))),
+    "a task failed more often than allowed": (
+        "too many attempts",
+        _history(stored=replace(STORED, failures=MAX_ATTEMPTS + 1)),
+    ),
     "a task was begun more often than allowed": (
         "too many attempts",
         _history(stored=replace(STORED, attempt=MAX_ATTEMPTS + MAX_FREE_ATTEMPTS + 1)),
