@@ -66,11 +66,11 @@ test-runtimes: $(VENV)/.dev ## run the tests of heavy runtimes, each in a separa
 test-install: $(VENV)/.dev $(DIST_VENV)/.done ## build the wheel, install it by pipx and uvx on a bare account, chat, uninstall
 	@$(PYTEST) -m install tests/install $(ARGS)
 
-# The tests make what is missing; CI makes it before them, beside tests that wait.
+# What the tests run: each worker would make it.
 containers: $(VENV)/.dev
 	@$(BIN)/python tests/containers/prepare.py
 
-test-containers: $(VENV)/.dev ## build the images of deploy/ and run them with podman, and Compose with Docker, both unpacked from Debian
+test-containers: containers ## build the images of deploy/ and run them with podman, and Compose with Docker, both unpacked from Debian
 	@$(PYTEST) -n 2 --dist loadfile -m containers tests/containers $(ARGS)
 
 test-deploy: $(VENV)/.dev .venv-deploy/.done ## check the files of deploy/ against the schemas of those who read them

@@ -239,9 +239,20 @@ async def _history(mesh: Mesh, load: Load) -> History:
 async def test_killing_any_one_service_loses_nothing_and_docker_restarts_it(
     mesh: Mesh, tmp_path: Path, service: str
 ) -> None:
+    broken = await _broken_by_a_kill(mesh, tmp_path / "history", service)
+    if service.startswith("gateway") and broken >= STREAMS:
+        # By chance the killed one had them all: of the two random picks of Envoy's LEAST_REQUEST both are the fuller
+        # gateway for one stream in four, and with four streams that makes one kill in 80.
+        broken = await _broken_by_a_kill(mesh, tmp_path / "again", service)
+    if service.startswith("gateway"):
+        assert broken < STREAMS, "those of the other gateway are whole"
+
+
+async def _broken_by_a_kill(mesh: Mesh, file: Path, service: str) -> int:
+    """Kills a service under a load, checks what came of it, and returns how many streams were broken."""
     # Of the kill before: a service may be lost while its twin serves.
     await asyncio.to_thread(mesh.until_well)
-    async with _load(mesh, tmp_path / "history", service) as load:
+    async with _load(mesh, file, service) as load:
         before = await asyncio.to_thread(mesh.state, service)
         if service in ON_THE_WAY:
             load.note_kill()
@@ -260,8 +271,7 @@ async def test_killing_any_one_service_loses_nothing_and_docker_restarts_it(
     )
     assert check(history) == []
     assert {task.state for task in history.stored.values()} == {COMPLETED}
-    if service.startswith("gateway"):
-        assert len(broken) < STREAMS, "those of the other gateway are whole"
+    return len(broken)
 
 
 async def test_check_detects_lost_and_duplicate_tasks_and_unexplained_broken_streams(
