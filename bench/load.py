@@ -15,7 +15,6 @@ from typing import Any
 
 import aiohttp
 import msgspec
-import uvloop
 
 DRAIN_SECONDS = 60.0
 """How long requests under way at the end may still take; they count."""
@@ -129,7 +128,7 @@ def percentile(values: list[float], share: float) -> float:
 def main() -> None:
     """Read a job from stdin, write its result to stdout."""
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
-    result = uvloop.run(Generator(job).run())
+    result = asyncio.run(Generator(job).run())
     sys.stdout.buffer.write(msgspec.json.encode(result))
 
 

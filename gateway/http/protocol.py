@@ -10,6 +10,7 @@ import asyncio
 import ipaddress
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NoReturn, cast
 
@@ -374,8 +375,28 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
-        reads_chunks = cycle.scope["http_version"] not in _WITHOUT_CHUNKS
-        super()._start_asgi_task(cycle, app if reads_chunks else cast("Any", _without_chunks(app, cycle)))
+        served = self._lingering(app, cycle)
+        if cycle.scope["http_version"] in _WITHOUT_CHUNKS:
+            served = _without_chunks(served, cycle)
+        super()._start_asgi_task(cycle, cast("Any", served))
+
+    def _lingering(self, app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
+        """Returns an application whose answer does not close the connection while its request still arrives."""
+
+        async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+            async def send_and_linger(message: Message) -> None:
+                is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
+                is_early = is_last and cycle.more_body and not cycle.keep_alive
+                if is_early:
+                    # uvicorn closes the connection before it calls `on_response_complete`.
+                    cycle.keep_alive = True
+                await send(message)
+                if is_early and not self.transport.is_closing():
+                    self._end_input()
+
+            await app(scope, receive, send_and_linger)
+
+        return serve
 
     @property
     def _peer(self) -> str:
@@ -401,8 +422,6 @@ class EdgeProtocol(HttpToolsProtocol):
         running = self._running
         if self._is_refused or self.transport.is_closing():
             return
-        self._is_refused = True
-        self._is_accepted = False
         if running is not None and not running.response_complete:
             if running.response_started:
                 self.transport.abort()
@@ -419,10 +438,19 @@ class EdgeProtocol(HttpToolsProtocol):
         ]
         head = b"".join(b"%b: %b\r\n" % header for header in headers)
         self.transport.write(b"HTTP/1.1 %d \r\n%b\r\n%b" % (http_status(error), head, body))
-        # Closing with unread input would reset the connection, and the peer might not see the reason.
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
+        self._end_input()
         self._linger()
+
+    def _end_input(self) -> None:
+        """Drops further input after the last answer. The caller lingers.
+
+        Closing with unread input would reset the connection, and the peer might not see the answer.
+        """
+        self._is_refused = True
+        self._is_accepted = False
+        if self.transport.can_write_eof():
+            with suppress(OSError):  # The peer may have closed meanwhile.
+                self.transport.write_eof()
         self._forget_head()
 
     def _forget_head(self) -> None:

@@ -31,7 +31,7 @@ _LAST_REQUEST_SECONDS = 0.25
 _FINAL_WRITES_SECONDS = 2.0
 _POLL_SECONDS = 0.005
 _BACKLOG = 2048
-"""Maximum number of connections that wait to be accepted. uvloop accepts one per turn."""
+"""Maximum number of connections that wait to be accepted."""
 _STARTING_TURNS = 3
 """Turns within which any event loop starts the protocol of an accepted connection."""
 

@@ -1,7 +1,8 @@
 """Installs the previous release of weft in a separate environment, for tests with two releases in one mesh.
 
 Its wheel is built from the commit in `requirements/previous-release`, which the clone must contain, or is the file in
-WEFT_PREVIOUS_WHEEL. It uses the dependencies of this checkout, since only weft is compared.
+WEFT_PREVIOUS_WHEEL. It uses the dependencies of this checkout, since only weft is compared, and what this checkout no
+longer depends on.
 """
 
 import io
@@ -59,6 +60,9 @@ def install_previous_release(folder: Path) -> PreviousRelease:
     (packages / "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n", "utf-8")
     release = PreviousRelease(environment / "bin" / "python")
     assert release.evaluate("import weft", "weft.__file__").startswith(str(packages))
+    needed = release.evaluate("import importlib.metadata", r"'\n'.join(importlib.metadata.requires('weft') or ())")
+    pip = [sys.executable, "-m", "pip", "--python", str(release.python), "install", "--quiet", *needed.splitlines()]
+    subprocess.run(pip, check=True, timeout=BUILD_SECONDS)
     return release
 
 

@@ -279,7 +279,7 @@ class EdgeProxy:
                 log.error("envoy cannot be started again", why=self._fault)  # noqa: TRY400 - no traceback needed
 
     def _write_certificate(self, source: TlsSource) -> None:
-        self._certificate_version, material = source.current()
+        version, material = source.current()
         pair = {
             "certificate_chain": {"inline_string": material.certificate.decode()},
             "private_key": {"inline_string": material.key.decode()},
@@ -287,13 +287,20 @@ class EdgeProxy:
         secret = message("extensions.transport_sockets.tls.v3.Secret", name=CERTIFICATE, tls_certificate=pair)
         # One file, so that certificate and key always match; only this user can read it.
         replace_file(self._certificate, json.dumps({"resources": [secret]}).encode())
+        self._certificate_version = version
 
     async def _follow_certificate(self, source: TlsSource) -> None:
         while True:
             await self._clock.sleep(CERTIFICATE_CHECK_SECONDS)
             version, _ = await asyncio.to_thread(source.current)
-            if version != self._certificate_version:
+            if version == self._certificate_version:
+                continue
+            try:
                 self._write_certificate(source)
+            except OSError as error:
+                # Such as a full disk. Envoy keeps the certificate in use; the next check tries again.
+                log.error("envoy's new certificate cannot be written", why=error.strerror)  # noqa: TRY400 - no traceback needed
+            else:
                 log.info("envoy gets a new certificate")
 
 

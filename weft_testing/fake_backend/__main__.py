@@ -6,8 +6,6 @@ import signal
 import sys
 from collections.abc import Sequence
 
-import uvloop
-
 # It verifies no certificates, but importing aiohttp would read the trust store: a sixth of the start time.
 os.environ["SSL_CERT_FILE"] = os.environ["SSL_CERT_DIR"] = os.devnull
 
@@ -31,8 +29,7 @@ def main(arguments: Sequence[str]) -> None:
     settings, behaviour = parse_command_line(arguments)
     if settings.die_with_parent:
         die_with_parent()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(settings, behaviour))
+    asyncio.run(serve(settings, behaviour))
     # Like a killed server, does not wait for clients with open streams.
     os._exit(0)
 

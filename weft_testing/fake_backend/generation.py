@@ -249,10 +249,7 @@ class Generation:
             await self._silence(_STALL_SLICE_SECONDS)
 
     async def _wait_until_sent(self) -> None:
-        """Waits until the kernel has all bytes, at most a second, because a dead process sends no buffered bytes.
-
-        uvloop only writes at the end of a loop cycle, and has no event for it.
-        """
+        """Waits until the kernel has all bytes, at most a second, because a dead process sends no buffered bytes."""
         transport = self._http.transport
         for _ in range(_FLUSH_POLLS):
             if transport is None or not transport.get_write_buffer_size():

@@ -361,7 +361,7 @@ def _decoded(raw: bytes) -> Any:
 
 async def _raw(http: web.Request, text: str) -> Never:
     """Writes `text` as bytes and closes the connection; returns only by cancellation when the connection is closed."""
-    transport = cast("asyncio.Transport", http.transport)  # uvloop's has another base
+    transport = cast("asyncio.Transport", http.transport)
     if text:
         transport.write(text.encode("latin-1", "replace"))
         transport.close()

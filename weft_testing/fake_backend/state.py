@@ -19,6 +19,7 @@ class RequestLog:
     def __init__(self, path: Path) -> None:
         """Raises OSError if the file cannot be opened."""
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._opened_at = time.time()
 
     def write(self, event: str, headers: dict[str, str]) -> None:
         """Writes `begun`, `finished`, `cancelled` or `failed`, with the runner's id of the request."""
@@ -27,6 +28,8 @@ class RequestLog:
             "request_id": headers.get(REQUEST_ID_HEADER, ""),
             "at": time.time(),
             "pid": os.getpid(),
+            # Systems use the ids of ended processes again.
+            "opened_at": self._opened_at,
         }
         os.write(self._descriptor, msgspec.json.encode(line) + b"\n")
 

@@ -35,9 +35,9 @@ HELP_IMPORTS = {
 """Modules of weft that the help of all commands may import."""
 OWN = {"weft", "weft_app", "gateway", "registry_svc", "router_svc", "runner_svc"}
 HEAVY = {"pydantic", "grpc", "google", "yaml", "structlog", "asyncio"}
-LARGE = {"pydantic", "rich", "yaml", "structlog", "msgspec", "uvloop"}
+LARGE = {"pydantic", "rich", "yaml", "structlog", "msgspec"}
 """Libraries that take longer to import than most commands take."""
-OF_SERVICES = {*("fastapi", "starlette", "uvicorn", "psycopg", "weft.sql", "aiohttp", "uvloop"), "weft_app.compose"}
+OF_SERVICES = {*("fastapi", "starlette", "uvicorn", "psycopg", "weft.sql", "aiohttp"), "weft_app.compose"}
 READING = ("get", "describe", "declare", "wait", "events", "chat", "ps", "completion")
 BARE_GROUPS = ("mesh", "models")
 """Groups with all commands in GROUPS: `weft models discover` listens before it imports the configuration."""
@@ -68,7 +68,7 @@ WITHOUT_POSIX = """
 import importlib, sys
 # psutil has another module for Windows, and reads these for Linux.
 importlib.import_module("psutil")
-for name in ("fcntl", "resource", "pwd", "grp", "termios", "tty", "pty", "uvloop"):
+for name in ("fcntl", "resource", "pwd", "grp", "termios", "tty", "pty"):
     sys.modules[name] = None
 import weft_app.cli.main, weft_app.cli.foreground, weft_app.cli.serve, weft_app.cli.runner
 """

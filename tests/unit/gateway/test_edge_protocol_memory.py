@@ -1,6 +1,7 @@
 """The memory that a connection holds for a head: twice its limit while it may go on, nothing once it is refused."""
 
 import asyncio
+import errno
 import gc
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -13,7 +14,7 @@ from uvicorn.server import ServerState
 from gateway.config import MAX_HEADER_COUNT, ConnectionLimits
 from gateway.http.protocol import EdgeProtocol, EdgeServerConfig
 
-LIMITS = ConnectionLimits()
+LIMITS = ConnectionLimits(linger_seconds=0.0)
 LINE = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n"
 ONE_READ_BYTES = 256 * 1024
 """The most that asyncio hands over at once."""
@@ -29,6 +30,8 @@ class Peer(asyncio.Transport):
         super().__init__()
         self.written = b""
         self.is_read = True
+        self.is_gone = False
+        self.is_aborted = False
 
     def pause_reading(self) -> None:
         self.is_read = False
@@ -43,7 +46,12 @@ class Peer(asyncio.Transport):
         return True
 
     def write_eof(self) -> None:
-        """Its peer reads the refusal."""
+        """Its peer reads the refusal, unless it has gone."""
+        if self.is_gone:
+            raise OSError(errno.ENOTCONN, "not connected")
+
+    def abort(self) -> None:
+        self.is_aborted = True
 
     def is_closing(self) -> bool:
         return False
@@ -108,3 +116,14 @@ async def test_head_that_may_go_on_holds_no_more_than_twice_its_limit(protocol: 
             protocol.data_received(b"\r\n")
         assert LIMITS.max_header_bytes // 2 < held() < 2 * LIMITS.max_header_bytes
     assert protocol.transport.written == b"", "it may go on"  # type: ignore[attr-defined]
+
+
+async def test_refused_connection_whose_peer_has_gone_is_closed(protocol: EdgeProtocol) -> None:
+    """Regression: the end of what is sent failed with ENOTCONN, and the connection stayed open for good."""
+    peer = protocol.transport
+    assert isinstance(peer, Peer)
+    peer.is_gone = True
+    protocol.data_received(b"no HTTP\r\n\r\n")
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert peer.is_aborted
