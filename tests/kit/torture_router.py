@@ -6,14 +6,15 @@ check claims, as a negative control of the history checker.
 """
 
 import argparse
+import asyncio
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import uvloop
 from typing_extensions import override
 
 import router_svc.durable.tasks.service
@@ -80,8 +81,9 @@ class SleepyTaskStore(SqlTaskStore):
     async def end(self, claim: Claim, ending: TaskOutcome, now: float) -> bool:
         self._ends_left -= 1
         if not self._ends_left:
-            # In the store's thread, within a read without statements, which holds no lock.
-            await self._database.read(lambda _: os.kill(os.getpid(), signal.SIGSTOP))
+            # In the store's thread, within a read without statements, which holds no lock. To this thread: it would
+            # write on until the process's main thread had its turn on a busy machine and took the signal.
+            await self._database.read(lambda _: signal.pthread_kill(threading.get_ident(), signal.SIGSTOP))
         return await super().end(claim, ending, now)
 
 
@@ -173,7 +175,7 @@ def main(arguments: Sequence[str]) -> None:
     home.create()
     configure_logging("router", file=BoundedLogFile(home.logs / "router.log", config.log.max_file_bytes))
     breakage = Breakage(kill_at=given.kill_at, is_fenced=not given.unfenced, stop_before_end=given.stop_before_end)
-    uvloop.run(serve(config, home, given.listen or home.address("router"), breakage))
+    asyncio.run(serve(config, home, given.listen or home.address("router"), breakage))
 
 
 def _place(text: str) -> tuple[Failpoint, int]:

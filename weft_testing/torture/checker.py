@@ -333,11 +333,12 @@ def _overbooked(history: History) -> Iterator[Violation]:
     """No backend works on more requests than it has slots."""
     if not history.slots:
         return
-    at_work: Counter[str] = Counter()
+    at_work: Counter[tuple[str, str]] = Counter()
     for event in history.of_kind(Kind.BEGUN, Kind.LEFT):
-        at_work[event.source] += 1 if event.kind is Kind.BEGUN else -1
-        if at_work[event.source] > history.slots:
-            detail = f"{event.source} works on {at_work[event.source]} requests with {history.slots} slots"
+        process = event.source, event.key
+        at_work[process] += 1 if event.kind is Kind.BEGUN else -1
+        if at_work[process] > history.slots:
+            detail = f"{event.source} works on {at_work[process]} requests with {history.slots} slots"
             yield Violation("overbooked", event.task, detail)
 
 

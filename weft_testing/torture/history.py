@@ -81,7 +81,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The process that wrote it."""
     task: str = ""
     key: str = ""
-    """Idempotency key of a submission."""
+    """Idempotency key of a submission; of a backend's request, when its process began."""
     attempt: int = 0
     owner: str = ""
     """Id of a router process."""
@@ -252,6 +252,7 @@ def read_backend_log(path: Path) -> Iterator[Event]:
             kind=_BACKEND_KINDS[line["event"]],
             at=line["at"],
             source=f"{BACKEND_PREFIX}{line['pid']}",
+            key=str(line["opened_at"]),
             task=line["request_id"],
             note=line["event"],
         )

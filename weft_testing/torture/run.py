@@ -102,6 +102,11 @@ class Progress:
         )
         return 2 * begun - all_events
 
+    def ended(self) -> int:
+        """Returns how many tasks routers have ended or cancelled."""
+        endings = (b'"event":"task ended"', b'"event":"task cancelled"')
+        return sum(self._tally.count(self._folder.router_log, text) for text in endings)
+
     def reverted(self) -> int:
         """Returns how many attempts routers have given up or taken back."""
         return self._tally.count(self._folder.router_log, b'"event":"task reverted"')
@@ -387,7 +392,7 @@ async def _kill_serving(member: Member) -> bool:
 
 START_SECONDS = 180.0
 SETTLE_SECONDS = 300.0
-"""How long tasks may take to become terminal after the last kill."""
+"""After the last kill: how long tasks are open while none ends."""
 READ_SECONDS = 600.0
 POLL_SECONDS = 0.2
 PROGRESS_SECONDS = 10.0
@@ -501,7 +506,7 @@ async def torture(
             watchers.append(start_task(_report_progress(plan, progress, killer, report), name="torture-progress"))
             if plan.records_growth:
                 watchers.append(start_task(recorder.run(), name="torture-growth"))
-            trouble = await _wait_for_end(plan, folder, killer, streams, stub)
+            trouble = await _wait_for_end(plan, folder, killer, streams, progress, stub)
             await stop_tasks(watchers)
             async with asyncio.timeout(READ_SECONDS):
                 served = await read_service(stub, _acked(folder))
@@ -547,6 +552,7 @@ async def _wait_for_end(
     folder: Folder,
     killer: Killer,
     streams: Streams,
+    progress: Progress,
     stub: "TaskServiceAsyncStub",
 ) -> str:
     """Waits until every task is terminal; returns what did not end in time, or an empty text."""
@@ -564,10 +570,14 @@ async def _wait_for_end(
             minutes = (asyncio.get_running_loop().time() - began) / 60.0
             trouble = f"kills and submitters are not done after {minutes:.1f} minutes"
             await killer.end_submitters()
-        async with asyncio.timeout(SETTLE_SECONDS):
+        async with asyncio.timeout(SETTLE_SECONDS) as limit:
             # Live requests take precedence over tasks: while streams fill the slots, no task ends.
             await streams.stop()
-            while await is_any_open(stub):  # noqa: ASYNC110 - another process ends them
+            ended = 0
+            while await is_any_open(stub):
+                if (now_ended := progress.ended()) > ended:
+                    ended = now_ended
+                    limit.reschedule(asyncio.get_running_loop().time() + SETTLE_SECONDS)
                 await asyncio.sleep(POLL_SECONDS)
     except TimeoutError:
         return "; ".join(filter(None, (trouble, stage)))

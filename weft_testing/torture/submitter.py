@@ -16,7 +16,6 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
-import uvloop
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2
 from grpc import StatusCode
@@ -322,7 +321,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--count", type=int, required=True)
     parser.add_argument("--per-second", type=float, required=True)
     parser.add_argument("--certificates", type=Path)
-    uvloop.run(submit(SubmitterOptions(**vars(parser.parse_args(arguments)))))
+    asyncio.run(submit(SubmitterOptions(**vars(parser.parse_args(arguments)))))
 
 
 if __name__ == "__main__":

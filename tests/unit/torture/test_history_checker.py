@@ -388,3 +388,10 @@ def test_backend_never_exceeds_its_slots(slots: int, is_wrong: bool) -> None:
     )
     found = check(replace(_history(*events, without=Kind.BEGUN), slots=slots))
     assert rules_broken(found) == ({"overbooked": 1} if is_wrong else {})
+
+
+def test_backend_with_the_process_id_of_a_killed_one_starts_without_its_requests() -> None:
+    """In two hours of kills, ids came again: a backend seemed to have the requests of a killed one."""
+    first = _event(Kind.BEGUN, 20.0, task="stream-1", source="backend 7", key="10.0")
+    second = _event(Kind.BEGUN, 30.0, task="stream-2", source="backend 7", key="25.0")
+    assert not check(replace(_history(first, second, without=Kind.BEGUN), slots=1))

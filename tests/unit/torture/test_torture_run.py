@@ -1,6 +1,7 @@
 """What a run counts, and what its processes leave in their files."""
 
 import asyncio
+import json
 import os
 import signal
 from collections import Counter
@@ -181,10 +182,11 @@ def test_only_task_lines_of_router_logs_are_events(tmp_path: Path) -> None:
 
 def test_backend_log_lines_are_events_of_the_task_in_the_request_id(tmp_path: Path) -> None:
     log = tmp_path / "backends.jsonl"
-    lines = (f'{{"event": "begun", "request_id": "{own}", "at": 5.5, "pid": 9}}\n' for own in ("check-1", "t1"))
+    line = {"event": "begun", "at": 5.5, "pid": 9, "opened_at": 5.0}
+    lines = (json.dumps({**line, "request_id": own}) + "\n" for own in ("check-1", "t1"))
     log.write_text("".join(lines))
     (begun,) = read_backend_log(log)
-    assert (begun.kind, begun.task, begun.at, begun.note) == (Kind.BEGUN, "t1", 5.5, "begun")
+    assert (begun.kind, begun.task, begun.at, begun.key, begun.note) == (Kind.BEGUN, "t1", 5.5, "5.0", "begun")
 
 
 def test_row_of_a_recorded_run_has_faults_counts_violations_seed_and_commit() -> None:
