@@ -7,8 +7,8 @@ from typing import Any, Self
 
 import grpc
 
-from weft.client._home import CA_FILE_VARIABLE, KEY_VARIABLE
-from weft.kernel.errors import FieldError, WeftError, invalid_field
+from weft.client._home import CA_FILE_VARIABLE, KEY_VARIABLE, require_key
+from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import CONNECTION_LOST, error_from_call, open_blocking_channel
 from weft.kernel.tls import TlsFiles
@@ -30,9 +30,7 @@ def security_from(environment: Mapping[str, str]) -> ChannelSecurity:
     """
     given = {name: environment.get(variable) or "" for name, variable in _VARIABLES.items()}
     paths = {name: Path(text).expanduser() for name, text in given.items() if text}
-    key = environment.get(KEY_VARIABLE, "").strip()
-    if not key.isascii() or not key.isprintable() or " " in key:
-        raise invalid_field(KEY_VARIABLE, "is not a key: it contains invalid characters")
+    key = require_key(environment.get(KEY_VARIABLE, "").strip())
     return ChannelSecurity(files=TlsFiles(section=_SECTION, **paths), api_key=key)
 
 
@@ -82,7 +80,8 @@ class ServiceClient:
 
     def _call(self, method: Callable[..., Any], request: Any, timeout_seconds: float | None = None) -> Any:
         try:
-            return method(request, timeout=timeout_seconds or self._timeout_seconds)
+            seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds
+            return method(request, timeout=seconds)
         except grpc.RpcError as error:
             raise self._failure(error) from error
 

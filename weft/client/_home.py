@@ -46,7 +46,7 @@ Service = Literal["router", "registry"]
 MAX_ADDRESS_CHARS = 2048
 URL_VARIABLE = "WEFT_URL"
 """Environment variable with the base URL of a remote mesh's HTTP API."""
-_BASE = re.compile(r"https?://[^/?#\s]+/?")
+_BASE = re.compile(r"https?://(\[[^]/?#@\s]+\]|[^:/?#@\s]+)(:[0-9]{1,5})?/?")
 ADDRESS_VARIABLES: Mapping[Service, str] = MappingProxyType({"router": "WEFT_ROUTER", "registry": "WEFT_REGISTRY"})
 """Environment variables with the gRPC addresses of a remote mesh's services, comma-separated."""
 
@@ -68,8 +68,16 @@ def mesh_url(home: Path | str | None = None) -> str:
 def require_url(url: str) -> str:
     """Returns `url`. Raises INVALID_ARGUMENT unless it is the base URL of an HTTP API."""
     if _BASE.fullmatch(url) is None:
-        raise invalid_field(URL_VARIABLE, f"must be http:// or https:// with a host, and no path: {url[:200]!r}")
+        shown = url.rpartition("@")[2][:200]
+        raise invalid_field(URL_VARIABLE, f"must be http:// or https:// with a host, and no user or path: {shown!r}")
     return url
+
+
+def require_key(key: str) -> str:
+    """Returns `key`, which may be empty. Raises INVALID_ARGUMENT unless it can be an API key."""
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise invalid_field(KEY_VARIABLE, "is not a key: it contains invalid characters")
+    return key
 
 
 def _no_gateway(folder: Path) -> NoReturn:
@@ -171,10 +179,10 @@ def is_served(path: Path) -> bool:
         probe.setblocking(False)
         try:
             probe.connect(str(path))
-        except (FileNotFoundError, ConnectionRefusedError):
-            return False
+        except (BlockingIOError, PermissionError):
+            return True  # a busy one, or one of another user
         except OSError:
-            pass
+            return False
     return True
 
 

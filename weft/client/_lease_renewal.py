@@ -163,7 +163,12 @@ class LeaseManager:
         if granted.HasField("renew_interval"):
             self._renew_seconds = max(MIN_RENEW_SECONDS, seconds_of(granted.renew_interval))
         self._lease = granted.lease
-        self._renew()
+        try:
+            self._renew()
+        except WeftError:
+            # The ledger gives it up, which is not its loss.
+            self._lease = None
+            raise
         self.hurry()  # the thread sleeps for the interval without a lease
 
     def hurry(self) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal, NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict, get_args
 
 from weft.api.common.v1 import (
     cache_mode_pb2,
@@ -83,10 +83,12 @@ _CACHE_MODES = {
 
 
 def chat_request(model: str, messages: str | Iterable[Message], options: ChatOptions) -> pb.ChatRequest:
-    """Returns a chat request; a plain string is one user message."""
+    """Returns a chat request; a plain string is one user message. Raises INVALID_ARGUMENT naming the wrong field."""
     turns: Iterable[Message] = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
     request = pb.ChatRequest(model=model)
-    for turn in turns:
+    for index, turn in enumerate(turns):
+        if turn["role"] not in get_args(RoleName):
+            raise invalid_field(f"messages[{index}].role", f"must be one of {', '.join(get_args(RoleName))}")
         role = chat_pb2.Role.Value(f"ROLE_{turn['role'].upper()}")
         parts = [*_media_parts(turn), chat_pb2.ContentPart(text=turn["content"])]
         request.payload.messages.add(role=role, content=parts)

@@ -226,6 +226,7 @@ class _LeaseWait:
         self._deadline = time.monotonic() + options.get("wait_seconds", DEFAULT_WAIT_SECONDS)
         self._last_status = ""
         self._has_waited = False
+        self._call_has_waited = False
 
     def wait(self, request: lease_service_pb2.AcquireLeaseRequest) -> lease_pb2.Lease:
         """Returns the lease after its first renewal. Raises as `hold_memory`."""
@@ -243,8 +244,9 @@ class _LeaseWait:
 
     def _is_retryable(self, error: WeftError) -> bool:
         """Whether to wait again: a refusal without a wait is final, one after a wait is the ledger's time limit."""
-        waits = {Reason.INSUFFICIENT_MEMORY, *REGISTRY_AWAY}
-        return error.reason in waits and self._has_waited and time.monotonic() + RETRY_SECONDS < self._deadline
+        is_limit = error.reason is Reason.INSUFFICIENT_MEMORY and self._call_has_waited
+        is_away = error.reason in REGISTRY_AWAY and self._has_waited
+        return (is_limit or is_away) and time.monotonic() + RETRY_SECONDS < self._deadline
 
     def _acquire(self, request: lease_service_pb2.AcquireLeaseRequest) -> lease_pb2.Lease:
         sight = self._observer.look_blocking(fresh=True)
@@ -256,6 +258,7 @@ class _LeaseWait:
             )
         request.sighting.CopyFrom(snapshot_message(sight))
         left = max(0.0, self._deadline - time.monotonic())
+        self._call_has_waited = False
         lease: lease_pb2.Lease | None = None
         # Read all responses: leaving the call between the grant and the first renewal releases the lease.
         for response in self._calls.acquire(request, min(left, MAX_CALL_WAIT_SECONDS)):
@@ -264,7 +267,7 @@ class _LeaseWait:
                 self._keeper.adopt(response.granted)
             elif response.HasField("waiting"):
                 self._keeper.hurry()  # the ledger now wants reports more often
-                self._has_waited = True
+                self._has_waited = self._call_has_waited = True
                 self._report(response.waiting.detail)
         if lease is None:
             raise WeftError(Reason.SERVICE_UNAVAILABLE, "the ledger ended the call without an answer")

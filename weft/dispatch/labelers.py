@@ -38,12 +38,11 @@ class Labelers:
         """Returns the labels of a request to a route, as KEY=VALUE; those of its caller take precedence."""
         if not (context.model.startswith(ROUTE_PREFIX) or context.model == AUTO_MODEL):
             return frozenset()
-        labels = dict(context.metadata)
+        added: dict[str, str] = {}
         if self._installed and (prompt := _text_of(payload)):
             for name, labeler in self._installed:
-                for key, value in _labeled(name, labeler, prompt).items():
-                    labels.setdefault(key, value)
-        return label_set(labels)
+                added = {**_labeled(name, labeler, prompt, MAX_LABELS - len(added)), **added}
+        return label_set({**added, **context.metadata})
 
     @cached_property
     def _installed(self) -> Sequence[tuple[str, Labeler]]:
@@ -56,10 +55,10 @@ class Labelers:
         return found
 
 
-def _labeled(name: str, labeler: Labeler, prompt: str) -> Mapping[str, str]:
+def _labeled(name: str, labeler: Labeler, prompt: str, most: int) -> Mapping[str, str]:
     try:
         found = dict(labeler(prompt))
-        if len(found) <= MAX_LABELS and all(is_name(key) and is_token(found[key], MAX_VALUE_CHARS) for key in found):
+        if len(found) <= most and all(is_name(key) and is_token(found[key], MAX_VALUE_CHARS) for key in found):
             return found
         log.error("a labeler returned labels that are too many or malformed", labeler=name)
     except Exception:

@@ -7,9 +7,9 @@ used as the other.
 
 import hashlib
 import hmac
-from collections import OrderedDict
 from dataclasses import dataclass
 from enum import IntEnum
+from heapq import heappop, heappush
 
 from weft.api.runner.v1 import permit_pb2, ticket_pb2
 from weft.kernel.errors import WeftError
@@ -37,7 +37,9 @@ class _Gate:
         self._runner = runner
         self._incarnation = incarnation
         self._key: bytes | None = None
-        self._used: OrderedDict[str, float] = OrderedDict()
+        self._used = set[str]()
+        self._ends: list[tuple[float, str]] = []
+        """A heap of when the used ones expire: after a clock was set back, not in their order."""
 
     def use_key(self, key: bytes) -> None:
         """Accepts only those of the session with this key."""
@@ -48,11 +50,12 @@ class _Gate:
 
     def _is_first_use(self, claim_id: str, expires: float, now: float) -> bool:
         """Remembers an id; returns False if it is known, or if there is no room."""
-        while self._used and next(iter(self._used.values())) <= now:
-            self._used.popitem(last=False)
+        while self._ends and self._ends[0][0] <= now:
+            self._used.discard(heappop(self._ends)[1])
         if claim_id in self._used or len(self._used) >= self.max_remembered:
             return False
-        self._used[claim_id] = expires
+        self._used.add(claim_id)
+        heappush(self._ends, (expires, claim_id))
         return True
 
 

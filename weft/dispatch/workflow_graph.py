@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -112,7 +113,7 @@ def read_graph(text: str, where: str) -> Graph:
     if len(text.encode()) > MAX_GRAPH_BYTES:
         raise invalid_field(where, f"must have at most {MAX_GRAPH_BYTES} bytes")
     try:
-        graph = json.loads(text, parse_constant=_refuse_constant)
+        graph = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except (ValueError, RecursionError):
         raise invalid_field(where, "must be JSON") from None
     if not isinstance(graph, dict) or not graph:
@@ -345,7 +346,7 @@ def _checked(each: pb.WorkflowInput, value: Any, place: str) -> Any:
         if not isinstance(value, str) or len(value) > most:
             raise invalid_field(place, f"must be a text of at most {most} characters")
         return value
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         raise invalid_field(place, "must be a number")
     if each.type == _NUMBER:
         number: float = float(value)
@@ -383,6 +384,13 @@ def _items(value: object) -> Iterator[object]:
 
 def _refuse_constant(word: str) -> None:
     raise ValueError(f"{word} is not valid JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError("a number beyond the range of a double")
+    return number
 
 
 def _json(value: object) -> str:

@@ -70,6 +70,8 @@ class Kind:
     """The permission that a role needs to see, declare or delete it."""
     by_name: bool = True
     """Whether permission for single names is enough; otherwise the unrestricted scope is needed."""
+    shares_namespace: bool = True
+    """Whether its name must differ from those of models, agents, runners and other kinds that share names."""
     conditions: Callable[[Any], tuple[Condition, ...]] = lambda _: ()
     """Returns the conditions of a record."""
 
@@ -98,8 +100,6 @@ class DeclaredKind(Kind):
     """The field that errors name when a scope is taken."""
     prefix: str = ""
     """Its prefix in requests, such as "agent/"; empty: requests cannot name it."""
-    shares_namespace: bool = True
-    """Whether its name must differ from those of models, agents, runners and other kinds that share names."""
     configured: str = ""
     """Section of weft.yaml that can also define it; empty: none."""
     initial: Mapping[str, Any] = field(default_factory=dict)

@@ -16,8 +16,9 @@ import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from weft.documents.codec import camel
+from weft.documents.kinds import KINDS
 from weft.documents.resource_kinds import ResourceKind, parse_kind
-from weft.documents.resources import AnyDocument, PoolDocument, declared, read_document
+from weft.documents.resources import AnyDocument, read_document
 from weft.kernel.errors import MAX_REFUSALS, FieldError, WeftError, invalid_field, refused_together
 from weft.kernel.field_rules import RuleError
 from weft.kernel.reasons import Reason
@@ -248,12 +249,13 @@ def parse_document(value: Any, kind: ResourceKind | None = None) -> AnyDocument:
 
 
 def refuse_repeats(documents: tuple[SourcedDocument, ...]) -> None:
-    """Raises INVALID_ARGUMENT if two documents have the same name; only a pool may share a model's name."""
-    first: dict[tuple[bool, str], SourcedDocument] = {}
+    """Raises INVALID_ARGUMENT if two documents have the same name, unless their kinds share no names."""
+    first: dict[tuple[ResourceKind | None, str], SourcedDocument] = {}
     repeated = []
     for sourced in documents:
-        is_pool = isinstance(sourced.document, PoolDocument)
-        known = first.setdefault((is_pool, sourced.document.name), sourced)
+        kind = sourced.document.kind
+        space = None if KINDS[kind].shares_namespace else kind
+        known = first.setdefault((space, sourced.document.name), sourced)
         if known is not sourced:
             why = f"{known.label} has this name already, in {known.where}"
             repeated.append(invalid_field(f"{sourced.where}: name", why))
@@ -400,11 +402,6 @@ def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(name: str) -> NoReturn:
     raise _JsonRefusedError(f"{name} is not a number")
-
-
-def to_yaml(documents: Iterable[AnyDocument]) -> str:
-    """Returns a YAML stream that `apply` accepts; empty for no documents."""
-    return "---\n".join(yaml_text(declared(document)) for document in documents)
 
 
 def yaml_text(value: Any) -> str:

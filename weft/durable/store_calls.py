@@ -34,6 +34,10 @@ _WRITE_FAILED = "Internal error from Core"
 """Details of a grpc.aio call after a failed write."""
 
 
+class StoreTimeoutError(WeftError):
+    """A store did not answer in time, so it may have made the change."""
+
+
 def as_tenant(tenant: str) -> tuple[tuple[str, str], ...]:
     """Returns call metadata for a tenant; empty: the request contains it."""
     return ((TENANT, tenant),) if tenant else ()
@@ -82,7 +86,9 @@ class StoreCalls(ABC):
                 raise
 
     def _silent(self) -> WeftError:
-        return WeftError(Reason.SERVICE_UNAVAILABLE, f"{self._what} timed out", retry_after_seconds=RETRY_AFTER_SECONDS)
+        return StoreTimeoutError(
+            Reason.SERVICE_UNAVAILABLE, f"{self._what} timed out", retry_after_seconds=RETRY_AFTER_SECONDS
+        )
 
 
 def store_calls(store: Any, stub: Callable[[grpc.aio.Channel], Any], what: str, timeout_seconds: float) -> StoreCalls:

@@ -12,7 +12,7 @@ from typing import Any
 from weft.api.common.v1 import audio_pb2, chat_pb2, completion_pb2, embedding_pb2, error_reason_pb2, image_pb2
 from weft.api.router.v1 import task_pb2, task_service_pb2_grpc
 from weft.api.router.v1 import task_service_pb2 as pb
-from weft.durable.store_calls import TIMEOUT_SECONDS, store_calls
+from weft.durable.store_calls import TIMEOUT_SECONDS, StoreTimeoutError, store_calls
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason, reason_of
 
@@ -51,7 +51,12 @@ class TaskClient:
         tenant's limit.
         """
         request.requested_by = caller
-        answer: pb.SubmitTaskResponse = await self._calls.ask("SubmitTask", request, tenant)
+        try:
+            answer: pb.SubmitTaskResponse = await self._calls.ask("SubmitTask", request, tenant)
+        except StoreTimeoutError as error:
+            if not request.idempotency_key:
+                error.message += "; it may have stored the task: look for it in the list of tasks before you repeat it"
+            raise
         require_known_states([answer.task])
         return answer
 

@@ -50,8 +50,10 @@ class SingleFlightThread:
             if on_end is not None:
                 self._end_listeners.append(on_end)
             if self._since is None:
-                self._since = self._now()
-                threading.Thread(target=self._run, args=(job,), name=self._name, daemon=True).start()
+                # At the limit of processes, the next call tries again.
+                with suppress(RuntimeError):
+                    threading.Thread(target=self._run, args=(job,), name=self._name, daemon=True).start()
+                    self._since = self._now()
 
     def _run(self, job: Callable[[], None]) -> None:
         job()
@@ -207,11 +209,13 @@ def _processes(reading: NvmlReading, watched: Collection[ProcessId]) -> tuple[Pr
     by_pid = {holder.process.pid: holder for holder in reading.holders if reading.names_processes}
     holders = {process: _holder_of(process, by_pid) for process in asked}
     told = {holder.process.pid for holder in holders.values() if holder is not None}
-    # Skip ids of another PID namespace.
+    # Skip ids of another PID namespace, and what is watched: the registry refuses a process that is reported twice.
     others = [
         holder
         for holder in reading.holders
-        if holder.process.pid not in told and (reading.names_processes or holder.alive)
+        if holder.process.pid not in told
+        and holder.process not in holders
+        and (reading.names_processes or holder.alive)
     ]
     others.sort(key=lambda holder: -sum(amount for _, amount in holder.bytes_by_device))
     snapshots = [

@@ -53,7 +53,7 @@ class LogLevel:
         wanted = DEFAULT_LOG_LEVEL_SECONDS if seconds is None else seconds
         if not 0 < wanted <= MAX_LOG_LEVEL_SECONDS:
             raise invalid_field("duration", f"must be above 0 and at most {MAX_LOG_LEVEL_SECONDS / 3600:.0f} h")
-        await self.stop()
+        self._restore()
         if level:
             self._threshold.use(level)
             self._until = self._clock.utc_now() + timedelta(seconds=wanted)
@@ -62,13 +62,15 @@ class LogLevel:
 
     async def stop(self) -> None:
         """Restores the configured level. Idempotent."""
-        task, self._task = self._task, None
+        task = self._task
+        self._restore()
         if task is not None:
             await stop_tasks([task])
-        self._restore()
 
     def _restore(self) -> None:
-        self._until = None
+        if self._task is not None:
+            self._task.cancel()
+        self._task = self._until = None
         self._threshold.use(self._threshold.configured)
 
     async def _restore_after(self, seconds: float) -> None:

@@ -11,7 +11,7 @@ YOUNG_PER_MIDDLE = 20
 MIDDLE_PER_OLD = 50
 M_MMAP_THRESHOLD = -3
 """From glibc's malloc.h."""
-MAPPED_BYTES = 1024 * 1024
+MAPPED_BYTES = 128 * 1024
 """Allocations from this size on are mapped separately, and returned to the system when freed."""
 
 
@@ -53,7 +53,8 @@ def _return_large_blocks() -> None:
     """Fixes the size from which glibc maps an allocation.
 
     By default glibc raises that size to 32 MiB as large blocks are freed, and takes later ones from its heap, which
-    only shrinks from its end. A gateway that had read large bodies held 195 MB with 28 MB in use, and 126 MB with this.
+    only shrinks from its end. A gateway that had read large bodies held 195 MB with 28 MB in use. With 1 MiB, pages of
+    250 KiB for callers that did not read them took 50 MB more for each 200 callers, up to 600 MB; with this, 140 MB.
     """
     with suppress(AttributeError, OSError, TypeError):  # another C library
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)

@@ -108,7 +108,7 @@ ANY_SOURCE = Access(Resource.MODELS, Role.EDIT)
 """Required for loading or pulling a path or URL, since the runner reads any file and calls any server."""
 MAY_LEAVE = Access(Resource.REMOTE, Role.CREATE)
 """Required for requests to remote models, besides the tenant's permission."""
-KEY_VARIABLES = frozenset({"WEFT_API_KEY", "WEFT_SERVICE_KEY", "WEFT_JOIN_TOKEN"})
+KEY_VARIABLES = frozenset({"WEFT_API_KEY", "WEFT_SERVICE_KEY", "WEFT_JOIN_TOKEN", "WEFT_JOIN_URL"})
 """Environment variables with mesh keys, removed from the environment of programs that a runner starts."""
 DEFAULT_SCOPES = ("inference:create", "inference:edit", "models:view")
 """Scopes of a key that is created without scopes."""

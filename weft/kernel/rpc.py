@@ -280,11 +280,12 @@ class calling:  # noqa: N801 - reads as a statement: `with calling(Reason.SERVIC
     If the channel is closed during the call, the call is lost; the waiting task is not cancelled.
     """
 
-    __slots__ = ("_peer_lost",)
+    __slots__ = ("_peer_lost", "_unreached")
 
-    def __init__(self, peer_lost: Reason) -> None:
-        """`peer_lost` is the reason for a transport failure."""
+    def __init__(self, peer_lost: Reason, unreached: Reason | None = None) -> None:
+        """`peer_lost` is the reason for a transport failure, `unreached` if there was no connection; None: the same."""
         self._peer_lost = peer_lost
+        self._unreached = unreached
 
     def __enter__(self) -> None:
         return None
@@ -293,7 +294,7 @@ class calling:  # noqa: N801 - reads as a statement: `with calling(Reason.SERVIC
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, grpc.aio.AioRpcError):
-            raise error_from_call(error, self._peer_lost) from error
+            raise error_from_call(error, self._peer_lost, self._unreached) from error
         is_cut = isinstance(error, asyncio.CancelledError) and not task_is_cancelled()
         if is_cut or (isinstance(error, grpc.aio.UsageError) and str(error) == _CHANNEL_CLOSED):
             raise WeftError(self._peer_lost, CONNECTION_LOST) from error

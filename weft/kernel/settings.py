@@ -129,6 +129,15 @@ def _parsed(parse: Callable[[Any, str], Any], value: Any) -> Any:
         raise ValueError(error.message.removeprefix(f"{error.field}: ")) from None
 
 
+def _path(text: str) -> Path:
+    path = Path(text)
+    try:
+        path.expanduser()
+    except RuntimeError:
+        raise ValueError(f"there is no user {path.parts[0][1:]}; a file of yours begins with ~/") from None
+    return path
+
+
 def _check_any_rate(text: str) -> str:
     _parsed(parse_any_rate, text)
     return text
@@ -155,7 +164,7 @@ ModelName = Annotated[str, Checked(checked_model_name)]
 """Name of a model or pool."""
 Seconds = Annotated[float, Gt(0), Le(86_400 * 365)]
 Port = Annotated[int, Ge(0), Le(65_535)]
-PathText = Annotated[Path, Read(str, Path)]
+PathText = Annotated[Path, Read(str, _path)]
 """A path; `~` is expanded when the file is read."""
 SizeText = Annotated[str, Checked(_check_size)]
 """A size with its unit, such as `200GiB`."""

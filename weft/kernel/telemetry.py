@@ -23,7 +23,7 @@ from weft.kernel.log_threshold import LogThreshold, structlog
 TRACEPARENT = "traceparent"
 
 _TRACEPARENT = re.compile(
-    "(?!ff)(?P<version>[0-9a-f]{2})-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?P<rest>-.{0,256})?"
+    "(?!ff)(?P<version>[0-9a-f]{2})-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?P<rest>-[ -~]{0,256})?"
 )
 
 

@@ -129,13 +129,20 @@ class SignedBytes:
 
 
 def sign(payload: bytes, key: OKPKey, key_id: str, *, beside: Sequence[Signature] = ()) -> SignedBytes:
-    """Returns `payload` with the signatures `beside` and one by `key`."""
+    """Returns `payload` with the signatures `beside` and one by `key`.
+
+    Raises INVALID_ARGUMENT naming `signatures` if a token cannot hold them.
+    """
     header = {"alg": ALGORITHM, "kid": key_id, "typ": TYPE}
     made: Any = jws.serialize_json(
         {"protected": header}, payload, key, registry=StrictRegistry(ALGORITHM, _HEADER_NAMES)
     )
     own = Signature(key_id=key_id, protected=made["protected"], signature=made["signature"])
-    return SignedBytes(payload=to_base64url(payload), signatures=(*beside, own))
+    signed = SignedBytes(payload=to_base64url(payload), signatures=(*beside, own))
+    if (count := len(signed.signatures)) > MAX_SIGNERS or len(signed.as_text()) > MAX_TOKEN_BYTES:
+        limits = f"{MAX_SIGNERS} signatures and {MAX_TOKEN_BYTES // 1024} KiB"
+        raise invalid_field("signatures", f"the token cannot hold {count}: it has at most {limits}")
+    return signed
 
 
 def read_signed(text: str) -> SignedBytes:

@@ -57,7 +57,8 @@ def _failed(message: str) -> WeftError:
 
 
 TERM_GRACE_SECONDS = 2.0
-READ_BYTES = 16 * 1024
+READ_BYTES = 64 * 1024
+"""What a pipe holds at most, so that one read empties it."""
 MAX_OUTPUT_BYTES = 4 * 1024
 """Kept part of a program's standard error: enough for its last line."""
 MAX_LAST_LINE_CHARS = 300

@@ -14,7 +14,7 @@ from scripted_ledger import Script, scripted_ledger
 from weft.api.common.v1 import priority_pb2
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
 from weft.client import _lease_renewal, leases
-from weft.client._lease_renewal import DEFAULT_RENEW_SECONDS
+from weft.client._lease_renewal import DEFAULT_RENEW_SECONDS, LeaseClient, LeaseManager
 from weft.client.leases import MAX_CALL_WAIT_SECONDS, MemoryLease, hold_memory, program_name
 from weft.gpu.nvml import Health, NvmlReading
 from weft.gpu.observer import HostObserver, declared_snapshots
@@ -130,6 +130,20 @@ def test_lost_lease_is_reported_raised_at_the_next_check_and_not_released(ledger
     assert ledger.released == []
 
 
+def test_grant_whose_first_renewal_fails_is_void_and_not_lost(ledger: Script) -> None:
+    """Regression: the ledger gave it up meanwhile, and the next grant of the same wait counted as lost."""
+    calls = LeaseClient(ledger.target, lease_pb2.LeaseHolder())
+    keeper = LeaseManager(calls, HostObserver(reader=Cards()), tuple, lambda: None)
+    granted = lease_service_pb2.GrantedLease(lease=lease_pb2.Lease(lease_id="lease-0", fencing_number=16))
+    ledger.is_away = True
+    with pytest.raises(WeftError):
+        keeper.adopt(granted)
+    ledger.is_away, ledger.is_lost = False, True
+    keeper.confirm()
+    calls.close()
+    assert not keeper.lost.is_set()
+
+
 def test_ledger_outage_loses_no_lease(ledger: Script) -> None:
     with _hold(ledger) as lease:
         ledger.is_away = True
@@ -170,6 +184,22 @@ def test_rejection_without_a_wait_is_final(ledger: Script) -> None:
     with pytest.raises(WeftError, match="the host has 16 GiB"), _hold(ledger, wait_seconds=1000):
         pass
     assert len(ledger.acquired) == 1
+
+
+def test_rejection_without_a_wait_is_final_also_after_a_wait(ledger: Script) -> None:
+    """Regression: the call was repeated without a pause until `wait_seconds` had passed."""
+    ledger.waits = ["held by qwen"]
+    ledger.refusals = [
+        WeftError(Reason.INSUFFICIENT_MEMORY, words) for words in ("the wait timed out", "the host has 16 GiB")
+    ]
+
+    def wait_once(_: str) -> None:
+        ledger.waits = []
+
+    refused = pytest.raises(WeftError, match="the host has 16 GiB")
+    with refused, _hold(ledger, wait_seconds=1000, on_waiting=wait_once):
+        pass
+    assert len(ledger.acquired) == 2
 
 
 def test_wait_resumes_for_the_same_lease_after_the_mesh_returns(ledger: Script) -> None:

@@ -96,8 +96,9 @@ async def test_loopback_needs_no_certificate() -> None:
 
 
 async def test_foreign_address_is_not_reported_as_in_use(mutual: ServerTls) -> None:
-    with pytest.raises(FieldError, match=r"cannot listen on 192\.0\.2\.77:0: Cannot assign requested address"):
+    with pytest.raises(FieldError, match=r"cannot listen on 192\.0\.2\.77:0: Cannot assign") as refused:
         GrpcHost(tls=mutual).bind("192.0.2.77:0")
+    assert refused.value.field == "--listen", "and not `host`, the address of the HTTP API"
 
 
 async def test_port_of_another_server_is_reported_as_in_use() -> None:
@@ -105,6 +106,29 @@ async def test_port_of_another_server_is_reported_as_in_use() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        with pytest.raises(WeftError, match=f"cannot listen on {address}: it is in use") as refused:
+        with pytest.raises(WeftError, match=f"--listen: cannot listen on {address}: it is in use; choose") as refused:
             GrpcHost().bind(address)
     assert refused.value.reason is Reason.ALREADY_EXISTS
+
+
+async def test_unix_socket_of_another_server_is_kept_and_reported_as_in_use(tmp_path: Path) -> None:
+    """A second `weft serve runner` replaced the socket of the first one, and removed its own when it ended."""
+    path = tmp_path / "x.sock"
+    first = GrpcHost()
+    first.bind(f"unix:{path}")
+    await first.start([])
+    kept = path.stat().st_ino
+    try:
+        with pytest.raises(WeftError, match=r"x\.sock: it is in use") as refused:
+            GrpcHost().bind(f"unix:{path}")
+        assert refused.value.reason is Reason.ALREADY_EXISTS
+        assert path.stat().st_ino == kept
+    finally:
+        await first.stop(0.0)
+
+
+async def test_unix_socket_of_a_killed_server_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "x.sock"
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(path))
+    assert await _bound(GrpcHost(), f"unix:{path}") == f"unix:{path}"

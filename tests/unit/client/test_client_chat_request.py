@@ -41,6 +41,13 @@ def test_invalid_option_error_names_the_option(options: ChatOptions, field: str)
     assert refused.value.field == field
 
 
+def test_unknown_role_is_refused_by_name() -> None:
+    """The client raised the ValueError of protobuf."""
+    with pytest.raises(FieldError, match="must be one of system") as refused:
+        chat_request("m", [{"role": "owl", "content": "hi"}], {})  # type: ignore[typeddict-item]  # the role
+    assert (refused.value.reason, refused.value.field) == (Reason.INVALID_ARGUMENT, "messages[0].role")
+
+
 def test_one_stop_text_is_not_read_as_its_characters() -> None:
     assert list(chat_request("m", "hi", {"stop": "END"}).payload.sampling.stop) == ["END"]
 

@@ -1,6 +1,7 @@
 """How programs find a mesh on other machines, and what they show there."""
 
 import asyncio
+import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,8 @@ from weft.client import AsyncMesh, connect
 from weft.client._channel import open_mesh_channel, security_from
 from weft.client._home import DEFAULT_HOME, mesh_address, mesh_url
 from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.reasons import Reason
+from weft_app.cli.mesh_api import api_socket
 from weft_app.cli.options import HomeOption
 
 
@@ -56,6 +59,15 @@ def test_home_variable_does_not_hide_an_address_variable(tmp_path: Path, monkeyp
     monkeypatch.setenv("WEFT_ROUTER", "mesh.example:7071")
     assert mesh_address() == "mesh.example:7071"
     assert mesh_address(tmp_path / "home") == "127.0.0.1:1"
+
+
+def test_home_whose_path_is_too_long_for_sockets_has_none(tmp_path: Path) -> None:
+    """Regression: its sockets counted as served, so commands did not use the loopback ports of its mesh."""
+    home = _home_with(tmp_path / ("x" * 120), {"up.json": '{"url": "http://127.0.0.1:8080"}'})
+    assert api_socket(home) is None
+    assert mesh_url(home) == "http://127.0.0.1:8080"
+    with pytest.raises(WeftError, match="weft is not running"):
+        mesh_address(home)
 
 
 def test_configured_service_address_is_used_after_running_services_of_the_home(tmp_path: Path) -> None:
@@ -154,3 +166,14 @@ def test_unix_socket_target_reads_no_certificate_file(tmp_path: Path, monkeypatc
         await AsyncMesh(f"unix:{tmp_path}/registry.sock").close()
 
     asyncio.run(connect_async())
+
+
+def test_call_without_time_left_fails_and_does_not_wait() -> None:
+    """Regression: a timeout of 0 counted as none."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        connect(f"127.0.0.1:{silent.getsockname()[1]}") as mesh,
+        pytest.raises(WeftError) as late,
+    ):
+        mesh.embed("m", "text", timeout=0)
+    assert late.value.reason is Reason.DEADLINE_EXCEEDED

@@ -7,10 +7,12 @@ import pytest
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, completion_pb2, embedding_pb2, tokenize_pb2
 from weft.dispatch.payload_description import (
     TOKENS_PER_MEDIUM,
+    Description,
     affinity_key,
     describe,
     names_languages,
     prefix_digests,
+    prompt_prefixes,
     unfollowed_effort,
     untaken_words_of,
 )
@@ -28,6 +30,13 @@ def _chat(*texts: str) -> chat_pb2.ChatPayload:
 
 def test_four_prompt_characters_count_as_one_token() -> None:
     assert 1_000 <= describe(_chat("x" * 4_000), salt="t").prompt_tokens <= 1_010
+
+
+def test_empty_text_is_no_medium() -> None:
+    """Regression: clients send `content: ""` with each tool call, and each one counted as an image of 512 tokens."""
+    payload = _chat("x" * 4_000, "", "x")
+    assert describe(payload, salt="t").prompt_tokens <= 1_020
+    assert prompt_prefixes(payload, "t") == (describe(payload, salt="t").prefix_digests, 4_010)
 
 
 def test_token_ids_count_one_each() -> None:
@@ -58,6 +67,21 @@ def test_tools_need_a_tool_calling_model_unless_tool_choice_is_none() -> None:
     assert describe(payload, salt="t").skills == {Skill.TOOLS}
     payload.tool_choice.mode = chat_pb2.ToolChoice.MODE_NONE
     assert describe(payload, salt="t").skills == frozenset()
+
+
+def test_schema_of_a_tool_is_part_of_the_prompt() -> None:
+    """Regression: only its name and description counted, although engines read the schema too."""
+
+    def with_schema(word: str) -> Description:
+        payload = _chat("hi")
+        schema = {"type": "object", "properties": {word: {"type": "string", "description": "x" * 4_000}}}
+        payload.tools.add().function.CopyFrom(
+            chat_pb2.FunctionTool(name="look", parameters=to_json_object(schema, "parameters"))
+        )
+        return describe(payload, salt="t")
+
+    assert 1_000 <= with_schema("place").prompt_tokens <= 1_040
+    assert with_schema("place").prefix_digests != with_schema("other").prefix_digests
 
 
 def test_mesh_tools_are_those_of_the_agent() -> None:

@@ -70,3 +70,15 @@ def test_labeler_that_fails_or_returns_no_labels_adds_none(
     write_distribution(site, "broken-labelers", "1", points)
     monkeypatch.delitem(sys.modules, "broken_labeler", raising=False)
     assert Labelers().labels(context(), chat("Hi")) == {"difficulty=easy"}
+
+
+def test_labelers_add_no_more_labels_together_than_a_router_takes(site: Path) -> None:
+    """Regression: the limit applied to each, so a router refused every request to a route."""
+    for letter in "xyz":
+        (site / f"{letter}_labeler.py").write_text(
+            f"def labels_of(prompt):\n    return {{'{letter}' + str(n): 'x' for n in range(16)}}\n"
+        )
+    points = {f"weft.labelers:all_{letter}": f"{letter}_labeler:labels_of" for letter in "xyz"}
+    write_distribution(site, "many-labelers", "1", points)
+    metadata = {f"own-{number}": "x" for number in range(16)}
+    assert len(Labelers().labels(context(metadata=metadata), chat("Hi"))) == 32

@@ -93,6 +93,17 @@ def test_expired_ticket_is_refused_and_forgotten_a_minute_later() -> None:
     assert len(gate._used) == 1
 
 
+def test_ticket_from_before_the_clock_was_set_back_keeps_no_later_one_from_being_forgotten() -> None:
+    """Regression: until it expired, all later ones were remembered, and beyond the limit each was refused."""
+    gate = _gate()
+    gate.max_remembered = 2
+    gate.admit(_ticket(ticket_id="early", expires=NOW + 3_600), now=NOW)
+    for minute in range(1, 4):
+        now = NOW + 60 * minute
+        gate.admit(_ticket(ticket_id=f"t{minute}", expires=now + 30), now=now)
+    assert _refusal(gate, _ticket(ticket_id="early", expires=NOW + 3_600), now) is Reason.TICKET_INVALID
+
+
 def test_ticket_is_refused_without_a_session() -> None:
     gate = TicketGate(runner="local", incarnation="run-1")
     assert _refusal(gate, _ticket(key=b"")) is Reason.BACKEND_NOT_READY, (

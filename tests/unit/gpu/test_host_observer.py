@@ -204,6 +204,12 @@ async def test_pids_of_another_namespace_make_memory_unknown_and_not_zero() -> N
     assert sight.devices[0].used_bytes == GIB
 
 
+async def test_watched_process_is_reported_once_if_only_some_cards_list_their_processes() -> None:
+    """Regression: it was reported twice, so the registry refused each report and renewal of the host."""
+    sight = await HostObserver(reader=ScriptedReader(MINE, names_processes=False)).look([ME])
+    assert [(one.process, one.memory_unknown) for one in sight.processes] == [(ME, True)]
+
+
 async def test_excess_processes_drop_the_smallest_and_never_a_watched_one() -> None:
     holders = [
         ProcessSnapshot(process=ProcessId(pid, 1), alive=True, bytes_by_device=((0, pid),))
@@ -261,3 +267,16 @@ def test_single_flight_thread_runs_one_job_and_notifies_all_waiters() -> None:
     assert ran == ["first"]
     lone.start_or_join(lambda: ran.append("third"))
     _eventually(lambda: ran == ["first", "third"] and not lone.is_alive())
+
+
+def test_single_flight_thread_that_cannot_start_now_starts_with_the_next_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    lone, told = SingleFlightThread("lone"), threading.Event()
+    with monkeypatch.context() as limit:
+        limit.setattr(threading.Thread, "start", refuse)
+        lone.start_or_join(lambda: None, told.set)
+    assert not lone.is_alive()
+    lone.start_or_join(lambda: None)
+    assert told.wait(10.0)

@@ -1,11 +1,13 @@
 """The level of a process's log changes for a bounded time, and falls back by itself."""
 
+import asyncio
+
 import pytest
 
 from weft.kernel.errors import WeftError
 from weft.kernel.log_level import DEFAULT_LOG_LEVEL_SECONDS, MAX_LOG_LEVEL_SECONDS, LogLevel
 from weft.kernel.log_threshold import LogThreshold, structlog
-from weft_testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock, let_all_run
 
 
 def written(threshold: LogThreshold) -> list[str]:
@@ -51,6 +53,17 @@ async def test_last_level_change_applies_with_its_own_duration() -> None:
     assert threshold.level == "error", "the end of the first change is not the end of the second"
     await clock.advance(DEFAULT_LOG_LEVEL_SECONDS)
     assert threshold.level == "info"
+
+
+async def test_of_two_simultaneous_level_changes_only_one_is_in_effect() -> None:
+    clock, threshold = FakeClock(), LogThreshold("info")
+    level = LogLevel(threshold, clock)
+    await level.change("warning", 5.0)
+    await clock.wait_for_sleepers(1)
+    await asyncio.gather(level.change("debug", 60.0), level.change("error", 60.0))
+    await let_all_run()
+    assert (threshold.level in ("debug", "error"), clock.sleepers) == (True, 1), "the other one would end this one"
+    await level.stop()
 
 
 async def test_unset_level_restores_the_configured_one_immediately() -> None:

@@ -23,6 +23,9 @@ class Slow:
     async def GetTask(self, request: object, context: object) -> None:  # noqa: N802 - the name of the rpc
         await asyncio.sleep(5)
 
+    async def SubmitTask(self, request: object, context: object) -> None:  # noqa: N802 - the name of the rpc
+        await asyncio.sleep(5)
+
     async def WatchTask(  # noqa: N802 - the name of the rpc
         self, request: object, context: object
     ) -> AsyncGenerator[task_service_pb2.WatchTaskResponse]:
@@ -44,6 +47,16 @@ async def test_slow_store_call_is_unavailable() -> None:
     with pytest.raises(WeftError, match="task store timed out") as late:
         await TaskClient(Slow(), timeout_seconds=0.01).get("ann", "task-1")
     assert (late.value.reason, late.value.retry_after_seconds) == (Reason.SERVICE_UNAVAILABLE, 2)
+
+
+async def test_submission_that_timed_out_says_that_a_repetition_without_a_key_may_run_twice() -> None:
+    tasks = TaskClient(Slow(), timeout_seconds=0.01)
+    for key, hint in (("", "; it may have stored the task: look for it in the list of tasks"), ("k", "")):
+        with pytest.raises(WeftError) as late:
+            await tasks.submit("ann", task_service_pb2.SubmitTaskRequest(idempotency_key=key))
+        assert late.value.reason is Reason.SERVICE_UNAVAILABLE
+        assert late.value.message.startswith(f"task store timed out{hint}")
+        assert ("list of tasks" in late.value.message) is bool(hint)
 
 
 async def test_call_on_a_closed_channel_says_that_the_connection_was_lost() -> None:

@@ -17,7 +17,17 @@ def test_caller_traceparent_is_forwarded() -> None:
 
 
 @pytest.mark.parametrize(
-    "broken", ["", "nonsense", GOOD[:-1], GOOD.replace("0af7651916cd43dd8448eb211c80319c", "0" * 32), "00-x-y-01"]
+    "broken",
+    [
+        "",
+        "nonsense",
+        GOOD[:-1],
+        GOOD.replace("0af7651916cd43dd8448eb211c80319c", "0" * 32),
+        "00-x-y-01",
+        # Regression: these were forwarded, and gRPC cannot send them.
+        f"01{GOOD[2:]}-caf\xe9",
+        f"01{GOOD[2:]}-a\tb",
+    ],
 )
 def test_invalid_traceparent_is_replaced_by_a_new_one(broken: str) -> None:
     replaced = traceparent_of({"traceparent": broken})

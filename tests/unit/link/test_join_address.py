@@ -149,10 +149,15 @@ def test_invalid_certificate_files_are_reported(tmp_path: Path) -> None:
     made = self_signed_certificate(tmp_path, [])
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     assert certificate_from_files(cert, key).fingerprint == made.fingerprint
-    for one, other in ((key, cert), (tmp_path / "none.pem", key), (cert, tmp_path)):
+    wrong = "relay.certificate_file"
+    for one, other, field in (
+        (key, cert, wrong),
+        (tmp_path / "none.pem", key, wrong),
+        (cert, tmp_path, "relay.key_file"),
+    ):
         with pytest.raises(FieldError) as caught:
             certificate_from_files(one, other)
-        assert caught.value.field == "relay.certificate_file"
+        assert caught.value.field == field
 
 
 def test_endpoint_is_unknown_without_a_running_relay(tmp_path: Path) -> None:

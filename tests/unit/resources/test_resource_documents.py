@@ -27,7 +27,7 @@ from weft.documents.resources import (
     runner_document,
     to_declaration,
 )
-from weft.documents.yaml_documents import parse_document, read_documents, to_yaml, yaml_documents
+from weft.documents.yaml_documents import parse_document, read_documents, yaml_documents, yaml_text
 from weft.kernel.errors import FieldError
 
 EVERY_KIND: list[Callable[[], AnyDocument]] = [
@@ -42,7 +42,7 @@ EVERY_KIND: list[Callable[[], AnyDocument]] = [
 @pytest.mark.parametrize("build", EVERY_KIND)
 def test_resource_yaml_declares_the_registry_state(build: Callable[[], AnyDocument]) -> None:
     document = build()
-    (read,) = read_documents(to_yaml([document]), "x.yaml")
+    (read,) = read_documents(yaml_text(declared(document)), "x.yaml")
     assert to_declaration(read.document) == to_declaration(document)
     assert read.document.observed is None
 
@@ -74,7 +74,7 @@ def test_runtime_fields_are_only_in_status() -> None:
 
 def test_defaults_are_omitted_from_yaml_and_kept_in_json() -> None:
     document = parse_document({"kind": "model", "name": "m"})
-    assert to_yaml([document]) == "kind: model\nname: m\n"
+    assert yaml_text(declared(document)) == "kind: model\nname: m\n"
     assert plain(document)["operations"] == ["chat", "completion"]
 
 
@@ -85,14 +85,14 @@ def test_unset_fields_are_omitted_from_json() -> None:
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=80))
 def test_any_text_round_trips_through_yaml(text: str) -> None:
     document = new_document(ResourceKind.AGENT, agent_pb2.AgentManifest(name="a", model="m", system_prompt=text))
-    (read,) = yaml_documents(to_yaml([document]))
+    (read,) = yaml_documents(yaml_text(declared(document)))
     assert read is not None
     assert read.value.get("systemPrompt", "") == text
 
 
 def test_long_prompt_is_a_yaml_block() -> None:
     document = parse_document({"kind": "agent", "name": "a", "model": "m", "systemPrompt": "One.\nTwo."})
-    assert "systemPrompt: |-\n  One.\n  Two.\n" in to_yaml([document])
+    assert "systemPrompt: |-\n  One.\n  Two.\n" in yaml_text(declared(document))
 
 
 def test_agent_parameters_keep_openai_api_names() -> None:

@@ -211,6 +211,14 @@ def test_names_are_unique_across_kinds_except_that_a_pool_may_share_a_model_name
         refuse_repeats(read_documents("kind: model\nname: x\n---\nkind: runner\nname: x\n", "f.yaml"))
 
 
+def test_kinds_that_share_no_names_may_have_the_same_name_in_one_file() -> None:
+    """A backup with a tenant and an alias of one name, which the registry accepts, could not be applied."""
+    alias, tenant = "kind: alias\nname: x\ntarget: m\n", "kind: tenant\nname: x\n"
+    refuse_repeats(read_documents(f"kind: model\nname: x\n---\n{alias}---\n{tenant}", "f.yaml"))
+    with pytest.raises(FieldError, match="alias/x has this name already"):
+        refuse_repeats(read_documents(f"{alias}---\n{alias}", "f.yaml"))
+
+
 def test_status_is_ignored_in_any_input() -> None:
     ((sourced),) = read_documents(f"{GOOD}status: {{nonsense: true}}\n", "f")
     assert sourced.document.observed is None

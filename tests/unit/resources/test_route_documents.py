@@ -15,7 +15,7 @@ from weft.documents.resources import (
     observed_document,
     plain,
 )
-from weft.documents.yaml_documents import parse_document, to_yaml
+from weft.documents.yaml_documents import parse_document, yaml_text
 from weft.kernel.timestamps import optional_seconds
 
 
@@ -59,11 +59,11 @@ def test_budget_below_a_nanosecond_is_not_lost() -> None:
 def test_unset_route_fields_stay_unset() -> None:
     manifest = read().declared
     assert (manifest.HasField("keep_alive"), manifest.HasField("budget")) == (False, False)
-    assert to_yaml([read()]) == "kind: route\nname: q\ncandidates:\n- a\n"
+    assert yaml_text(declared(read())) == "kind: route\nname: q\ncandidates:\n- a\n"
 
 
 def test_complete_route_in_yaml_is_idiomatic() -> None:
-    assert to_yaml([observed_document(ResourceKind.ROUTE, some_route())]) == (
+    assert yaml_text(declared(observed_document(ResourceKind.ROUTE, some_route()))) == (
         "kind: route\nname: summaries\ndescription: Short ones\ncandidates:\n- qwen\n- big\n"
         "budgetSeconds: 90.5\nkeepAlive: 300\npinPrimary: true\n"
     )

@@ -11,5 +11,6 @@ KIND = Kind(
     declared=PoolDeclaration,
     record=Pool,
     summary="A pool. Pools are defined by their models: `apply` only checks that it is as declared.",
+    shares_namespace=False,
     conditions=pool_conditions,
 )
