@@ -4,7 +4,7 @@ Plain text is in memory only while a capture is stored or read. Logs and errors 
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -21,6 +21,7 @@ from weft.api.registry.v1 import capture_service_pb2 as pb
 from weft.api.registry.v1 import capture_service_pb2_grpc
 from weft.dispatch.captured import MAX_TEXT_BYTES
 from weft.documents.resource_kinds import ResourceKind
+from weft.kernel.clock import seconds_ahead
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, require_token
@@ -122,12 +123,24 @@ class Captures:
 
     async def sweep(self) -> None:
         """Deletes captures that are too old, and those of tenants without `capture`. Raises SERVICE_UNAVAILABLE."""
-        oldest = self._core.clock.utc_now() - timedelta(seconds=self._core.config.captures.keep_seconds)
-        kept = self._kept.items()
-        over = {name for name, each in kept if each.captured_at < oldest or not self._is_on(_tenant_of(name))}
-        if over:
-            await self._writer.run(lambda: self._delete(over))
+        if self._over():
+            await self._writer.run(self._sweep)
+
+    async def _sweep(self) -> None:
+        # Anew, as a write before this one may have replaced a capture.
+        if over := self._over():
+            await self._delete(over)
             log.info("captures deleted", count=len(over))
+
+    def _over(self) -> Collection[str]:
+        """Returns the captures to delete."""
+        now, kept = self._core.clock.utc_now(), self._kept.items()
+        oldest = now - timedelta(seconds=self._core.config.captures.keep_seconds)
+        for name, each in kept:
+            if seconds_ahead(each.captured_at, now):
+                # The clock was set back, which must not extend its retention.
+                self._kept[name] = replace(each, captured_at=now)
+        return {name for name, each in kept if each.captured_at < oldest or not self._is_on(_tenant_of(name))}
 
     def _is_on(self, tenant: str) -> bool:
         declared = self._core.mesh.documents[ResourceKind.TENANT].declared(tenant)

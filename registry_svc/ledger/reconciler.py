@@ -166,9 +166,10 @@ class Reconciler:
         self._grace_until = self._clock.monotonic() + self._config.restart_grace_seconds
 
     def set_recipient(self, lease: Lease, caller: object) -> None:
-        """Records which call receives a lease that was never renewed."""
+        """Records which call receives a lease that was never renewed, which is thus no longer abandoned."""
         if lease.grant.id in self._unacknowledged:
             self._unacknowledged[lease.grant.id] = caller
+            self._abandoned.pop(lease.grant.id, None)
 
     def acknowledge(self, lease_id: str) -> None:
         """Records that a lease was renewed, so its holder has received it."""

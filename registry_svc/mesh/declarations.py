@@ -364,7 +364,8 @@ class Declarations:
         new.subtract(kind.value for kind, _ in plan.leaving)
         for kind in DECLARED_KINDS:
             require_room(kind.plural, mesh.count(kind), new[kind.value], config.max_of(kind))
-        growth = mesh.sizes.growth_bytes((*key_of(record), record.manifest) for record in plan.records)
+        arriving = ((*key_of(record), record.manifest) for record in plan.records)
+        growth = mesh.sizes.growth_bytes(arriving, plan.leaving)
         require_room(
             "bytes of all that is declared and published", mesh.sizes.total_bytes, growth, config.max_manifest_bytes
         )

@@ -295,6 +295,9 @@ class ManifestSizes:
         """Removes a resource. Ignores an unknown name."""
         self.total_bytes -= self._sizes.pop((kind, name), 0)
 
-    def growth_bytes(self, manifests: Iterable[tuple[ResourceKind, str, Message]]) -> int:
-        """Returns by how much the total would grow with these resources added or replaced."""
-        return sum(manifest_bytes(each) - self._sizes.get((kind, name), 0) for kind, name, each in manifests)
+    def growth_bytes(
+        self, manifests: Iterable[tuple[ResourceKind, str, Message]], leaving: "Iterable[Key]" = ()
+    ) -> int:
+        """Returns by how much the total would grow with these resources added or replaced, and others deleted."""
+        growth = sum(manifest_bytes(each) - self._sizes.get((kind, name), 0) for kind, name, each in manifests)
+        return growth - sum(self._sizes.get(key, 0) for key in leaving)

@@ -22,7 +22,7 @@ from weft.api.registry.v1 import agent_pb2, declaration_service_pb2, model_pb2, 
 from weft.api.registry.v1 import registry_service_pb2 as pb
 from weft.api.registry.v1 import runner_session_service_pb2 as session_pb
 from weft.api.registry.v1.resource_pb2 import ResourceDocument
-from weft.documents.kinds import DECLARED_KINDS
+from weft.documents.kinds import DECLARED_KINDS, KINDS
 from weft.documents.kinds.agent import check_agent
 from weft.documents.kinds.model import check_manifest
 from weft.documents.kinds.profile import check_profile
@@ -217,9 +217,7 @@ def _require_unique_names(documents: Sequence[AnyDocument], place: Callable[[int
     pools |= {each.manifest.pool_name for each in documents if each.kind is ResourceKind.MODEL}
     for index, document in enumerate(documents):
         name, kind = document.name, document.kind
-        declared = DECLARED_KINDS.get(kind)
-        has_own_space = kind is ResourceKind.POOL or (declared is not None and not declared.shares_namespace)
-        space = kind if has_own_space else None
+        space = None if KINDS[kind].shares_namespace else kind
         earlier = owners.setdefault((space, name), index)
         if earlier != index:
             what = "also declared in this call" if kind is ResourceKind.POOL else f"also that of {place(earlier)}"

@@ -109,7 +109,7 @@ class SessionState:
 
     def as_holder(self) -> Holder:
         """Returns the session for the policy."""
-        return Holder(session=self.session, live=self.pulse.active)
+        return Holder(session=self.session, live=self.pulse.active, address=self.profile.address)
 
     def rows(self) -> Iterator[tuple[ResourceKind, str]]:
         """Yields its resources: agents before the models that they may point to, the runner last."""

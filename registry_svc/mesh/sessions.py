@@ -168,7 +168,8 @@ class SessionManager:
         return list(opening_events(rows, earlier, gone, name))
 
     def _new_member(self, opening: OpenSessionRequest, decision: Admitted) -> SessionState:
-        now, earlier = self._clock.utc_now(), self._core.mesh.of_session(opening.session_id)
+        now, adopted = self._clock.utc_now(), decision.adopted
+        earlier = None if adopted is None else self._core.mesh.of_session(adopted.id)
         return SessionState(
             session=_session(opening, decision),
             profile=compact(profile_of(opening.runner)),
@@ -252,7 +253,10 @@ class SessionManager:
 
 
 def _identity(opening: OpenSessionRequest) -> Opening:
-    return Opening(request_id=opening.request_id, runner=opening.runner.name, incarnation=opening.runner.incarnation)
+    runner = opening.runner
+    return Opening(
+        request_id=opening.request_id, runner=runner.name, incarnation=runner.incarnation, address=runner.address
+    )
 
 
 def _session(opening: OpenSessionRequest, decision: Admitted) -> Session:

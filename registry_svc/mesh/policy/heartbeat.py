@@ -169,6 +169,8 @@ class Opening:
     request_id: str
     runner: str
     incarnation: str
+    address: str = ""
+    """Where the mesh reaches the runner: that of its relay, if it dials out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +179,7 @@ class Holder:
 
     session: Session
     live: bool
+    address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +209,10 @@ def decide_opening(
     loses the runner's name, since a runner is one session.
     """
     if runner_holder is not None and is_repeat(opening, runner_holder.session):
-        return Repeated(runner_holder.session)
+        if opening.address == runner_holder.address:
+            return Repeated(runner_holder.session)
+        # The first answer was lost together with its relay, and the runner repeats the call through another one.
+        own = runner_holder
     adopted = None if own is None else own.session
     if adopted is not None and own is not None and own.live and adopted.runner != opening.runner:
         raise WeftError(

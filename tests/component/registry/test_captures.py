@@ -1,5 +1,6 @@
 """Captured prompts and answers on a running registry: who stores and reads them, and when they are deleted."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -19,6 +20,7 @@ from weft.api.registry.v1 import capture_service_pb2_grpc
 from weft.api.registry.v1.tenant_pb2 import TenantManifest
 from weft.dispatch.captured import MAX_TEXT_BYTES
 from weft.kernel.reasons import Reason
+from weft_testing.fake_clock import let_all_run
 
 PROMPT, ANSWER = "canary of a prompt", "canary of an answer"
 
@@ -169,3 +171,29 @@ async def test_longer_text_than_the_bound_is_refused(tmp_path: Path) -> None:
         await stage.switch()
         with refused(Reason.INVALID_ARGUMENT, field="capture.answer"):
             await stage.store(answer="é" * (MAX_TEXT_BYTES // 2 + 1))
+
+
+async def test_sweep_spares_a_capture_that_was_stored_again_meanwhile(tmp_path: Path) -> None:
+    async with _stage(tmp_path, keep_seconds=600.0) as stage:
+        await stage.switch()
+        await stage.store(answer="old")
+        captures = stage.mesh.service._captures
+        async with captures._writer.turn():
+            storing = asyncio.ensure_future(captures.store(pb.Capture(request_id="r1", tenant="acme", answer="new")))
+            await let_all_run()
+            stage.mesh.clock.set_wall(601.0)
+            sweeping = asyncio.ensure_future(captures.sweep())
+            await let_all_run()
+        await asyncio.gather(storing, sweeping)
+        assert (await stage.read()).answer == "new"
+
+
+async def test_capture_stored_with_a_fast_clock_is_kept_no_longer(tmp_path: Path) -> None:
+    async with _stage(tmp_path, keep_seconds=600.0) as stage:
+        await stage.switch()
+        stage.mesh.clock.set_wall(86_400.0)
+        await stage.store()
+        stage.mesh.clock.set_wall(-86_400.0)
+        await stage.mesh.advance(615.0)
+        with refused(Reason.NOT_FOUND):
+            await stage.read()

@@ -45,6 +45,17 @@ def stage() -> Stage:
     return Stage(GovernanceMode.SIGNATURES)
 
 
+def test_signature_that_a_token_cannot_hold_is_not_made(tmp_path: Path) -> None:
+    """Regression: only the registry refused such a token."""
+    new_key_file(tmp_path / "key.pem", "--out")
+    key = read_private_key(tmp_path / "key.pem", "--key")
+    short, long = (sign(b"{}", key, key_id).signatures for key_id in ("bob", "b" * 128))
+    for beside in (short * 64, long * 50):
+        with pytest.raises(WeftError, match=f"cannot hold {len(beside) + 1}: it has at most 64 signatures") as refused:
+            sign(b"{}", key, "alice", beside=beside)
+        assert refused.value.metadata["field"] == "signatures"
+
+
 @pytest.mark.parametrize(
     "action",
     [

@@ -81,6 +81,18 @@ async def test_lease_returned_to_a_repeated_call_is_not_released_by_the_first(st
     assert stage.states() == ["m1 held"]
 
 
+async def test_lease_of_a_lost_call_that_a_repeated_call_got_is_not_released(stage: Stage) -> None:
+    first = stage.ledger.acquire(stage.request(stage.runner(), GIB, request_id="once"))
+    await anext(first)
+    await first.aclose()
+    await stage.pass_time(0.5)
+    lease = await stage.lease(stage.runner(), GIB, request_id="once")
+    # The holder renews after its interval, later than the first call would have.
+    await stage.pass_time(2.0)
+    assert stage.states() == ["m1 held"]
+    assert (await stage.renew(stage.runner(), use(lease))).lost_lease_ids == ()
+
+
 async def test_snapshots_are_requested_frequently_after_a_release(stage: Stage) -> None:
     process, kept = ProcessId(41, 1), await stage.lease(stage.runner(), GIB)
     lease = await stage.lease(stage.runner(), GIB)

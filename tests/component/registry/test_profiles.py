@@ -256,6 +256,14 @@ async def test_switch_at_the_limit_of_aliases_has_room_for_those_that_replace_de
         assert await mesh.switch("night") == ["two created", "one deleted"]
 
 
+async def test_switch_at_the_limit_of_bytes_has_room_for_those_that_replace_deleted_ones(tmp_path: Path) -> None:
+    async with mesh_of(tmp_path, config=a_config(tmp_path, max_manifest_bytes=4_000)) as mesh:
+        for name, agent in (("day", "one"), ("night", "two")):
+            await mesh.profile(ProfileManifest(name=name, agents=[an_agent(agent, prompt="x" * 1_000)]))
+        assert await mesh.switch("day") == ["one created"]
+        assert await mesh.switch("night") == ["two created", "one deleted"]
+
+
 async def test_active_profile_lists_its_deviations(mesh: Mesh) -> None:
     await mesh.profile(loading("m1", agents=[an_agent("coder")], unload_others=True))
     await mesh.switch("day")

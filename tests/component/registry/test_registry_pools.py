@@ -22,8 +22,9 @@ from weft.api.common.v1 import agent_behaviour_pb2
 from weft.api.registry.v1 import agent_pb2, registry_service_pb2
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.documents.resource_kinds import ResourceKind
+from weft.documents.resources import declared as without_defaults
 from weft.documents.resources import observed_document, pool_document, to_declaration
-from weft.documents.yaml_documents import read_documents, to_yaml
+from weft.documents.yaml_documents import read_documents, yaml_text
 from weft.kernel.reasons import Reason
 
 
@@ -164,6 +165,6 @@ async def test_document_of_any_agent_can_be_applied_without_a_change(
     mesh: RunningRegistry, behaviour: dict[str, object]
 ) -> None:
     await SomeRunner(mesh, agents=(asking(**behaviour),)).open()
-    text = to_yaml([observed_document(ResourceKind.AGENT, await mesh.agent("coder"))])
+    text = yaml_text(without_defaults(observed_document(ResourceKind.AGENT, await mesh.agent("coder"))))
     (read,) = read_documents(text, "agents.yaml")
     assert await mesh.apply(to_declaration(read.document)) == ["agent coder unchanged"]

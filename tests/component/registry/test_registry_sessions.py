@@ -64,6 +64,17 @@ async def test_same_request_id_returns_the_same_session_and_changes_nothing(mesh
     assert await watch.read_changes(1) == ["runner r1 inactive"]
 
 
+async def test_repeated_opening_through_another_relay_moves_the_session_there(mesh: RunningRegistry) -> None:
+    """Regression: it kept the address of the relay that had died with the first answer, so no request reached it."""
+    first = SomeRunner(mesh, opens=1).opening()
+    first.runner.address, first.runner.dial_out = "router-a:7444#runner=r1", True
+    opened = await mesh.sessions.OpenSession(first)
+    first.runner.address = "router-b:7444#runner=r1"
+    again = await mesh.sessions.OpenSession(first)
+    assert (again.session_id, again.ticket_key) == (opened.session_id, opened.ticket_key)
+    assert (await mesh.runner("r1")).address == "router-b:7444#runner=r1"
+
+
 async def test_runner_limit_applies_to_new_runners_and_known_ones_can_return(tmp_path: Path) -> None:
     async with running_registry(tmp_path, max_runners=1) as small:
         runner = await SomeRunner(small).open()
