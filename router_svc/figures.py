@@ -281,14 +281,18 @@ class FiguresRecorder:
             recorder.ring.note_load(waiting, running, now)
 
     def note_end(self, ended: RequestEnded) -> None:
-        """Count a finished request."""
+        """Count a finished request, unless its dispatcher continues without this router."""
         asked, receipt = ended.request.spec.model, ended.receipt
         if receipt is not None:
             model = ended.view.label(receipt.model if receipt.attempts else asked)
             self._count(model, end_of(receipt), ended.at)
             return
-        outcome = "cancelled" if ended.reason is Reason.CANCELLED else "failed"
-        if ended.refusal is not None:
+        if ended.last_error is Reason.SERVICE_UNAVAILABLE:
+            return
+        # A dispatcher that is refused over gRPC can only leave, which ends its request as cancelled.
+        error = ended.last_error or ended.reason
+        outcome = "cancelled" if error is Reason.CANCELLED else "failed"
+        if ended.refusal is not None or not (ended.was_placed or ended.last_error in (None, Reason.CANCELLED)):
             outcome = "rejected"
         self._count(ended.view.label(asked), {outcome: 1}, ended.at)
 

@@ -93,7 +93,10 @@ ERROR_SHARES = (0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0, 10.0)
 PROGRAM = "program"
 """The holder label of leases that are not a model's, as programs choose their own names."""
 
-_OUTCOMES = {number: name.removeprefix("OUTCOME_").lower() for name, number in receipt_pb2.Outcome.items()}
+_OUTCOMES = {
+    **{number: name.removeprefix("OUTCOME_").lower() for name, number in receipt_pb2.Outcome.items()},
+    receipt_pb2.OUTCOME_UNSPECIFIED: "unknown",
+}
 
 
 class RouterMetrics(SchedulingObserver):
@@ -198,9 +201,11 @@ class RouterMetrics(SchedulingObserver):
         if ended.refusal is not None:
             self._note_refusal(request, reason, view)
             return
+        if ended.outcome is None:
+            return
         model = view.label(request.model)
-        outcome = "unknown" if receipt is None else _OUTCOMES[receipt.outcome]
-        self._ends.of(model, outcome, error_type(reason) or "completed").inc()
+        known = reason if receipt is not None else ended.last_error or reason
+        self._ends.of(model, _OUTCOMES[ended.outcome], error_type(known) or "completed").inc()
         if receipt is None:
             return
         exemplar = exemplar_of_request(request)

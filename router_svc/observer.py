@@ -37,6 +37,25 @@ class RequestEnded:
     is_closing: bool = False
     """Whether this router is stopping, so that the dispatcher continues without it."""
 
+    @property
+    def outcome(self) -> "receipt_pb2.Outcome.ValueType | None":
+        """The outcome; OUTCOME_UNSPECIFIED: unknown, None: its dispatcher places it again.
+
+        A dispatcher that is refused over gRPC can only leave, which ends its request as cancelled without a receipt.
+        """
+        if self.receipt is not None:
+            return self.receipt.outcome
+        if self.refusal is not None:
+            return receipt_pb2.OUTCOME_REJECTED
+        error, is_closing = self.last_error, self.is_closing
+        if error is Reason.SERVICE_UNAVAILABLE and not (is_closing and self.was_placed):
+            return None
+        if error is Reason.CANCELLED:
+            return receipt_pb2.OUTCOME_CANCELLED
+        if error is None or is_closing:
+            return receipt_pb2.OUTCOME_UNSPECIFIED
+        return receipt_pb2.OUTCOME_FAILED if self.was_placed else receipt_pb2.OUTCOME_REJECTED
+
 
 Subscriber = Callable[[RequestEnded], None]
 """Called from the event loop at the end of each request; must not raise."""

@@ -147,6 +147,7 @@ class RequestServicer(AnsweringServicer, request_service_pb2_grpc.RequestService
         self._clients = clients
         self._clock = clock
         self._loop = loop
+        self._cancelling: set[asyncio.Task[request_pb2.RequestRecord]] = set()
         self._journal: JournaledTasks | None = None
         self._history: RequestHistory | None = None
 
@@ -286,7 +287,11 @@ class RequestServicer(AnsweringServicer, request_service_pb2_grpc.RequestService
             raise invalid_field("requested_by", f"must have at most {MAX_CANCELLER_CHARS} characters")
         known = caller()
         cancelled_by = request.requested_by if known.names_tenants and request.requested_by else known.name
-        record = await self._cancelled(request_id, _tenant_of(request.tenant), cancelled_by)
+        # Once begun it completes even if its caller leaves, as it frees the slot and writes the audit entry.
+        cancelling = asyncio.create_task(self._cancelled(request_id, _tenant_of(request.tenant), cancelled_by))
+        self._cancelling.add(cancelling)
+        cancelling.add_done_callback(self._cancelling.discard)
+        record = await asyncio.shield(cancelling)
         return pb.CancelRequestResponse(request=shown_to(known, record))
 
     async def _cancelled(self, request_id: str, tenant: str, cancelled_by: str) -> request_pb2.RequestRecord:
@@ -304,10 +309,9 @@ class RequestServicer(AnsweringServicer, request_service_pb2_grpc.RequestService
             if not own:
                 idle.append(task)
         await self._await_ends(ends)
-        for task in idle:
-            await self._cancel_idle(task, cancelled_by)
-        if idle and not ends:
-            return _cancelled_record(request_id, idle[-1].tenant, cancelled_by)
+        cancelled = [task for task in idle if await self._cancel_idle(task, cancelled_by)]
+        if cancelled and not ends:
+            return _cancelled_record(request_id, cancelled[-1].tenant, cancelled_by)
         return await self._ended(journaled[-1].id if journaled else request_id, tenant, cancelled_by, ends)
 
     async def _await_ends(self, ends: Mapping[int, asyncio.Future[None]]) -> None:
@@ -321,13 +325,15 @@ class RequestServicer(AnsweringServicer, request_service_pb2_grpc.RequestService
     async def _journaled(self, request_id: str, tenant: str) -> Sequence[task_pb2.Task]:
         return () if self._journal is None else await self._journal.open_of_request(request_id, tenant)
 
-    async def _cancel_idle(self, task: task_pb2.Task, cancelled_by: str) -> None:
-        """Cancel a journaled request without an attempt on this router."""
+    async def _cancel_idle(self, task: task_pb2.Task, cancelled_by: str) -> bool:
+        """Cancel a journaled request without an attempt on this router; returns False if it ended otherwise."""
         assert self._journal is not None, "the task comes from there"
         ended = await self._journal.cancel(task.tenant, task.id)
-        if ended.state == task_pb2.TASK_STATE_CANCELLED:
-            log.info("request cancelled", request_id=task.request_id, tenant=task.tenant, cancelled_by=cancelled_by)
-            await self._audit(_cancelled_record(task.request_id, task.tenant, cancelled_by))
+        if ended.state != task_pb2.TASK_STATE_CANCELLED:
+            return False
+        log.info("request cancelled", request_id=task.request_id, tenant=task.tenant, cancelled_by=cancelled_by)
+        await self._audit(_cancelled_record(task.request_id, task.tenant, cancelled_by))
+        return True
 
     async def _ended(
         self, request_id: str, tenant: str, cancelled_by: str, ends: Mapping[int, asyncio.Future[None]]

@@ -16,7 +16,6 @@ from weft.dispatch.fleet import UNKNOWN_TARGET, FleetView
 from weft.dispatch.request_trace import accelerator_time
 from weft.kernel.clock import Clock
 from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.reasons import Reason
 
 HOUR_SECONDS = 3_600
 MAX_COUNTED_TOKENS = 10**10
@@ -150,8 +149,9 @@ class UsageRecorder:
             model = receipt.model if receipt.attempts else ""
             self._add(self._key_of(request, model, view), usage_of(receipt))
             return
-        sums = {"rejected_count": 1} if ended.refusal is not None else _without_receipt(ended)
-        if sums is not None:
+        if ended.outcome is not None:
+            sums = unknown_work() if ended.was_placed else {}
+            count_outcome(sums, ended.outcome)
             self._add(self._key_of(request, "", view), sums)
 
     def note_recovered(
@@ -199,20 +199,3 @@ class UsageRecorder:
             self._sums[key] = sums
         else:
             add_usage(known, sums)
-
-
-def _without_receipt(ended: RequestEnded) -> UsageSums | None:
-    """Returns the usage of a request without a receipt; None: its dispatcher places it again."""
-    refused, was_placed, is_closing = ended.last_error, ended.was_placed, ended.is_closing
-    if refused is Reason.SERVICE_UNAVAILABLE and not (is_closing and was_placed):
-        return None
-    sums = unknown_work() if was_placed else {}
-    if refused is Reason.CANCELLED:
-        sums["cancelled_count"] = 1
-    elif refused is None or is_closing:
-        sums["unknown_count"] = 1
-    elif was_placed:
-        sums["failed_count"] = 1
-    else:
-        sums["rejected_count"] = 1
-    return sums

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from router_svc.fleet_view import candidate_of, wake_plan
 from router_svc.loop import WakeEnd, WakeFinished, WakeStarter
-from router_svc.policy.decisions import Wakes
+from router_svc.policy.decisions import LOST_RUNNER, Wakes
 from router_svc.policy.endpoints.candidates import Readiness
 from weft.api.registry.v1 import wake_pb2
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 log = get_logger("weft.waker")
 
-CALL_MARGIN_SECONDS = 5.0
-"""How much later than the wake a call to a runner times out, so that the wake's own limit applies first."""
+MARGIN_SECONDS = 5.0
+"""How much later than its limit a wake is given up: its runner or recipe has the same limit, and reports the cause. A
+call to a runner times out as much later again."""
 LOST_RUNNER_RETRY_SECONDS = 1.0
 """Pause before calling a runner again that is still in the view although its host is being woken."""
 CONFIRM_SECONDS = 2.0
 """Time in which the view must confirm a runner's report that the model is awake, before the runner is called again. The
 model may have fallen asleep again, and would sleep until `max_wait`; or the registry is unreachable and did not get the
 report."""
-_LOST = frozenset({Reason.WORKER_LOST, Reason.RUNNER_UNREACHABLE})
 MAX_ERROR_CHARS = 500
 """Maximum length of error messages, as every waiting request gets a copy."""
 
@@ -133,7 +133,7 @@ class Waker(WakeStarter):
         seconds, given_up = wakes.max_wait_seconds, self._given_up[wakes.model]
         attempt = _Attempt(wakes=wakes, ends_at=self._clock.monotonic() + seconds)
         working: asyncio.Task[Any] = asyncio.create_task(self._bring_up(attempt))
-        ending: asyncio.Task[Any] = asyncio.create_task(wait_for_event(given_up, self._clock, seconds))
+        ending: asyncio.Task[Any] = asyncio.create_task(wait_for_event(given_up, self._clock, seconds + MARGIN_SECONDS))
         try:
             await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
             if working.done():
@@ -181,17 +181,21 @@ class Waker(WakeStarter):
         channel = await self._channels.get(runner.address)
         stub = cast("RunnerServiceAsyncStub", runner_service_pb2_grpc.RunnerServiceStub(channel))
         try:
-            with calling(Reason.WORKER_LOST):
+            with calling(Reason.WORKER_LOST, Reason.RUNNER_UNREACHABLE):
                 await stub.Wake(
                     runner_service_pb2.WakeRequest(
                         model=attempt.wakes.model,
                         priority=attempt.wakes.priority.wire,  # type: ignore[arg-type]  # same numbers
                     ),
-                    timeout=self._seconds_left(attempt) + CALL_MARGIN_SECONDS,
+                    timeout=self._seconds_left(attempt) + 2 * MARGIN_SECONDS,
                     metadata=metadata_of(runner.address),
                 )
         except WeftError as failure:
-            if failure.reason not in _LOST or mesh_recipe(wake_plan(model)) is None:
+            if failure.reason is Reason.SHUTTING_DOWN:
+                # The model was replaced, or its runner stops: the view shows it soon.
+                await wait_for_event(self._view_changed, self._clock, CONFIRM_SECONDS)
+                return
+            if failure.reason not in LOST_RUNNER or mesh_recipe(wake_plan(model)) is None:
                 raise
             # Its host fell asleep unnoticed by the registry, or is just coming back.
             attempt.runner_was_lost = True
@@ -234,6 +238,7 @@ def _next_step(view: FleetView, attempt: _Attempt, now: float) -> _Step:
 
 
 def _as_wake_failure(error: WeftError) -> WeftError:
-    """Return the failure of a wake. Lack of memory keeps its own reason, as it may be temporary."""
-    reason = error.reason if error.reason is Reason.INSUFFICIENT_MEMORY else Reason.WAKE_FAILED
+    """Return the failure of a wake. What may be temporary keeps its own reason: lack of memory, and a lost runner."""
+    is_temporary = error.reason is Reason.INSUFFICIENT_MEMORY or error.reason in LOST_RUNNER
+    reason = error.reason if is_temporary else Reason.WAKE_FAILED
     return WeftError(reason, error.message[:MAX_ERROR_CHARS], metadata=error.metadata)

@@ -116,9 +116,9 @@ class Shelf:
     """None: only tenants have a bound."""
     keep_seconds: float
 
-    def require_room(self, usage: Row | None, *, files: int = 0, size: int = 0) -> None:
-        """Raises TOO_MANY_RESOURCES if a tenant's usage plus these files and bytes exceeds its quota."""
-        assert usage is not None, "a count without groups is one row"
+    def require_room(self, tx: Tx, tenant: str, *, files: int = 0, size: int = 0) -> None:
+        """Raises TOO_MANY_RESOURCES if these files and bytes exceed the quota of the tenant or of all."""
+        (usage,) = tx.rows(_TENANT_USAGE, tenant=tenant, purposes=self.purposes)
         if usage.number + files > self.max_count:
             raise WeftError(
                 Reason.TOO_MANY_RESOURCES,
@@ -128,6 +128,15 @@ class Shelf:
             raise WeftError(
                 Reason.TOO_MANY_RESOURCES,
                 f"the tenant has {self.max_tenant_bytes} bytes of {self.what}, its limit ({self.section}); delete some",
+            )
+        if self.max_total_bytes is None:
+            return
+        (total,) = tx.rows(_USAGE, purposes=self.purposes)
+        if total.bytes + size > self.max_total_bytes:
+            raise WeftError(
+                Reason.TOO_MANY_RESOURCES,
+                f"the mesh has {self.max_total_bytes} bytes of {self.what}, its limit ({self.section}); "
+                "delete tasks, or wait until some expire",
             )
 
 
@@ -225,21 +234,10 @@ class FileServicer(AnsweringServicer, file_service_pb2_grpc.FileServiceServicer)
             await self._begin(file_id, new, now)
             return await self._receive(new, file_id, content)
 
-    async def require_room(self, tenant: str, purpose: str, size: int, *, files: int = 1) -> None:
-        """Raises TOO_MANY_RESOURCES if `files` more files (0: more of a known one) with this size would not fit."""
+    async def require_room(self, tenant: str, purpose: str, size: int) -> None:
+        """Raises TOO_MANY_RESOURCES if another file with this size would not fit."""
         shelf = self._shelves[purpose]
-        usage = await self._database.row(_TENANT_USAGE, tenant=tenant, purposes=shelf.purposes)
-        shelf.require_room(usage, files=files, size=size)
-        if shelf.max_total_bytes is None:
-            return
-        total = await self._database.row(_USAGE, purposes=shelf.purposes)
-        assert total is not None, "a count without groups is one row"
-        if total.bytes + size > shelf.max_total_bytes:
-            raise WeftError(
-                Reason.TOO_MANY_RESOURCES,
-                f"the mesh has {shelf.max_total_bytes} bytes of {shelf.what}, its limit ({shelf.section}); "
-                "delete tasks, or wait until some expire",
-            )
+        await self._database.read(lambda tx: shelf.require_room(tx, tenant, files=1, size=size))
 
     async def get(self, tenant: str, file_id: str) -> file_pb.File:
         """Returns a file's metadata. Raises NOT_FOUND."""
@@ -316,8 +314,7 @@ class FileServicer(AnsweringServicer, file_service_pb2_grpc.FileServiceServicer)
             async for place, data, is_last in chunks:
                 size += len(data)
                 self._require_size(new.purpose, size)
-                await self.require_room(new.tenant, new.purpose, len(data), files=0)
-                file = await self._append(file_id, place, data, is_last=is_last)
+                file = await self._append(new, file_id, place, data, is_last=is_last)
         assert file is not None, "there is always a last chunk"
         return file
 
@@ -349,16 +346,23 @@ class FileServicer(AnsweringServicer, file_service_pb2_grpc.FileServiceServicer)
 
         def add(tx: Tx) -> None:
             tx.insert("files", values)
-            shelf.require_room(tx.row(_TENANT_USAGE, tenant=new.tenant, purposes=shelf.purposes))
+            shelf.require_room(tx, new.tenant)
 
         await self._database.run(add)
 
-    async def _append(self, file_id: str, place: int, data: bytes, *, is_last: bool) -> file_pb.File:
-        """Appends a chunk to an incomplete file; the last one completes it. Raises DEADLINE_EXCEEDED if it is gone."""
+    async def _append(self, new: file_pb.File, file_id: str, place: int, data: bytes, *, is_last: bool) -> file_pb.File:
+        """Appends a chunk to an incomplete file; the last one completes it.
+
+        Raises TOO_MANY_RESOURCES, and DEADLINE_EXCEEDED if the file is gone.
+        """
         extend = """UPDATE files SET size = size + :length, is_whole = :is_last WHERE id = :id AND NOT is_whole
             RETURNING *"""
 
+        shelf, tenant = self._shelves[new.purpose], new.tenant
+
         def add(tx: Tx) -> file_pb.File:
+            # In the same transaction, as concurrent uploads would otherwise exceed the quota together.
+            shelf.require_room(tx, tenant, size=len(data))
             found = tx.row(extend, id=file_id, length=len(data), is_last=is_last)
             if found is None:
                 raise upload_timed_out("file")

@@ -186,7 +186,9 @@ class RequestStore(RequestHistory):
     async def load(self, log: RequestLog, most: int, keep_seconds: float) -> Sequence[EndedRequest]:
         """Fills a new log with the last ended requests; returns them in order of their ends."""
         now, wall = self._clock.monotonic(), self._clock.utc_now().timestamp()
-        last = "SELECT * FROM request_records WHERE ended_at >= :oldest ORDER BY number DESC LIMIT :limit"
+        # All from a number on, also those with an early end, as memory and `older` are divided by number.
+        last = """SELECT * FROM request_records WHERE ended_at IS NOT NULL AND number >=
+            (SELECT min(number) FROM request_records WHERE ended_at >= :oldest) ORDER BY number DESC LIMIT :limit"""
         number, rows = await self._database.read(
             lambda tx: (_next_number(tx), tx.rows(last, oldest=wall - keep_seconds, limit=most))
         )

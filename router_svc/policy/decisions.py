@@ -123,8 +123,13 @@ class WakeFailure:
     """Why a wake failed."""
 
     reason: Reason
-    """INSUFFICIENT_MEMORY: the wake is not possible now, which is a failure only if the host is too small."""
+    """INSUFFICIENT_MEMORY: the wake is not possible now, which is a failure only if the host is too small. One of
+    `LOST_RUNNER`: the runner may return."""
     message: str
+
+
+LOST_RUNNER = frozenset({Reason.WORKER_LOST, Reason.RUNNER_UNREACHABLE})
+"""Reasons of wakes whose runner was lost while it woke the model, or could not be connected to."""
 
 
 RequestDecision = Placed | Waits | Loads | Rejects

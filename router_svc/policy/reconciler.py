@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from router_svc.policy import refusals
-from router_svc.policy.decisions import Decision, Rejects, WakeFailure, Wakes
+from router_svc.policy.decisions import LOST_RUNNER, Decision, Rejects, WakeFailure, Wakes
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.cluster_view import ClusterView, ViewDelta
 from router_svc.policy.endpoints.retry import RetryBudget
@@ -76,8 +76,9 @@ class Reconciler:
 
     def is_alone(self, request: Request, candidate: Candidate) -> bool:
         """Whether no other runner can serve the request, so that it waits for the return of this candidate's."""
-        members = self._index.permitted(request.queue, request.kind.needs, request.kind.excluded)
-        return all((each.model, each.runner) == (candidate.model, candidate.runner) for each in members)
+        members = self._index.permitted(request.queue, request.kind.needs, self._estimator.excluded(request.kind))
+        engine = _engine_of(candidate)
+        return all(_engine_of(each) == engine for each in members)
 
     def _look(self, queue: Queue, now: float) -> list[Decision]:
         decisions: list[Decision] = []
@@ -152,7 +153,8 @@ class Reconciler:
     def fail(self, model: str, failure: WakeFailure, now: float) -> list[Decision]:
         """Refuse requests that waited for this wake and have no alternative.
 
-        Lack of memory refuses no request, unless the host is too small.
+        Lack of memory refuses no request, unless the host is too small. If the runner cannot be reached, all wait for
+        it or another; if it was lost, those that only it can serve.
         """
         decisions: list[Decision] = []
         lacks_memory = failure.reason is Reason.INSUFFICIENT_MEMORY
@@ -160,15 +162,27 @@ class Reconciler:
         if lacks_memory and too_large is None:
             self._loads.wakes.note_put_off(model)
             self._loads.note_no_memory(model, now)
-        elif self._cluster.readiness_of(model) is None:
+        elif (candidate := self._index.table.candidate(model)) is None:
             # It left the mesh, so its history is not stored.
             self._loads.wakes.note_put_off(model)
         else:
             waited = [request_class for request_class in self._queues.classes() if request_class.awaited_wake == model]
             self._loads.wakes.note_failed(model)
             self._loads.note_failed(model, now)
+            if failure.reason in LOST_RUNNER:
+                self._index.health.note_lost(candidate, now)
+            if failure.reason is Reason.RUNNER_UNREACHABLE:
+                # Nothing was loaded, so the queue timeout goes on as if no wake had begun.
+                for request_class in waited:
+                    request_class.end_pause(for_good=False)
+                return self._refresh(model, now)
             keys = [key for request_class in waited for key in request_class.request_keys()]
             for request in map(self._requests.live, keys):
+                if failure.reason is Reason.WORKER_LOST and self.is_alone(request, candidate):
+                    # As of a request that a lost runner served: the third time it may be the cause.
+                    request.failures += 1
+                    if not self.is_exhausted(request):
+                        continue
                 if too_large is None:
                     refusal = refusals.wake_failed(request.key, model, failure.message)
                 else:
@@ -196,3 +210,8 @@ class Reconciler:
 
     def _refresh(self, model: str, now: float) -> list[Decision]:
         return self.follow(self._cluster.refresh(model, now), now)
+
+
+def _engine_of(candidate: Candidate) -> tuple[str, str]:
+    """Return the model that is loaded for a candidate, and its runner."""
+    return candidate.base_model or candidate.model, candidate.runner

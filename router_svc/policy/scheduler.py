@@ -139,6 +139,8 @@ class Scheduler:
 
     def submit(self, request: Request, now: float) -> list[Decision]:
         """Accept a new request."""
+        # An idle mesh has no tick that ends a pause.
+        self._index.health.advance(now)
         decisions = self._reconciler.settle(now)
         name = self._index.table.queue_of(request.spec.model)
         if name is None:

@@ -407,7 +407,7 @@ async def test_results_of_early_lines_are_retained_until_the_result_file_is_writ
         async def forgotten() -> int:
             await world.clock.advance(100)
             now = world.clock.utc_now().timestamp()
-            return await SqlTaskStore(world.database).purge_ended(now, 10)
+            return len(await SqlTaskStore(world.database).purge_ended(now, 10))
 
         made = await world.batches.create(world.new_batch(), many(2))
         await world.end(made.id, task_pb2.TASK_STATE_COMPLETED, [0])

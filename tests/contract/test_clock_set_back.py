@@ -75,7 +75,7 @@ async def test_task_that_ended_in_the_future_is_purged_after_the_normal_retentio
     ended_at = optional_datetime(await seen(kept, "task-1"), "end_time")
     assert ended_at is not None
     assert ended_at.timestamp() == BACK
-    assert await kept.purge_ended(BACK + 1.0, 10) == 1
+    assert len(await kept.purge_ended(BACK + 1.0, 10)) == 1
 
 
 async def test_repair_is_limited_per_call_and_moved_times_stay(kept: SqlTaskStore) -> None:

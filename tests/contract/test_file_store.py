@@ -1,5 +1,6 @@
 """Files that are kept, on every kind of database that a router may have."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -9,6 +10,7 @@ from stored_batches import NEW_FILE, World, content, running
 from router_svc.durable.uploads import UPLOAD_LIMIT_SECONDS
 from weft.api.router.v1 import file_service_pb2
 from weft.durable.batches import BATCH_OUTPUT, MAX_PIECE_BYTES
+from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 pytest_plugins = ("database_fixtures",)
@@ -130,6 +132,15 @@ async def test_tenant_file_count_and_byte_quotas_are_enforced(database_url: str)
         await world.files.delete("ann", first.id)
         await world.files.save(NEW_FILE, content(b"12345"))
         assert await world.count("files") == 3
+
+
+async def test_concurrent_uploads_cannot_exceed_the_byte_quota(database_url: str) -> None:
+    async with running(database_url, max_tenant_file_bytes=10) as world:
+        saves = [world.files.save(NEW_FILE, content(b"123456")) for _ in range(4)]
+        results = await asyncio.gather(*saves, return_exceptions=True)
+        refusals = [each for each in results if isinstance(each, WeftError)]
+        assert [each.reason for each in refusals] == [Reason.TOO_MANY_RESOURCES] * len(refusals)
+        assert await world.database.value("SELECT sum(size) FROM files") <= 10
 
 
 @pytest.mark.parametrize("name", ["", "x" * 256, "a/b", "..", ".", "a\\b", "a\nb", "a\0b"])

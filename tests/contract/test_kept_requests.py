@@ -431,3 +431,18 @@ async def _chaos(url: str, steps: list[str]) -> None:
             assert shown == survived
             assert Counter(record.request_id for record in found.requests).total() == len(survived) == found.total_count
     await router.kill()
+
+
+async def test_lost_request_that_arrived_long_ago_is_listed_after_a_restart(database_url: str) -> None:
+    router = await KeptRouter(database_url, log=RequestLogLimits(keep_seconds=60.0)).start()
+    router.arrive("r-1")
+    await router.flush()
+    await router.clock.advance(100.0)
+    router.chat("r-2")
+    await router.flush()
+    # Without a heartbeat its end is its arrival, before the end of r-2 and too early for memory.
+    await router.service.store.leave()
+    again = await router.restarted(after=1.0)
+    assert sorted(await again.ended_ids()) == ["r-1", "r-2"]
+    assert (await again.requests.requests(selection=ENDED)).total_count == 2
+    await again.kill()

@@ -235,10 +235,10 @@ async def test_tasks_past_retention_are_purged_with_all_related_rows(
         claim = await begun(kept, f"task-{number}")
         outcome = TaskOutcome(state=task_pb2.TASK_STATE_COMPLETED, chunks=[a_chunk(1, "a")])
         await kept.end(claim, outcome, NOW + number)
-    assert await kept.purge_ended(NOW + 3, 2) == 2
+    assert len(await kept.purge_ended(NOW + 3, 2)) == 2
     assert await kept.get("ann", "task-1") is None
-    assert await kept.purge_ended(NOW + 3, 2) == 1
-    assert await kept.purge_ended(NOW + 3, 2) == 0
+    assert len(await kept.purge_ended(NOW + 3, 2)) == 1
+    assert len(await kept.purge_ended(NOW + 3, 2)) == 0
     for table in ("tasks", "task_specs", "task_attempts", "task_pieces"):
         assert await count(beside, table) == 1
 
@@ -269,14 +269,14 @@ async def test_oldest_finished_tasks_are_released_and_running_ones_never(
     for number, tenant in enumerate(["ann", "bob", "ann", "ann"]):
         await ended_row(kept, f"task-{number}", NOW + number, tenant)
     of_ann = Release(bound=ReleaseBound.COUNT, tenant="ann", count=2)
-    assert (await kept.release_oldest(of_ann, 1)).count == 1
-    assert (await kept.release_oldest(replace(of_ann, count=1), 10)).count == 1
+    assert len(await kept.release_oldest(of_ann, 1)) == 1
+    assert len(await kept.release_oldest(replace(of_ann, count=1), 10)) == 1
     assert [name for name in ("task-0", "task-2", "task-3") if await kept.get("ann", name)] == ["task-3"]
     all_bytes = Release(bound=ReleaseBound.BYTES, tenant="", size=1)
-    assert (await kept.release_oldest(all_bytes, 10)).count == 1
+    assert len(await kept.release_oldest(all_bytes, 10)) == 1
     assert await kept.get("bob", "task-1") is None
-    assert (await kept.release_oldest(replace(all_bytes, size=1 << 40), 10)).count == 1
-    assert (await kept.release_oldest(replace(all_bytes, size=1 << 40), 10)).count == 0
+    assert len(await kept.release_oldest(replace(all_bytes, size=1 << 40), 10)) == 1
+    assert len(await kept.release_oldest(replace(all_bytes, size=1 << 40), 10)) == 0
     assert [name for name in ("waits", "runs") if await kept.get("ann", name)] == ["waits", "runs"]
     assert await count(beside, "task_specs") == 2
     assert await count(beside, "task_pieces") == 0

@@ -521,35 +521,35 @@ class SqlTaskStore:
 
         return await self._database.run(fail)
 
-    async def purge_ended(self, before: float, limit: int) -> int:
-        """Deletes tasks that ended before a time, except batch items without written results; returns how many."""
-        return await self._database.change(
-            f"""DELETE FROM tasks WHERE seq IN (SELECT seq FROM tasks WHERE state > 2 AND ended_at < :before
-            AND {_NOT_AWAITED} ORDER BY ended_at LIMIT :limit)""",
-            before=before,
-            limit=limit,
-        )
+    async def purge_ended(self, before: float, limit: int) -> Sequence[str]:
+        """Deletes tasks that ended before a time, except batch items without written results; returns their ids."""
+        purge = f"""DELETE FROM tasks WHERE seq IN (SELECT seq FROM tasks WHERE state > 2 AND ended_at < :before
+            AND {_NOT_AWAITED} ORDER BY ended_at LIMIT :limit) RETURNING id"""
+        rows = await self._database.run(lambda tx: tx.rows(purge, before=before, limit=limit))
+        return [row.id for row in rows]
 
-    async def release_oldest(self, wanted: Release, limit: int) -> KeptTasks:
-        """Deletes the oldest finished tasks until `wanted` is reached, at most `limit`; returns what was deleted.
+    async def release_oldest(self, wanted: Release, limit: int) -> Mapping[str, int]:
+        """Deletes the oldest finished tasks until `wanted` is reached, at most `limit`; returns their sizes by id.
 
         Batch items are deleted only after their results are written.
         """
         # As in `pending`: with an equality PostgreSQL may scan the finished tasks of all tenants.
         of_tenant, order = ("AND tenant BETWEEN :tenant AND :tenant", "tenant, ") if wanted.tenant else ("", "")
-        oldest = f"""SELECT seq, result_size + request_size AS size FROM tasks WHERE state > 2 {of_tenant}
+        oldest = f"""SELECT seq, id, result_size + request_size AS size FROM tasks WHERE state > 2 {of_tenant}
             AND {_NOT_AWAITED} ORDER BY {order}ended_at LIMIT :limit"""
 
-        def release(tx: Tx) -> KeptTasks:
+        def release(tx: Tx) -> Mapping[str, int]:
             chosen: list[Mapping[str, int]] = []
+            sizes: dict[str, int] = {}
             size = 0
             for row in tx.rows(oldest, limit=limit, **({"tenant": wanted.tenant} if wanted.tenant else {})):
                 if len(chosen) >= wanted.count and size >= wanted.size:
                     break
                 chosen.append({"seq": row.seq})
+                sizes[row.id] = row.size
                 size += row.size
             tx.many("DELETE FROM tasks WHERE seq = :seq", chosen)
-            return KeptTasks(count=len(chosen), size=size)
+            return sizes
 
         return await self._database.run(release)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.sql_store import SqlTaskStore
-from router_svc.durable.tasks.task_records import ItemEnded, ManyChanged, StateCount, TaskChanged
+from router_svc.durable.tasks.task_records import ItemEnded, ManyChanged, StateCount, TaskChanged, TasksPurged
 from router_svc.durable.tasks.task_run import TaskDeps
 from router_svc.policy.task_release import KeepBounds, Release, ReleaseBound, releases
 from weft.api.router.v1 import task_pb2
@@ -94,8 +94,8 @@ class TaskSweeps:
         await self._bring_back()
         await self._fail_expired()
         before, some = self._database_clock.now() - self._limits.keep_seconds, self._limits.sweep_batch
-        while await self._store.purge_ended(before, some) == some:
-            pass
+        while purged := await self._store.purge_ended(before, some):
+            self._events.publish(TasksPurged(purged))
         await self._release()
         await self._counts.count()
         self.states = await self._store.state_counts()
@@ -125,9 +125,10 @@ class TaskSweeps:
         while count < wanted.count or size < wanted.size:
             left = replace(wanted, count=max(0, wanted.count - count), size=max(0, wanted.size - size))
             released = await self._store.release_oldest(left, self._limits.sweep_batch)
-            if not released.count:
+            if not released:
                 break  # The rest are items of batches with unwritten results.
-            count, size = count + released.count, size + released.size
+            self._events.publish(TasksPurged(released.keys()))
+            count, size = count + len(released), size + sum(released.values())
             await asyncio.sleep(0)
         return count, size
 

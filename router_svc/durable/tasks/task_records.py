@@ -3,7 +3,7 @@
 `DatabaseClock` is the clock by which all routers of a database compare leases.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -50,7 +50,14 @@ class ItemEnded:
     """Empty: unknown batches."""
 
 
-StoreEvent = LaneFilled | TaskChanged | ManyChanged | ItemEnded
+@dataclass(frozen=True, slots=True)
+class TasksPurged:
+    """A sweep deleted finished tasks."""
+
+    task_ids: Collection[str]
+
+
+StoreEvent = LaneFilled | TaskChanged | ManyChanged | ItemEnded | TasksPurged
 
 
 class Claim(NamedTuple):

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
 from router_svc.durable.tasks.task_events import TaskEventBus
-from router_svc.durable.tasks.task_records import ItemEnded, StoreEvent, TaskChanged
+from router_svc.durable.tasks.task_records import ItemEnded, StoreEvent, TaskChanged, TasksPurged
 from weft.api.router.v1 import task_pb2
 from weft.api.router.v1 import task_service_pb2 as pb
 from weft.durable.tasks import DEFAULT_LISTED, MAX_LISTED, is_terminal
@@ -23,7 +23,8 @@ MERGE_SECONDS = 0.25
 MAX_READS = 100
 """Maximum tasks read per round; the others follow in later rounds."""
 MAX_CHANGED = 10_000
-"""Maximum changed tasks of all tenants noted per watcher; above it, the newest page and all sent tasks are read."""
+"""Maximum changed tasks of all tenants noted per watcher; above it, the newest page and all unfinished sent tasks
+are read."""
 MAX_HELD = 2 * MAX_LISTED
 """Maximum tasks compared with what was sent; for older ones every change is sent, but no deletion."""
 
@@ -34,7 +35,9 @@ ReadTask = Callable[[str, str], Awaitable[task_pb2.Task]]
 class ChangedTasks:
     """Ids of changed tasks of all tenants since the last `take`."""
 
-    def __init__(self) -> None:
+    def __init__(self, was_sent: Callable[[str], bool] = lambda _: True) -> None:
+        """`was_sent`: whether the watcher has a task, as a sweep may purge many."""
+        self._was_sent = was_sent
         self.event = asyncio.Event()
         self._ids: dict[str, None] = {}
         self._are_many = False
@@ -42,6 +45,10 @@ class ChangedTasks:
     def note(self, event: StoreEvent) -> None:
         """Notes an event of the bus."""
         if isinstance(event, ItemEnded):
+            return
+        if isinstance(event, TasksPurged):
+            for task_id in filter(self._was_sent, event.task_ids):
+                self.note(TaskChanged(task_id))
             return
         if isinstance(event, TaskChanged) and len(self._ids) < MAX_CHANGED:
             self._ids[event.task_id] = None
@@ -76,9 +83,9 @@ class TenantTaskWatcher:
 
     async def watch(self, tenant: str, past_count: int) -> AsyncGenerator[pb.WatchTasksResponse]:
         """Yields events as specified by `TaskClient.watch_all`."""
-        changed = ChangedTasks()
-        newest = pb.ListTasksRequest(page_size=min(past_count or DEFAULT_LISTED, MAX_LISTED))
         sent = _SentTasks()
+        changed = ChangedTasks(sent.has)
+        newest = pb.ListTasksRequest(page_size=min(past_count or DEFAULT_LISTED, MAX_LISTED))
         with self._events.listening(changed.note):
             for task in reversed((await self._list_page(tenant, newest)).tasks):
                 sent.is_news(task)
@@ -132,6 +139,10 @@ class _SentTasks:
         if len(self._tasks) > MAX_HELD:
             self._tasks.popitem(last=False)
         return known != task
+
+    def has(self, task_id: str) -> bool:
+        """Whether a task was sent."""
+        return task_id in self._tasks
 
     def drop(self, task_id: str) -> bool:
         """Removes a task; returns whether it was sent."""

@@ -66,8 +66,9 @@ class CandidateIndex:
         `name`: the target that the caller requested; empty: the queue's name.
         """
         steps = [step for step in self.table.steps(queue) if not step.skip(needs)]
-        if not steps and needs.skipped:
-            reasons = "; ".join(f"candidate {position + 1} {why}" for position, why in needs.skipped)
+        resolved, why_not = self.table.resolved(queue), dict(needs.skipped)
+        numbered = enumerate(() if steps or resolved is None else resolved.route.candidates, 1)
+        if reasons := "; ".join(f"candidate {number} {why_not[each]}" for number, each in numbered if each in why_not):
             message = f"no candidate of {name or queue} accepts the request: {reasons}"
             return GateSummary(reason=Reason.NO_RUNNER_AVAILABLE, message=message, gates={})
         stripped = [endpoint.candidate for step in steps for endpoint in step.stripped()]
@@ -345,6 +346,11 @@ class HealthMonitor:
         if endpoint is not None:
             endpoint.health.pause_lost(now)
             self._health_changed(endpoint)
+
+    def awaits_return(self, candidate: Candidate) -> bool:
+        """Whether an endpoint is paused because its runner was lost."""
+        endpoint = self._table.by_key.get(candidate.key)
+        return endpoint is not None and endpoint.health.is_lost and endpoint.health.paused
 
     def note_shared_failure(self, candidate: Candidate, now: float, *, is_the_prompts: bool) -> None:
         """Record a failure that other endpoints share: the candidate stays available.

@@ -25,8 +25,8 @@ class Needs:
     tools: frozenset[str] = frozenset()
     context_tokens: int = 0
     """Rounded down to a power of two to limit the number of distinct needs; 0: unknown."""
-    skipped: tuple[tuple[int, str], ...] = ()
-    """Positions of the candidates of a route whose conditions exclude the request, each with the reason as text."""
+    skipped: tuple[tuple[str, str], ...] = ()
+    """Names of the candidates of a route whose conditions exclude the request, each with the reason as text."""
     labels: frozenset[str] = frozenset()
     """Labels that the model or runner must have, as KEY=VALUE; from the conditions of a route's candidate."""
     _hash: int = field(init=False, repr=False, compare=False)

@@ -60,7 +60,7 @@ class MeshChange:
 
 
 _WHAT_COUNTS = attrgetter(
-    *("readiness", "slots", "operations", "remote", "skills", "thinking_modes", "tools", "context_tokens"),
+    *("readiness", "slots", "operations", "remote", "skills", "thinking_modes", "tools", "labels", "context_tokens"),
     *(
         "runner_max_requests",
         "base_model",

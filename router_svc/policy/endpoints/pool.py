@@ -432,5 +432,6 @@ def _same_profile(one: Candidate, other: Candidate) -> bool:
         and one.skills == other.skills
         and one.thinking_modes == other.thinking_modes
         and one.tools == other.tools
+        and one.labels == other.labels
         and one.context_tokens == other.context_tokens
     )

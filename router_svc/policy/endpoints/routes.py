@@ -39,13 +39,13 @@ class Route:
 
     def skipped(
         self, spec: PlacementRequest, arrived: datetime, *, allow_remote: bool, budget_left: float
-    ) -> tuple[tuple[int, str], ...]:
-        """Return the positions of the candidates that do not accept a request, each with the reason as text."""
+    ) -> tuple[tuple[str, str], ...]:
+        """Return the names of the candidates that do not accept a request, each with the reason as text."""
         unmet = (
             (each, each.unmet(spec, arrived, allow_remote=allow_remote, budget_left=budget_left))
             for each in self.conditions
         )
-        return tuple((self.candidates.index(each.candidate), why) for each, why in unmet if why)
+        return tuple((each.candidate, why) for each, why in unmet if why)
 
     def runner_labels(self, name: str) -> frozenset[str]:
         """Return the labels that a runner must have to serve a candidate of the route."""
@@ -61,7 +61,7 @@ class RouteStep:
     It applies the route's rule for remote candidates: if it takes none, the request's permission is ignored.
     """
 
-    __slots__ = ("_only", "gate", "labels", "pool", "position", "takes_remote")
+    __slots__ = ("_only", "gate", "labels", "name", "pool", "position", "takes_remote")
 
     def __init__(
         self,
@@ -73,6 +73,8 @@ class RouteStep:
         labels: frozenset[str] = frozenset(),
     ) -> None:
         self.position = position
+        self.name = pool.name if only is None else only.candidate.model
+        """Name of the entry: that of the pool or the model."""
         self.pool = pool
         self.takes_remote = takes_remote
         self.labels = labels
@@ -91,7 +93,7 @@ class RouteStep:
 
     def skip(self, needs: Needs) -> str:
         """Return why the conditions of this step exclude such requests, as text; empty: they do not."""
-        return next((why for position, why in needs.skipped if position == self.position), "")
+        return next((why for name, why in needs.skipped if name == self.name), "")
 
     def choose(self, selector: Selector, pick: PickRequest, now: float) -> Selection | None:
         """Select a free endpoint of this step; None: none is free for the request."""

@@ -270,12 +270,16 @@ class LoadCoordinator:
         return priority, key
 
     def _worth_loading(self, capacity: Capacity, now: float) -> tuple[Candidate, ...]:
-        """Return the sleeping members to load, without recently failed ones if others serve, load or wake."""
+        """Return the sleeping members to load.
+
+        Excluded: members of lost runners, and recently failed ones if others serve, load or wake.
+        """
+        asleep = tuple(each for each in capacity.asleep if not self._index.health.awaits_return(each))
         if capacity.is_cold and not capacity.loading and not capacity.waking:
-            return capacity.asleep
+            return asleep
         since = now - self._limits.failed_load_pause_seconds
         failed_at = self._failed_at
-        return tuple(each for each in capacity.asleep if failed_at.get(each.model, -math.inf) <= since)
+        return tuple(each for each in asleep if failed_at.get(each.model, -math.inf) <= since)
 
     def _residents_of(self, host: str) -> list[Resident]:
         # An adapter is evicted only with its base model, and that resident has the requests of both.

@@ -154,7 +154,7 @@ class WaitEstimator:
         kind = request.kind
         return PickRequest(
             needs=kind.needs,
-            excluded=self._excluded(kind) if kind.failed_wakes else kind.excluded,
+            excluded=self.excluded(kind) if kind.failed_wakes else kind.excluded,
             affinity_key=request.spec.affinity_key,
             prefix_digests=request.spec.prefix_digests,
             prefix_holder=request.spec.prefix_holder,
@@ -279,7 +279,7 @@ class WaitEstimator:
             return None
         return refusals.deadline_unreachable(request, (("to answer", answer),), request.deadline_at - now)
 
-    def _excluded(self, kind: RequestKind) -> frozenset[CandidateKey]:
+    def excluded(self, kind: RequestKind) -> frozenset[CandidateKey]:
         """Return candidates of failed attempts and sleeping models that failed to wake, even a pinned primary."""
         table = self._index.table
         failed = [candidate for model in kind.failed_wakes if (candidate := table.candidate(model)) is not None]

@@ -66,7 +66,7 @@ class Admission:
     def was_evicted(self, request: Request, queue: Queue, capacity: Capacity, now: float) -> Rejects:
         """Return the refusal of a request that was evicted for another one."""
         message = (
-            f"the queue for {request.spec.model} is full; this request was evicted for one of a higher priority class, "
+            f"the queue for {request.spec.model} is full; this request was evicted for one of another priority class, "
             "or of a tenant that was served less"
         )
         return self._refuse(request, queue, capacity, message, now)

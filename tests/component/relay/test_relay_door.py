@@ -1,5 +1,7 @@
 """What strangers find at the address where runners join."""
 
+import asyncio
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from router_svc.config import RelayConfig
 from router_svc.relay import RELAY_SERVICE, Relay
 from weft.kernel.clock import SystemClock
+from weft.kernel.errors import WeftError
 from weft.kernel.rpc import open_channel
+from weft_app.compose.certificate import fingerprint_of, fingerprint_of_pem
 from weft_app.compose.home import WeftHome
+from weft_app.compose.join_address import _context, _peer_certificate, parse_join_address
 from weft_app.compose.relay import RelayListener
 from weft_app.config.config import RelaySettings
+from weft_testing.certificates import Authority
 
 LIMIT_SECONDS = 10.0
 
@@ -59,3 +65,42 @@ async def test_relay_health_can_be_checked(door: grpc.aio.Channel) -> None:
     for service in ("", "readiness", RELAY_SERVICE):
         answer = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=LIMIT_SECONDS)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_unusable_address_is_reported_by_the_name_of_its_setting(tmp_path: Path) -> None:
+    """It was reported as a wrong `host`, or as in use without a word of what to change."""
+    home = WeftHome(tmp_path)
+    home.create()
+    relay = Relay(RelayConfig(address="unix:/router.sock"), SystemClock())
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        in_use = f"127.0.0.1:{taken.getsockname()[1]}"
+        for address, why in ((in_use, "it is in use; choose another"), ("192.0.2.77:0", "Cannot assign requested")):
+            with pytest.raises(WeftError, match=f"relay.listen: cannot listen on {address}: {why}"):
+                await RelayListener(RelaySettings(listen=address), home, relay).start()
+
+
+async def test_renewed_certificate_is_shown_to_runners_that_join_later(tmp_path: Path) -> None:
+    """It was read only at the start: once the old one had expired, no runner could join any more."""
+    home = WeftHome(tmp_path)
+    home.create()
+    authority = Authority()
+    files = authority.issue("localhost").write(tmp_path)
+    listener = RelayListener(
+        RelaySettings(listen="127.0.0.1:0", certificate_file=files.certificate_file, key_file=files.key_file),
+        home,
+        Relay(RelayConfig(address="unix:/router.sock"), SystemClock()),
+    )
+    await listener.start()
+    address = parse_join_address(listener.endpoint.url)
+
+    async def shown() -> str:
+        return fingerprint_of((await asyncio.to_thread(_peer_certificate, address, _context()))[0])
+
+    try:
+        for renewed in (authority.issue("localhost"), authority.issue("localhost")):
+            renewed.write(tmp_path)
+            assert await shown() == fingerprint_of_pem(renewed.certificate)
+    finally:
+        await listener.stop(0.0)

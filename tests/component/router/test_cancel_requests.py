@@ -145,6 +145,28 @@ async def test_dispatcher_that_does_not_end_a_cancelled_request_in_time_loses_it
                 pass
 
 
+async def test_cancellation_completes_and_is_audited_although_its_caller_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router_svc.request_servicer.CANCEL_WAIT_SECONDS", 0.01)
+    audited: list[str] = []
+
+    async def audit(record: request_pb2.RequestRecord) -> None:
+        audited.append(f"{record.request_id} by {record.cancelled_by}")
+
+    async with router() as mesh:
+        monkeypatch.setattr(mesh.servicer, "_audit", audit)
+        first, second = mesh.placement.place(asked("r-1")), mesh.placement.place(asked("r-2"))
+        async with first, second, asyncio.timeout(10.0):
+            assert (await first.next_decision()).HasField("granted")
+            await second.next_decision()
+            cancelling = asyncio.ensure_future(mesh.requests.cancel("r-1", "a", "key:k1"))
+            while not any(mailbox.cancelled for mailbox in mesh.loop._mailboxes.values()):  # noqa: ASYNC110 - it has no event
+                await asyncio.sleep(0)
+            cancelling.cancel()
+            while not (await second.next_decision()).HasField("granted"):
+                pass
+    assert audited == ["r-1 by key:k1"]
+
+
 async def test_tenant_cannot_cancel_another_tenants_request_with_the_same_id() -> None:
     async with router() as mesh:
         mine, theirs = mesh.placement.place(asked("same")), mesh.placement.place(asked("same", tenant="b"))
@@ -254,3 +276,17 @@ async def test_journaled_request_of_another_tenant_is_not_found_and_ambiguous_te
             await mesh.requests.cancel("mine", "", "local")
     assert (unknown.value.reason, several.value.field) == (Reason.NOT_FOUND, "tenant")
     assert journal.cancelled == []
+
+
+class CompletedMeanwhile(Journal):
+    """Tasks that complete before the cancellation."""
+
+    async def cancel(self, tenant: str, task_id: str) -> task_pb2.Task:
+        return task_pb2.Task(id=task_id, tenant=tenant, state=task_pb2.TASK_STATE_COMPLETED, request_id="mine")
+
+
+async def test_journaled_request_that_completed_meanwhile_is_not_reported_as_cancelled() -> None:
+    async with router() as mesh:
+        mesh.servicer.look_into(CompletedMeanwhile(a_task("task-1")))
+        with refused(Reason.NOT_FOUND):
+            await mesh.requests.cancel("mine", "a", "key:k1")

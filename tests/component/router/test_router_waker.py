@@ -9,6 +9,7 @@ from kit.recipes import command_recipe, packet_recipe, wake_plan
 from kit.traces import collected
 from waker_harness import MODEL, RUNNER, WakingMesh, grant_of, next_word, refusal_of, waking_mesh, waking_runner
 
+from router_svc.waker import MARGIN_SECONDS
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.placement import Placement
@@ -124,6 +125,18 @@ async def test_model_that_fell_asleep_again_unseen_is_woken_again(tmp_path: Path
         await grant_of(place)
 
 
+async def test_model_that_is_replaced_while_it_wakes_serves_once_it_is_loaded_as_it_is_now(tmp_path: Path) -> None:
+    """A reload of the configuration failed the requests that waited: "the runner is stopping"."""
+    async with waking_mesh(tmp_path) as mesh, AsyncExitStack() as stack:
+        (place,) = await waiting_places(stack, mesh, 1)
+        await mesh.runner.asked()
+        mesh.runner.answer(WeftError(Reason.SHUTTING_DOWN, "the runner is stopping"))
+        await mesh.wait_for_sleepers(2)
+        mesh.show(InstanceState.PHASE_LOADING)
+        mesh.show(InstanceState.PHASE_READY)
+        assert (await grant_of(place)).runner == RUNNER
+
+
 async def test_wake_missing_in_the_registry_ends_by_the_runner_report(tmp_path: Path) -> None:
     async with waking_mesh(tmp_path) as mesh, AsyncExitStack() as stack:
         (place,) = await waiting_places(stack, mesh, 1)
@@ -183,7 +196,7 @@ async def test_wake_times_out(tmp_path: Path) -> None:
     async with waking_mesh(tmp_path) as mesh, AsyncExitStack() as stack:
         (place,) = await waiting_places(stack, mesh, 1)
         await mesh.runner.asked()
-        await mesh.clock.advance(59.9, sleepers=1)
+        await mesh.clock.advance(60.0 + MARGIN_SECONDS - 0.1, sleepers=1)
         assert not mesh.runner.cancelled.is_set()
         await mesh.clock.advance(0.1)
         assert "within 60 s" in (await refusal_of(place)).message
@@ -191,11 +204,35 @@ async def test_wake_times_out(tmp_path: Path) -> None:
             await mesh.runner.cancelled.wait()
 
 
-async def test_lost_runner_without_a_wake_recipe_fails_the_wake(tmp_path: Path) -> None:
+async def test_runner_that_gives_up_at_the_limit_of_a_wake_still_reports_the_cause(tmp_path: Path) -> None:
+    async with waking_mesh(tmp_path) as mesh, AsyncExitStack() as stack:
+        (place,) = await waiting_places(stack, mesh, 1)
+        await mesh.runner.asked()
+        await mesh.clock.advance(60.0, sleepers=1)
+        mesh.runner.answer(WeftError(Reason.WAKE_FAILED, "it was not ready within 60 s: its recipe had not ended"))
+        assert "its recipe had not ended" in (await refusal_of(place)).message
+
+
+async def test_request_waits_for_the_return_of_a_lost_runner_that_alone_can_wake_its_model(tmp_path: Path) -> None:
     async with waking_mesh(tmp_path) as mesh, AsyncExitStack() as stack:
         mesh.show(InstanceState.PHASE_HIBERNATING, runner={"address": f"unix:{tmp_path / 'nowhere.sock'}"})
         (place,) = await waiting_places(stack, mesh, 1)
-        assert (await refusal_of(place)).reason is Reason.WAKE_FAILED
+        await mesh.until_no_wake_is_under_way()
+        back = {"address": mesh.runner.address, "incarnation": "second"}
+        mesh.show(InstanceState.PHASE_HIBERNATING, runner=back)
+        await mesh.runner.asked()
+        mesh.runner.answer()
+        mesh.show(InstanceState.PHASE_READY)
+        assert (await grant_of(place)).runner == RUNNER
+
+
+async def test_lost_runner_that_does_not_return_fails_the_requests_that_wait_for_its_wake(tmp_path: Path) -> None:
+    async with waking_mesh(tmp_path) as mesh, AsyncExitStack() as stack:
+        mesh.show(InstanceState.PHASE_HIBERNATING, runner={"address": f"unix:{tmp_path / 'nowhere.sock'}"})
+        (place,) = await waiting_places(stack, mesh, 1)
+        await mesh.until_no_wake_is_under_way()
+        mesh.show(InstanceState.PHASE_HIBERNATING, runner=GONE)
+        assert (await refusal_of(place)).reason is Reason.NO_RUNNER_AVAILABLE
 
 
 async def test_backend_start_failure_fails_the_wake_with_the_runner_message(tmp_path: Path) -> None:

@@ -140,6 +140,27 @@ async def _ids(news: AsyncGenerator[task_service_pb2.WatchTasksResponse], count:
     return [(await anext(news)).task.id for _ in range(count)]
 
 
+async def test_watch_of_all_tasks_reports_those_that_a_sweep_purges() -> None:
+    limits = TaskLimits(max_kept_per_tenant=1)
+    async with task_bench(limits=limits) as bench, aclosing(bench.service.tasks.watch_all(TENANT)) as news:
+        ended = []
+        for _ in range(2):
+            task, call = await bench.begun()
+            call.finish()
+            await bench.until(task.id, task_pb2.TASK_STATE_COMPLETED)
+            await bench.advance(1)
+            ended.append(task.id)
+        deleted = asyncio.create_task(_first_deleted(news))
+        await bench.advance(310)
+        await bench.advance(MERGE_SECONDS)
+        assert deleted.done()
+        assert await deleted == ended[0]
+
+
+async def _first_deleted(news: AsyncGenerator[task_service_pb2.WatchTasksResponse]) -> str:
+    return await anext(found.deleted_id async for found in news if found.deleted_id)
+
+
 async def test_task_deleted_during_a_watch_ends_it_with_an_error() -> None:
     async with task_bench() as bench:
         task, _ = await bench.begun()

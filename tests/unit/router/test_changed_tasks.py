@@ -3,7 +3,7 @@
 import pytest
 
 from router_svc.durable.tasks import tenant_watch
-from router_svc.durable.tasks.task_records import Lane, LaneFilled, ManyChanged, TaskChanged
+from router_svc.durable.tasks.task_records import Lane, LaneFilled, ManyChanged, TaskChanged, TasksPurged
 from router_svc.durable.tasks.tenant_watch import ChangedTasks
 from weft.kernel.request import Priority
 
@@ -33,6 +33,12 @@ def test_event_without_an_id_triggers_a_read_of_the_newest_page(event: ManyChang
     changed.note(event)
     assert changed.take(10) == ([], True)
     assert changed.take(10) == ([], False)
+
+
+def test_purged_tasks_count_as_changed_only_if_the_watcher_has_them() -> None:
+    changed = ChangedTasks({"a", "c"}.__contains__)
+    changed.note(TasksPurged(["a", "b"]))
+    assert changed.take(10) == (["a"], False)
 
 
 def test_changes_beyond_the_bound_trigger_a_page_read(monkeypatch: pytest.MonkeyPatch) -> None:

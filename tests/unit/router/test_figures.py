@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from kit.fleet import runner_view
@@ -269,3 +270,31 @@ async def test_figures_watch_gets_the_history_and_then_each_completed_step() -> 
 
 def _start(figures: pb.Figures) -> datetime:
     return figures.start_time.ToDatetime(tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("end", "outcome"),
+    [
+        ({}, "cancelled"),
+        ({"last_error": Reason.CANCELLED}, "cancelled"),
+        ({"last_error": Reason.QUEUE_FULL}, "rejected"),
+        ({"last_error": Reason.SERVER_DIED, "was_placed": True}, "failed"),
+    ],
+)
+async def test_request_refused_over_grpc_is_not_counted_as_cancelled(end: dict[str, Any], outcome: str) -> None:
+    clock = FakeClock()
+    recorder = FiguresRecorder(clock, LIMITS)
+    # Its dispatcher got the refusal at the end of the call, so it could not report a receipt.
+    recorder.note_end(ending(ASKED, clock.monotonic(), Reason.CANCELLED, view=FleetView(), **end))
+    counted = recorder.ring.present(clock.monotonic()).counted.all
+    assert outcomes(counted) == [int(name == outcome) for name in ("completed", "failed", "rejected", "cancelled")]
+
+
+@pytest.mark.parametrize("end", [{}, {"is_closing": True}, {"is_closing": True, "was_placed": True}])
+async def test_request_that_continues_at_another_router_is_not_counted(end: dict[str, Any]) -> None:
+    clock = FakeClock()
+    recorder = FiguresRecorder(clock, LIMITS)
+    error = Reason.SERVICE_UNAVAILABLE
+    recorder.note_end(ending(ASKED, clock.monotonic(), view=FleetView(), last_error=error, **end))
+    counted = recorder.ring.present(clock.monotonic()).counted.all
+    assert outcomes(counted) == [0, 0, 0, 0]

@@ -1,6 +1,17 @@
 """A pool's only runner dies and returns: requests of which nothing reached a caller wait for it in the queue."""
 
-from scheduler_harness import Mesh, arrival, candidate, placed, refusals, rejected, scheduler
+from scheduler_harness import (
+    Mesh,
+    arrival,
+    asleep,
+    candidate,
+    failed,
+    placed,
+    refusals,
+    rejected,
+    scheduler,
+    woken,
+)
 
 from router_svc.policy.endpoints.candidates import Readiness
 from weft.kernel.reasons import Reason
@@ -125,3 +136,83 @@ def test_reached_runner_counts_as_there_again() -> None:
     mesh.report_first_content(1, 0.5)
     mesh.submit(arrival(2), 1.0)
     assert rejected(mesh.tick(6.0)) == {2: Reason.QUEUE_TIMEOUT}
+
+
+def test_requests_wait_for_the_return_of_a_runner_that_was_lost_while_it_woke_their_model() -> None:
+    """Fault: a kill -9 of the runner failed them with "m could not be woken: the connection was lost"."""
+    mesh = scheduler(asleep(slots=2))
+    for key in (1, 2):
+        mesh.submit(arrival(key), 0.0)
+    lost = mesh.wake_finished("m", failed("the connection was lost", LOST), 1.0)
+    assert (rejected(lost), woken(lost)) == ({}, [])
+    assert woken(mesh.tick(1.2)) == [], "it is called again after a pause"
+    assert woken(mesh.tick(1.3)) == ["m"]
+    assert not rejected(mesh.wake_finished("m", failed("no connection", UNREACHABLE), 1.3))
+    assert woken(mesh.show([asleep(slots=2, incarnation="2")], 1.4)) == ["m"]
+    mesh.wake_finished("m", None, 2.0)
+    assert placed(mesh.show([candidate(slots=2, incarnation="2")], 2.0)) == {1: "a", 2: "a"}
+
+
+def test_runner_that_cannot_be_connected_to_is_asked_to_wake_less_and_less_often_until_the_queue_timeout() -> None:
+    mesh = scheduler(asleep(), queue_timeout_seconds=20.0)
+    ended: dict[int, Reason] = {}
+    decisions, wakes = mesh.submit(arrival(1), 0.0), 0
+    for quarter in range(1, 101):
+        if woken(decisions):
+            wakes += 1
+            assert not woken(mesh.wake_finished("m", failed("no connection", UNREACHABLE), quarter / 4))
+        decisions = mesh.tick(quarter / 4)
+        ended |= rejected(decisions)
+        assert ended if quarter >= 80 else not ended
+    assert ended == {1: Reason.NO_RUNNER_AVAILABLE}
+    assert 10 <= wakes <= 14
+
+
+def test_request_whose_runner_was_lost_three_times_while_it_woke_the_model_fails() -> None:
+    """The load may be the cause."""
+    mesh = scheduler(asleep())
+    mesh.submit(arrival(1), 0.0)
+    for attempt in (1, 2):
+        assert not rejected(mesh.wake_finished("m", failed("the connection was lost", LOST), float(attempt)))
+        assert woken(mesh.show([asleep(incarnation=str(attempt + 1))], attempt + 0.5)) == ["m"]
+    assert rejected(mesh.wake_finished("m", failed("the connection was lost", LOST), 3.0)) == {1: Reason.WAKE_FAILED}
+
+
+def test_requests_of_a_runner_lost_while_it_woke_their_model_go_to_another_one_immediately() -> None:
+    mesh = scheduler(asleep("a", "m-a", pool="p"), asleep("b", "m-b", pool="p"))
+    assert woken(mesh.submit(arrival(1, "p"), 0.0)) == ["m-a"]
+    lost = mesh.wake_finished("m-a", failed("the connection was lost", LOST), 1.0)
+    assert (rejected(lost), woken(lost)) == ({}, ["m-b"])
+
+
+def test_requests_of_a_pool_whose_runners_were_lost_while_they_woke_their_models_wait_for_the_last_one() -> None:
+    mesh = scheduler(asleep("a", "m-a", pool="p"), asleep("b", "m-b", pool="p"))
+    mesh.submit(arrival(1, "p"), 0.0)
+    mesh.wake_finished("m-a", failed("the connection was lost", LOST), 1.0)
+    assert not rejected(mesh.wake_finished("m-b", failed("the connection was lost", LOST), 1.0))
+    back = [asleep(name, f"m-{name}", pool="p", incarnation="2") for name in "ab"]
+    assert woken(mesh.show(back, 2.0)) == ["m-b"]
+
+
+def test_sleeping_models_of_a_pool_whose_runners_cannot_be_connected_to_are_tried_in_turn() -> None:
+    mesh = scheduler(asleep("a", "m-a", pool="p"), asleep("b", "m-b", pool="p"))
+    mesh.submit(arrival(1, "p"), 0.0)
+    assert woken(mesh.wake_finished("m-a", failed("no connection", UNREACHABLE), 0.0)) == ["m-b"]
+    assert (rejected(lost := mesh.wake_finished("m-b", failed("no connection", UNREACHABLE), 0.0)), woken(lost)) == (
+        {},
+        [],
+    )
+    assert len(woken(mesh.tick(0.25))) == 1
+
+
+def test_request_for_an_adapter_waits_for_the_return_of_a_runner_that_was_lost_while_it_woke_the_base() -> None:
+    mesh = scheduler(asleep(), asleep(model="tuned", base_model="m"))
+    assert woken(mesh.submit(arrival(1, "tuned"), 0.0)) == ["m"]
+    assert not rejected(mesh.wake_finished("m", failed("the connection was lost", LOST), 1.0))
+
+
+def test_runner_that_does_not_return_fails_the_requests_that_waited_for_its_wake() -> None:
+    mesh = scheduler(asleep())
+    mesh.submit(arrival(1), 0.0)
+    mesh.wake_finished("m", failed("the connection was lost", LOST), 1.0)
+    assert rejected(mesh.show([asleep(readiness=Readiness.DOWN)], 2.0)) == {1: Reason.NO_RUNNER_AVAILABLE}

@@ -8,7 +8,7 @@ import pytest
 from index_harness import ANYWHERE, CHAT, index, member, pick, place, placed
 from scheduler_harness import arrival, candidate, scheduler
 
-from router_svc.policy.decisions import Placed, Rejects
+from router_svc.policy.decisions import Placed, Rejects, Waits
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.endpoints.route_conditions import RouteCondition
@@ -255,6 +255,25 @@ def test_condition_may_choose_the_labels_of_runners_and_is_explained() -> None:
     assert others == {"at-home": "lacks the label zone=office", "at-office": "its slot is busy"}
 
 
+def test_changed_label_of_a_model_applies_to_new_and_waiting_requests() -> None:
+    found = labeled("office")
+    (first,), (second,) = (found.submit(request(key), 0.0) for key in (1, 2))
+    assert isinstance(first, Placed)
+    assert isinstance(second, Placed)
+    (waits,) = found.submit(request(3), 0.0)
+    assert isinstance(waits, Waits)
+    abroad = candidate("office", "at-office", pool="p", labels=frozenset({"zone=abroad"}))
+    found.apply(MeshChange(candidates=(abroad,)), 1.0)
+    assert found.finish(1, 2.0) == [], "it no longer has the label that the condition requires"
+    assert [type(each) for each in found.finish(2, 3.0)] == [Placed]
+    found.apply(MeshChange(routes={"r": Route(name="r", candidates=("p",), conditions=(OFFICE,))}), 4.0)
+    (refused,) = found.submit(request(4), 5.0)
+    assert isinstance(refused, Rejects)
+    found.apply(MeshChange(candidates=(replace(abroad, labels=frozenset({"zone=office"})),)), 6.0)
+    (fourth,) = found.submit(request(5), 7.0)
+    assert isinstance(fourth, Placed)
+
+
 def test_refusal_states_the_label_that_no_runner_has() -> None:
     found = labeled("home")
     found.apply(MeshChange(routes={"r": Route(name="r", candidates=("p",), conditions=(OFFICE,))}), 0.0)
@@ -273,6 +292,21 @@ def test_request_that_no_candidate_accepts_is_refused_with_the_conditions() -> N
         "no candidate of route/r accepts the request: candidate 1 takes prompts of at most 100 tokens; "
         "candidate 2 takes prompts of at most 100 tokens"
     )
+
+
+def test_conditions_apply_to_waiting_requests_of_a_route_whose_order_changes() -> None:
+    found = scheduler(candidate("a", "small"), candidate("b", "large"))
+    for_ann = RouteCondition(candidate="small", tenants=("ann",))
+    route = Route(name="r", candidates=("small", "large"), conditions=(for_ann,))
+    found.apply(MeshChange(routes={"r": route}), 0.0)
+    for key in (1, 2):
+        assert isinstance(found.submit(request(key, tenant="ann"), 0.0)[-1], Placed)
+    assert isinstance(found.submit(request(3, tenant="eve"), 0.0)[-1], Waits)
+    assert found.apply(MeshChange(routes={"r": replace(route, candidates=("large", "small"))}), 1.0) == []
+    assert found.finish(1, 2.0) == [], "small takes requests of ann"
+    (granted,) = found.finish(2, 3.0)
+    assert isinstance(granted, Placed)
+    assert granted.candidate.model == "large"
 
 
 @pytest.mark.parametrize(

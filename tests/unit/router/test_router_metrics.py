@@ -68,6 +68,20 @@ def test_ends_are_counted_by_outcome_and_reason_with_their_waits() -> None:
     assert found["weft_router_load_wait_seconds_sum{model=chat}"] == 20.0
 
 
+def test_request_refused_over_grpc_is_counted_as_rejected_with_the_reason() -> None:
+    """Regression: its dispatcher leaves without a receipt, and it counted as unknown and cancelled."""
+    metrics = RouterMetrics()
+    metrics.note_end(ending(_request(), last_error=Reason.QUEUE_FULL, view=VIEW))
+    metrics.note_end(ending(_request(), last_error=Reason.SERVER_DIED, was_placed=True, view=VIEW))
+    metrics.note_end(ending(_request(), last_error=Reason.CANCELLED, view=VIEW))
+    metrics.note_end(ending(_request(), last_error=Reason.SERVICE_UNAVAILABLE, view=VIEW))
+    assert {name: value for name, value in _samples(metrics).items() if "requests_total" in name} == {
+        "weft_router_requests_total{model=chat,outcome=rejected,reason=queue_full}": 1,
+        "weft_router_requests_total{model=chat,outcome=failed,reason=server_died}": 1,
+        "weft_router_requests_total{model=chat,outcome=cancelled,reason=cancelled}": 1,
+    }, "the last one is placed again, by another router"
+
+
 def test_request_that_never_got_a_slot_is_not_in_the_wait_histogram() -> None:
     metrics = RouterMetrics()
     refused = _receipt(receipt_pb2.OUTCOME_REJECTED, waited=30.0)

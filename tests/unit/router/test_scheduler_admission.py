@@ -3,7 +3,7 @@
 import pytest
 from scheduler_harness import Mesh, arrival, asleep, candidate, placed, refusals, rejected, scheduler
 
-from router_svc.policy.decisions import Served, Waits
+from router_svc.policy.decisions import Placed, Served, Waits
 from router_svc.policy.endpoints.routes import Route
 from router_svc.policy.queue.queue import MAX_REMEMBERED_KINDS
 from weft.kernel.reasons import Reason
@@ -266,6 +266,14 @@ def test_flood_of_a_higher_class_leaves_a_lower_class_its_part_of_the_queue() ->
     assert mesh.waiting == 16
 
 
+def test_request_evicted_for_a_lower_class_is_not_told_of_a_higher_one() -> None:
+    mesh = scheduler(candidate(), queue_depth_per_runner=16)
+    for key in range(1, 18):
+        mesh.submit(arrival(key), 0.0)
+    refused = refusals(mesh.submit(arrival(21, priority=Priority.LOW), 0.0))[17]
+    assert "evicted for one of another priority class" in refused.message
+
+
 def test_lower_class_gets_its_part_of_the_throughput_in_overload() -> None:
     mesh = scheduler(candidate())
     priorities: dict[int, Priority] = {}
@@ -294,3 +302,14 @@ def test_requests_with_ever_different_tools_do_not_grow_router_memory() -> None:
         mesh.finish(-key, 0.0)
     line = mesh._queues.open("m")
     assert max(len(line.capacities), len(line.considered)) <= MAX_REMEMBERED_KINDS
+
+
+def test_runner_whose_pause_has_ended_is_free_for_the_next_request() -> None:
+    mesh = scheduler(candidate())
+    measured(mesh, 10.0)
+    mesh.submit(arrival(1, arrived_at=50.0), 50.0)
+    mesh.report_failed(1, 1, Reason.NO_SLOT_AVAILABLE, 50.0)
+    mesh.finish(1, 50.1)
+    # Nothing has happened since. Behind a busy slot it would end too late.
+    asked = arrival(2, arrived_at=60.0, deadline_at=72.0, prompt_tokens=100, max_output_tokens=100)
+    assert [type(decision) for decision in mesh.submit(asked, 60.0)] == [Placed]

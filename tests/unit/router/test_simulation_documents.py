@@ -90,6 +90,8 @@ def test_priorities_map_to_priority_classes() -> None:
         ({"arrivals": [{"tenant": "t", "target": "m", "rate": 0}]}, "arrivals.0.rate"),
         ({"arrivals": [{"tenant": "t", "target": "m", "rate": "often"}]}, "arrivals.0.rate"),
         ({"routes": [{"name": "r", "candidates": ["x"]}]}, "routes.0.candidates"),
+        ({"routes": [{"name": "r", "candidates": ["m"], "conditions": [{"candidate": "x"}]}]}, "routes.0.conditions"),
+        ({"routes": [{"name": "r", "candidates": ["m"]}] * 2}, "routes: names must be unique: r"),
         ({"failures": [{"mode": "explodes", "at_seconds": 1, "for_seconds": 1}]}, "failures.0.mode"),
         ({"failures": [{"mode": "dies", "hosts": ["x"], "at_seconds": 1, "for_seconds": 1}]}, "failures.0.hosts"),
         ({"router": {"patience": 1}}, "router.patience"),
