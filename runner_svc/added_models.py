@@ -186,7 +186,7 @@ class AddedModels:
             earlier = self._models.get(name)
             if earlier is not None and earlier.stored_source == str(request.source) and self._host.is_served(name):
                 return earlier
-            if self._host.is_served(name):
+            if self._host.is_served(name) or (earlier is not None and earlier.HasField("server")):
                 what = f"it is served from {earlier.source}" if earlier is not None else "the configuration names it"
                 raise WeftError(Reason.ALREADY_EXISTS, f"the name {name} is taken: {what}; choose another name")
             self._require_room(name)
@@ -218,7 +218,7 @@ class AddedModels:
         Raises CONNECT_FAILED if it does not answer, and ALREADY_EXISTS if the name is taken.
         """
         wanted = server_record(server, name, options)
-        turn = self._turns.setdefault(f"server {name}", asyncio.Lock())
+        turn = self._turns.setdefault(name, asyncio.Lock())
         async with turn:
             earlier = self._attached_at(server_place(server.url))
             if earlier is not None and earlier.name == name:

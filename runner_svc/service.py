@@ -102,7 +102,6 @@ class RunnerService(Service):
         self._by_name = {name: instance for instance in self._instances.values() for name in instance.names}
         """Instances by every name that they serve: models and adapters."""
         self._in_order = list(self._instances.values())
-        self._remote_models = {name for instance in self._in_order if instance.config.remote for name in instance.names}
         self._chats: dict[str, ChatSetup] = {}
         self._leaving: dict[asyncio.Task[None], str] = {}
         """Models of instances that finish their last requests and accept no others."""
@@ -152,7 +151,6 @@ class RunnerService(Service):
             gate=self._gate,
             instances=self._by_name,
             caches=self._caches,
-            remote_models=self._remote_models,
             clock=self._mesh_clock,
             clock_offset=self._clock_offset,
         )
@@ -240,25 +238,25 @@ class RunnerService(Service):
         instance = self._instance(model, self._limit)
         self._prepare(instance)
         await self._foresee(instance)
-        old = self._instances.get(model.name)
         drains_first, words = await self._replacement(instance)
         if drains_first:
-            if old is not None:
-                self._retire(old)
+            self.withdraw(model.name)
             coming = start_task(self._start_after_others(instance), name=f"coming-{model.name}")
             self._coming.add(coming)
             coming.add_done_callback(self._coming.discard)
         else:
             await instance.start()
-            if old is not None:
-                await self._until_ready(instance)
-                self._retire(old)
+            if model.name in self._instances:
+                try:
+                    await self._until_ready(instance)
+                except BaseException:
+                    await instance.stop()
+                    raise
+                self.withdraw(model.name)
         self._caches.add(instance)
         for name in instance.names:
             self._chats[name] = self._chat_setup(name, model)
             self._by_name[name] = instance
-        if model.remote:
-            self._remote_models.update(instance.names)
         self._instances[model.name] = instance
         self._in_order.append(instance)
         self._report.models.append(model)

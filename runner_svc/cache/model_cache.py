@@ -7,6 +7,7 @@ import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -59,6 +60,13 @@ class RunningTurn:
     """Whether the engine is known to have processed the prompt."""
     restored: Restored | None = None
     """The saved prompt that was restored for it."""
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once the engine is known to have begun it, or it has ended."""
+
+    def note_work(self) -> None:
+        """Records that the engine has processed the prompt."""
+        self.worked = True
+        self.begun.set()
 
 
 class ModelCache:
@@ -83,6 +91,9 @@ class ModelCache:
         self._salts = salts or SaltStore(None)
         self._incarnation: tuple[int | None, int] = (None, 0)
         self._directory: CacheDirectory | None = None
+        self._turn_numbers = count(1)
+        self._turns: dict[int, RunningTurn] = {}
+        """The running turns of all incarnations, by number."""
         self._token_seconds = 0.0
         self._keeper: PromptKeeper | None = None
         """Saves prompts that lose their slot; None: the engine cannot save them."""
@@ -341,16 +352,16 @@ class ModelCache:
 
     def _present_directory(self) -> CacheDirectory | None:
         """Returns the directory of the engine's current incarnation; None: the engine has no slots to isolate."""
-        count = self._slot_count()
-        life = (self.backend.process_id, count)
-        if not count:
+        slots = self._slot_count()
+        life = (self.backend.process_id, slots)
+        if not slots:
             return None
         if self._directory is None or life != self._incarnation:
             budget_bytes = self.backend.kept_prompt_bytes
             check = self._restore_check
             keeps = budget_bytes > 0 and (check is None or check.resumes is not False)
             self._keeper = self._keeper_of(budget_bytes) if keeps else None
-            self._incarnation, self._directory = life, CacheDirectory(count, keeps=keeps)
+            self._incarnation, self._directory = life, CacheDirectory(slots, keeps=keeps, numbers=self._turn_numbers)
             if self._store is not None:
                 # Only now is it known which prompts the engine can restore.
                 self._store.followers.note_change()
@@ -392,15 +403,22 @@ class ModelCache:
         self, directory: CacheDirectory, begun: CacheTurn, before: Sequence[SlotSnapshot] = ()
     ) -> AsyncIterator[RunningTurn]:
         turn = RunningTurn(CacheUse(slot=begun.slot, fresh=begun.fresh))
-        touched: Sequence[int] | None = None
+        earlier = [self._turns[number].begun for number in begun.after]
+        self._turns[begun.number] = turn
+        touched: Sequence[int] | None = ()
         try:
             await self._until_erased(begun.slot)
+            for each in earlier:
+                await each.wait()
+            touched = None
             yield turn
             # The slots of a cancelled turn are unknown, because the engine may still be working on it.
             if before:
                 touched = _changed(before, await self.backend.slot_snapshots())
         finally:
             erasures = directory.end(begun, worked=turn.worked, touched=touched)
+            del self._turns[begun.number]
+            turn.begun.set()
             if erasures and not self._is_closed and len(self._erasing) < MAX_ERASING_TASKS:
                 erasing = self._erase_quietly(directory, erasures, self._begin_erasure(erasures))
                 task = start_task(erasing, name=f"erase-cache-{self.model}")

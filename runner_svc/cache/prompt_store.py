@@ -212,12 +212,16 @@ class PromptStore:
         for file in self._folder.iterdir():
             if file.name in (_KEY, _CHECKS):
                 continue
-            used_at = file.stat().st_mtime
-            is_used = file.suffix == _SUFFIX and used_at + MAX_AGE_SECONDS > time.time()
-            if (prompt := _prompt_in(key, file) if is_used else None) is None:
-                file.unlink()
-            else:
-                found.append((used_at, prompt))
+            try:
+                used_at = file.stat().st_mtime
+                is_used = file.suffix == _SUFFIX and used_at + MAX_AGE_SECONDS > time.time()
+                if (prompt := _prompt_in(key, file) if is_used else None) is None:
+                    file.unlink()
+                else:
+                    found.append((used_at, prompt))
+            except OSError as error:
+                # Others put files there, too: a disk that is mounted there has a folder for lost files.
+                log.warning("an unusable file is not deleted", file=str(file), error=error.strerror)
         return key, [prompt for _, prompt in sorted(found, key=lambda pair: pair[0])]
 
     def _seal(self, prompt: KeptPrompt, state: BinaryIO) -> None:
@@ -259,10 +263,10 @@ class PromptStore:
 
 
 def _prompt_in(key: bytes, file: Path) -> KeptPrompt | None:
-    """Returns the prompt in a file; None: the file is damaged."""
+    """Returns the prompt in a file; None: the file is damaged or cannot be read."""
     try:
         header = msgspec.json.decode(next(_pieces(key, file)), type=_Header)
-    except (DamagedPromptError, msgspec.DecodeError):
+    except (DamagedPromptError, OSError, msgspec.DecodeError):
         return None
     return KeptPrompt(
         name=file.stem,

@@ -45,10 +45,10 @@ class RestoreChecks:
         self._found: dict[str, RestoreCheck] = {}
 
     def read(self) -> None:
-        """Reads the results of earlier processes; a damaged file has none. Raises OSError."""
+        """Reads the results of earlier processes; a damaged or unreadable file has none."""
         try:
             self._found = msgspec.json.decode(self._file.read_bytes(), type=dict[str, RestoreCheck])
-        except (FileNotFoundError, *DECODE_FAULTS):
+        except (OSError, *DECODE_FAULTS):
             self._found = {}
 
     def of(self, backend: Backend) -> RestoreCheck | None:

@@ -19,6 +19,7 @@ from runner_svc.tools.argument_repair import MAX_REPAIRED_CHARS, is_object, repa
 from runner_svc.tools.schemas import ArgumentCheck
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
+from weft.dispatch.payload_description import TokenCounter
 from weft.kernel.errors import WeftError
 from weft.kernel.json_objects import plain_object
 
@@ -167,19 +168,25 @@ class _Turn:
         payload = chat_pb2.ChatPayload()
         payload.CopyFrom(self._payload)
         payload.tool_choice.function_name = check.tool
-        pieces: list[str] = []
+        made: list[event_pb2.ToolCallDelta] = []
+        seen, is_counted = TokenCounter(payload, whole=call.whole), False
         try:
             async with aclosing(work.generate(payload, call)) as frames:
                 async for frame in frames:
+                    seen.note(frame)
                     for event in frame:
-                        pieces += [made.arguments_text for made in event.delta.tool_calls if not made.index]
+                        made += [piece for piece in event.delta.tool_calls if not piece.index]
                         if event.HasField("finished"):
                             self._add(event.finished.receipt, work)
-            text = "".join(pieces) or "{}"
+                            is_counted = True
+            text = "".join(piece.arguments_text for piece in made) or "{}"
             check.parse(text)
         except WeftError:
+            if seen.has_begun and not is_counted:
+                self._add(receipt_pb2.Receipt(usage=seen.usage), work)
             return None
-        return text
+        # Engines that ignore the tool choice answer with text, or call another tool.
+        return text if any(piece.name == check.tool for piece in made) else None
 
     def _receipt(self) -> receipt_pb2.Receipt:
         return self.held[-1].finished.receipt

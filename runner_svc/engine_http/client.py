@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from ipaddress import ip_address
 from socket import SOCK_STREAM
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from aiohappyeyeballs import start_connection
 from typing_extensions import override
@@ -79,7 +79,8 @@ class EngineConnection(asyncio.Protocol):
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is not a subclass
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
 
     @override
     def data_received(self, data: bytes) -> None:

@@ -124,10 +124,10 @@ class InstallOrder:
         return lock_digest(self.environment, self.variant) if self.prebuilt is None else self.prebuilt.digest
 
 
-def needed_bytes(variant: EnvironmentVariant) -> int:
+def needed_bytes(order: InstallOrder) -> int:
     """Returns the free space that an installation needs; pip's cache keeps a copy of each download."""
-    work_bytes = 0 if variant.build is None else variant.build.work_bytes
-    return variant.installed_bytes + work_bytes + 2 * variant.download_bytes
+    work_bytes = 0 if order.build is None else order.build.work_bytes
+    return order.declared.installed_bytes + work_bytes + 2 * order.declared.download_bytes
 
 
 class EnvironmentInstaller:
@@ -358,7 +358,7 @@ class EnvironmentInstaller:
         return await run_program(command, keep, variables=variables, folder=temporary)
 
     def _require_space(self, order: InstallOrder) -> None:
-        needed = needed_bytes(order.declared)
+        needed = needed_bytes(order)
         free = shutil.disk_usage(self._folder.lock_file(order.environment).parent).free
         if free < needed:
             raise WeftError(

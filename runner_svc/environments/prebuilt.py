@@ -85,7 +85,8 @@ def unpack_program(file: Path, program: str, target: Path, temporary: Path) -> P
     except (tarfile.TarError, zipfile.BadZipFile, shutil.ReadError) as error:
         raise WeftError(Reason.INVALID_ARGUMENT, f"the archive cannot be read: {error}") from error
     if unpacked.is_dir():
-        found = min(unpacked.rglob(program), key=lambda path: len(path.parts), default=None)
+        files = filter(Path.is_file, unpacked.rglob(program))
+        found = min(files, key=lambda path: len(path.parts), default=None)
         if found is None:
             raise invalid_field("--url", f"the archive does not contain {program}")
         shutil.copytree(found.parent, placed.parent, symlinks=True)

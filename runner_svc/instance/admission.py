@@ -156,7 +156,8 @@ class AdmittedRequest:
                         frame = _without_effort_warning(each) if effort else each
                         if each and not frame:
                             continue
-                        turn.worked = turn.worked or (bool(frame) and not frame[0].HasField("warning"))
+                        if frame and not frame[0].HasField("warning"):
+                            turn.note_work()
                         if frame and frame[-1].WhichOneof("event") == "finished":
                             self._measure(frame[-1].finished.receipt, _choices(payload))
                             if self._cache is not None:
@@ -279,7 +280,12 @@ class AdmittedRequest:
     def _begin(self, call: CallInfo, turn: RunningTurn) -> CallInfo:
         record = self.record
         record.begin_turn()
-        noted = replace(call, on_token=record.note_token, on_prefill=record.note_prefill)
+
+        def note_prefill() -> None:
+            record.note_prefill()
+            turn.begun.set()
+
+        noted = replace(call, on_token=record.note_token, on_prefill=note_prefill)
         return replace(noted, cache=turn.use, prefixes=self._prefixes)
 
     def _calling(self) -> AbstractContextManager[None]:

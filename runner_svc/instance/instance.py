@@ -38,8 +38,8 @@ log = get_logger("weft.instance")
 
 LOADING_RETRY_SECONDS = 1.0
 YIELDING_MEMORY = "yielding its memory to another model"
-LOADED_OTHERWISE = "it was loaded with other options meanwhile"
 """The state in errors of requests that arrive while the instance yields its memory."""
+LOADED_OTHERWISE = "it was loaded with other options meanwhile"
 MAX_ATTEMPT_LOG_LINES, MAX_ATTEMPT_LOG_BYTES = 10, 2_048
 """Last lines of the engine log, and their UTF-8 bytes, in an attempt's error for its record."""
 
@@ -70,9 +70,9 @@ class Instance:
         self.memory = ModelMemory(config.name, backend, self.records, ledger or MemoryLedger(), config.forecast)
         self.memory.pinned = config.hibernation.pinned
         self.digest = ""
+        """Digest of the model file; empty until it is known."""
         self.price: model_pb2.ModelPrice | None = None
         """What its provider charges; None: unknown, or not read yet."""
-        """Digest of the model file; empty until it is known."""
         self.adapter_digests: dict[str, str] = {}
         """Known digests of adapter files, by name."""
         self._clock = clock
@@ -228,8 +228,8 @@ class Instance:
                 retry_after_seconds=LOADING_RETRY_SECONDS,
             )
         start = self.loader.starts
-        self._lifecycle.idle_timer.note_request_begin(keep_alive_seconds)
         with self.slots.hold(request_id) if takes_slot else nullcontext():
+            self.idle_timer.note_request_begin(keep_alive_seconds)
             self.memory.priority = priority
             try:
                 with self.records.keep(request_id, name) as record:
@@ -371,7 +371,8 @@ class Instance:
             )
         self._require_running()
         self.idle_timer.load_seconds = None
-        if self.phase not in (Phase.HIBERNATING, Phase.FAILED) or self._lifecycle.wake_requested.is_set():
+        is_asleep = self._lifecycle.state.doing in (Command.REST, Command.SEEK)
+        if not is_asleep or self._lifecycle.wake_requested.is_set():
             await self._put_to_sleep(ends_process=ends_process)
         elif ends_process and self._lifecycle.keeps_process:
             self._lifecycle.request_end_of_process()

@@ -194,9 +194,12 @@ class LifecycleLoop:
             try:
                 if serves:
                     await self._prepare_end()
-                await self._end_backend()
             finally:
-                self._memory.give_up()
+                # Also if this task is cancelled again meanwhile: nothing else ends the backend.
+                try:
+                    await self._end_backend()
+                finally:
+                    self._memory.give_up()
             self._note(Event(EventKind.ENDED))
 
     def _note(self, event: Event) -> Command:

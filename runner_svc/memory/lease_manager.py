@@ -263,8 +263,7 @@ class LeaseManager(MemoryLedger):
     async def _wait_for(self, wanted: pb.AcquireLeaseRequest, user: MemoryUser, wait: _Wait) -> None:
         """Sets the grant of `wait`, or leaves it empty if there are no devices."""
         deadline = self._clock.monotonic() + self._config.max_wait_seconds
-        snapshot = await self._first_snapshot(wait)
-        if not snapshot.devices:
+        if not await self._sees_devices(wait):
             return
         if not self._has_devices:
             self._has_devices = True
@@ -275,12 +274,12 @@ class LeaseManager(MemoryLedger):
             wait.note(OWN_QUEUE)
         async with self._request_slots:
             while True:
+                snapshot = await self._observer.look(fresh=True)
                 left = max(0.001, deadline - self._clock.monotonic())
                 wait.request = self._request(wanted, snapshot, left)
                 await self._request_until_granted(wait, user, snapshot.source)
                 if await self._is_confirmed(wait):
                     return
-                snapshot = await self._observer.look(fresh=True)
 
     def _request(
         self, wanted: pb.AcquireLeaseRequest, snapshot: HostSnapshot, max_wait_seconds: float
@@ -295,13 +294,13 @@ class LeaseManager(MemoryLedger):
         request.MergeFrom(wanted)
         return request
 
-    async def _first_snapshot(self, wait: _Wait) -> HostSnapshot:
-        """Returns the first snapshot with devices, or that certainly has none."""
+    async def _sees_devices(self, wait: _Wait) -> bool:
+        """Whether the host has devices; waits until that is certain."""
         failures = 0
         while True:
-            snapshot = await self._observer.look(fresh=True)
+            snapshot = await self._observer.look()
             if snapshot.devices or snapshot.source is not Source.UNKNOWN:
-                return snapshot
+                return bool(snapshot.devices)
             wait.note(NO_SNAPSHOT)
             failures += 1
             await self._clock.sleep(retry_pause_seconds(failures, self._jitter()))
@@ -415,7 +414,12 @@ class LeaseManager(MemoryLedger):
             processes = {lease_id: one.user.processes() for lease_id, one in held.items()}
             watched = list({*self._times.watched}.union(*processes.values()))[:MAX_WATCHED]
             is_fresh, self._has_changed = self._has_changed or bool(self._times.watched) or not held, False
-            snapshot = await self._observer.look(watched, fresh=is_fresh)
+            try:
+                snapshot = await self._observer.look(watched, fresh=is_fresh)
+            except asyncio.CancelledError:
+                # A load that left: the next renewal must still read what has changed.
+                self._has_changed |= is_fresh
+                raise
             request = pb.RenewLeasesRequest(
                 holder=self._holder,
                 session_id=self._require_session(),
@@ -426,6 +430,9 @@ class LeaseManager(MemoryLedger):
             with calling(Reason.SERVICE_UNAVAILABLE):
                 response = await self._require_stub().RenewLeases(request, timeout=CALL_TIMEOUT_SECONDS)
             self._apply_renewal(response, held, sent)
+            if self._has_changed:
+                # This reading is from before, for example, the end of a load. The next renewal follows immediately.
+                return
             for lease_id, one in held.items():
                 if lease_id in self._held:
                     one.user.note_memory_seen(seen_bytes(processes[lease_id], snapshot))

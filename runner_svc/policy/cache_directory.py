@@ -10,9 +10,10 @@ prefix of a prompt. After the first turn of another partition, the directory pla
 they lose their slot (`keeps`), all turns are placed, since only then is it known which prompt a slot loses.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import count
 
 from weft.kernel.value import value_class
 
@@ -71,6 +72,8 @@ class CacheTurn:
     """The prompt in its slot that must be saved first."""
     restores: bool = False
     """Whether the saved prompt must be restored into its slot first."""
+    after: frozenset[int] = frozenset()
+    """Numbers of the turns that the engine must begin first: a loose turn could take the slots of placed ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,8 @@ class _Slot:
     ahead_version: int = 0
     """The version of its content that was processed ahead; it differs once another turn may have used the slot."""
     turn: CacheTurn | None = None
+    is_foreign: bool = False
+    """Whether it may hold another partition's text until its turn has worked."""
     forget: bool = False
     """Whether its content is forgotten at the end of its turn."""
 
@@ -126,6 +131,8 @@ class CacheDirectory:
     """Whether prompts that lose their slot are saved."""
     loose_count: int = 0
     """Number of loose turns so far. Each one can change the text in any slot."""
+    numbers: Iterator[int] = field(default_factory=lambda: count(1))
+    """The numbers of its turns, in order."""
     _slots: list[_Slot] = field(init=False)
     _loose: dict[int, Partition | None] = field(default_factory=dict)
     """Running loose turns and the partition of their text."""
@@ -134,7 +141,6 @@ class CacheDirectory:
     _several: bool = False
     _unsure: bool = False
     """Whether a finished loose turn may have used any slot."""
-    _turns: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.slot_count <= MAX_CACHE_SLOTS:
@@ -153,7 +159,7 @@ class CacheDirectory:
             owner = slot.owner
             if owner is not partition and owner is not UnownedContent.EMPTY and owner != partition:
                 return False
-            if slot.turn is not None and (slot.turn.fresh or slot.forget):
+            if slot.turn is not None and (slot.is_foreign or slot.forget):
                 # Until that turn reaches the engine, the slot may hold text that it must not use; text to be forgotten
                 # stays until the turn ends.
                 return False
@@ -303,7 +309,9 @@ class CacheDirectory:
         *,
         spreads: bool = False,
     ) -> CacheTurn:
-        turn = self._next_turn(slot.number, fresh=self._is_foreign(slot, partition))
+        slot.is_foreign = self._is_foreign(slot, partition)
+        # A loose turn that begins later may reach an empty slot first. Nothing is lost there by not reading the cache.
+        turn = self._next_turn(slot.number, fresh=slot.is_foreign or slot.owner is UnownedContent.EMPTY)
         if self.keeps and not spreads and not self._loose:
             common = slot.common_marks(marks) if slot.owner == partition else 0
             if isinstance(slot.owner, Partition) and len(slot.marks) - common >= MIN_LOST_MARKS:
@@ -314,20 +322,19 @@ class CacheDirectory:
         return turn
 
     def _next_turn(self, slot: int | None, *, fresh: bool) -> CacheTurn:
-        self._turns += 1
-        return CacheTurn(number=self._turns, slot=slot, fresh=fresh)
+        return CacheTurn(number=next(self.numbers), slot=slot, fresh=fresh)
 
     def _loosen(self, turn: CacheTurn, partition: Partition | None) -> CacheTurn:
         self.loose_count += 1
         self._loose[turn.number] = partition
-        return turn
+        placed = (slot.turn.number for slot in self._slots if slot.turn is not None and slot.owner != partition)
+        return replace(turn, after=frozenset(placed) - {turn.number})
 
     def _is_foreign(self, slot: _Slot, partition: Partition | None) -> bool:
         """Whether a slot may hold another partition's text, now or when the turn starts."""
         if partition is None or any(loose != partition for loose in self._loose.values()):
             return True
-        # A loose turn that begins later may reach an empty slot first. Nothing is lost there by not reading the cache.
-        return slot.owner != partition and (self._several or slot.owner is not UnownedContent.EMPTY)
+        return slot.owner not in (partition, UnownedContent.EMPTY)
 
     def _choose(
         self, partition: Partition | None, marks: Sequence[bytes], busy: Collection[int], kept_marks: int
@@ -356,11 +363,12 @@ class CacheDirectory:
     def _leave(self, slot: _Slot, turn: CacheTurn, *, worked: bool) -> list[SlotState]:
         slot.turn, slot.last_use = None, turn.number
         must_forget, slot.forget = slot.forget, False
+        is_foreign, slot.is_foreign = slot.is_foreign, False
         # A slot that was not used after a prompt was restored in it is reported as empty.
         if must_forget or slot.owner is UnownedContent.UNUSABLE or (turn.restores and not worked):
             return [slot.erasure()]
-        if turn.fresh and not worked:
-            # Its earlier content may still be there.
+        if is_foreign and not worked:
+            # The other text may still be there.
             slot.give_to(UnownedContent.UNUSABLE)
         return []
 

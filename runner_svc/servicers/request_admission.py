@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -48,16 +47,14 @@ class RequestAdmission:
         gate: TicketGate,
         instances: Mapping[str, Instance],
         caches: CacheManager,
-        remote_models: AbstractSet[str],
         clock: Clock,
         clock_offset: ClockOffset | None = None,
     ) -> None:
-        """`remote_models`: models whose use sends data to a remote provider. `clock`: the mesh's."""
+        """`clock`: the mesh's."""
         self._clock_offset = clock_offset
         self._identity = identity
         self._gate = gate
         self._instances = instances
-        self._remote_models = remote_models
         self._clock = clock
         self.caches = caches
 
@@ -101,7 +98,7 @@ class RequestAdmission:
         instance = self._instances.get(permit.model)
         if instance is None:
             raise WeftError(Reason.MODEL_NOT_FOUND, f"this runner does not serve {permit.model}")
-        if permit.model in self._remote_models and not permit.allow_remote:
+        if instance.config.remote and not permit.allow_remote:
             raise WeftError(Reason.TICKET_INVALID, "the ticket does not allow this request a remote model")
         return permit, instance
 
@@ -126,7 +123,7 @@ class RequestAdmission:
         if not instance.memory.holds_devices:
             # Compute time without a leased accelerator is not GPU time.
             receipt.ClearField("gpu_time")
-        receipt.left_premises = receipt.left_premises or permit.model in self._remote_models
+        receipt.left_premises = receipt.left_premises or instance.config.remote
 
 
 def require_abilities(instance: Instance, model: str, payload: Payload) -> None:

@@ -244,7 +244,10 @@ def _manifest(
 
 
 def _longest_wake_seconds(hibernation: HibernationSettings, memory_wait_seconds: float) -> float:
-    """Returns the routers' wake timeout, which exceeds the runner's so that callers get the runner's own error."""
+    """Returns how many seconds routers wait for a model to wake: the limit of its wake recipe, if it has one.
+
+    Without a recipe, routers wait longer than the runner waits for memory, so that callers get the runner's own error.
+    """
     if hibernation.attached or hibernation.recipe is not None:
         return hibernation.max_wait_seconds
     return min(hibernation.max_wait_seconds + memory_wait_seconds, MAX_WAIT_SECONDS)

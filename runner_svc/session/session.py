@@ -13,7 +13,7 @@ from runner_svc.policy.backoff import retry_pause_seconds
 from runner_svc.session.report import RunnerReport
 from runner_svc.session.session_file import SessionFile
 from runner_svc.waiting import event_within
-from weft.api.registry.v1 import model_pb2, runner_pb2, runner_session_service_pb2_grpc
+from weft.api.registry.v1 import agent_pb2, model_pb2, runner_pb2, runner_session_service_pb2_grpc
 from weft.api.registry.v1 import runner_session_service_pb2 as pb
 from weft.dispatch.tickets import PermitGate, TicketGate
 from weft.kernel.clock import Clock
@@ -74,10 +74,10 @@ class RunnerSession:
         self._jitter = jitter
         self._session_id = ""
         self._open_request_id = ""
-        self._published: list[model_pb2.ModelManifest] = []
-        """The models of the last opening."""
+        self._published: tuple[list[model_pb2.ModelManifest], list[agent_pb2.AgentManifest]] = ([], [])
+        """The models and agents of the last opening."""
         self._models_changed = False
-        """Whether the open session publishes other models than the runner serves now."""
+        """Whether the open session publishes other models or agents than the runner serves now."""
         self._heartbeat_at = self._looked_at = -math.inf
         """Monotonic times of the last heartbeat and of the last check of the capability."""
         self._heartbeat_interval = DEFAULT_HEARTBEAT_INTERVAL_SECONDS
@@ -108,7 +108,7 @@ class RunnerSession:
         self._changed.set()
 
     def note_models(self) -> None:
-        """Publishes the current models immediately. The session keeps its id and its ticket key."""
+        """Publishes the current models and agents immediately. The session keeps its id and its ticket key."""
         self._models_changed = True
         self._changed.set()
 
@@ -173,15 +173,15 @@ class RunnerSession:
 
     async def _open(self) -> None:
         # The request id stays until there is an answer: if only the answer was lost, the same session is returned.
-        models = self._report.manifests()
+        models, agents = self._report.manifests(), self._report.agents()
         if not self._open_request_id:
-            self._open_request_id, self._published = new_id("open"), models
+            self._open_request_id, self._published = new_id("open"), (models, agents)
         request = pb.OpenSessionRequest(
             request_id=self._open_request_id,
             session_id=self._file.read(),
             runner=self._report.runner(),
             models=models,
-            agents=self._report.agents(),
+            agents=agents,
         )
         began = self._clock.monotonic()
         try:
@@ -192,8 +192,8 @@ class RunnerSession:
                 self._open_request_id = ""
             raise
         self._open_request_id = ""
-        # The answer to a repeated request is about the models of its first attempt.
-        self._models_changed = self._published != self._report.manifests()
+        # The answer to a repeated request is about the models and agents of its first attempt.
+        self._models_changed = self._published != (self._report.manifests(), self._report.agents())
         if (offset := self._report.clock_offset) is not None:
             offset.allow(seconds_of(response.max_clock_offset) if response.HasField("max_clock_offset") else None)
         self._note_time(response, began)

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 from typing_extensions import override
 
@@ -109,7 +108,8 @@ class GuardedEngine(asyncio.Protocol):
 
     @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
 
     @override
     def data_received(self, data: bytes) -> None:
@@ -172,10 +172,6 @@ class GuardedEngine(asyncio.Protocol):
             # Not through the transport, which would close before the last lines of an ended guardian are read.
             with suppress(OSError):
                 os.write(self._transport.get_extra_info("socket").fileno(), KILL_ALL)
-
-    def note_unconnected(self) -> None:
-        """Records that the connection was not made: uvloop may report its beginning without its end."""
-        self._transport = None
 
     def give_up(self) -> None:
         """Cleans up after a failed or cancelled start."""
@@ -301,11 +297,7 @@ async def start_guarded(system: PortableSystem, start: EngineStart) -> GuardedEn
         finally:
             theirs.close()
         engine = GuardedEngine(system, start, guardian)
-        try:
-            await asyncio.get_running_loop().create_unix_connection(lambda: engine, sock=ours)
-        except BaseException:
-            engine.note_unconnected()
-            raise
+        await asyncio.get_running_loop().create_unix_connection(lambda: engine, sock=ours)
         await engine.until_started(command)
     except BaseException as error:
         if engine is not None:

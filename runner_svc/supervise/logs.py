@@ -48,10 +48,10 @@ class LogFollower:
         return LogBatch(lines=tuple(lines), lost_line_count=count - len(lines))
 
     async def wait(self) -> bool:
-        """Waits for lines; returns False once the log has ended."""
+        """Waits for lines; returns False once the log has ended and all its lines were taken."""
         if not self._log.is_ended:
             await self.changed.wait()
-        return not self._log.is_ended
+        return self._log.line_count > self._position
 
 
 class LogRing:

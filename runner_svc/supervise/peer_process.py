@@ -35,7 +35,11 @@ async def require_peer(transport: asyncio.BaseTransport, members: Callable[[], I
     The caller limits the wait. Raises ForeignPeerError if another process has accepted it, which only Linux tells from
     a connection that none has accepted.
     """
-    peer, local = (transport.get_extra_info(name)[:2] for name in ("peername", "sockname"))
+    ends = [transport.get_extra_info(name) for name in ("peername", "sockname")]
+    if None in ends:
+        # Reset before asyncio asked for them: nothing that is written to it leaves.
+        return
+    peer, local = (end[:2] for end in ends)
     knows = bool(_inode_at(local, peer))
     looks, pause = 0, FIRST_PAUSE_SECONDS
     while not transport.is_closing():

@@ -2,8 +2,9 @@
 
 GPU time is tested with fakes of the `pynvml` module and of the library behind it, not on hardware. NVML samples each
 process's use of each GPU in percent of its multiprocessors; the samples are added up to seconds. It identifies
-processes by the machine's ids: in a container with a PID namespace nothing is found and the time stays 0. If NVML is
-missing, fails or hangs, the result is None ("unknown") without a wait.
+processes by the machine's ids: in a container with a PID namespace nothing is found and the time stays 0. A GPU without
+these samples adds nothing. If no GPU has them, or NVML is missing, fails or hangs, the result is None ("unknown")
+without a wait.
 """
 
 import time
@@ -91,17 +92,22 @@ class GpuTime:
         try:
             if self._module is None:
                 self._module = self._load()
-            used = sum(self._read_device(number, process_ids) for number in range(self._module.nvmlDeviceGetCount()))
+            numbers = range(self._module.nvmlDeviceGetCount())
+            used = [seconds for number in numbers if (seconds := self._read_device(number, process_ids)) is not None]
         except Exception:  # noqa: BLE001 - any failure of the library makes the figure unknown
             self._absent = self._module is None
             self._seconds = None
         else:
-            self._seconds = (self._seconds or 0.0) + used
+            self._seconds = (self._seconds or 0.0) + sum(used) if used or not numbers else None
 
-    def _read_device(self, number: int, process_ids: frozenset[int]) -> float:
-        handle = self._module.nvmlDeviceGetHandleByIndex(number)
+    def _read_device(self, number: int, process_ids: frozenset[int]) -> float | None:
+        """Returns the use since the last reading; None: unknown on this GPU."""
         begin = self._last_seen.get(number, 0)
-        samples = sorted(self._samples(handle, begin), key=lambda sample: sample.timeStamp)
+        try:
+            handle = self._module.nvmlDeviceGetHandleByIndex(number)
+            samples = sorted(self._samples(handle, begin), key=lambda sample: sample.timeStamp)
+        except self._module.NVMLError:
+            return None
         if samples:
             self._last_seen[number] = max(begin, samples[-1].timeStamp)
         if not begin:

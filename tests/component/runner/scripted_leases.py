@@ -32,6 +32,8 @@ class ScriptedLeases(lease_service_pb2_grpc.LeaseServiceServicer):
         self.left = 0
         """Callers that disconnected while they waited."""
         self.renewals: list[pb.RenewLeasesRequest] = []
+        self.on_renewal: Callable[[], None] = lambda: None
+        """Called before a renewal is answered."""
         self.released: list[pb.ReleaseLeaseRequest] = []
         self.greetings: list[pb.ReleaseEarlierLivesRequest] = []
         self.failures: list[WeftError] = []
@@ -76,6 +78,7 @@ class ScriptedLeases(lease_service_pb2_grpc.LeaseServiceServicer):
         async with answering(context):
             self._fail()
             self.renewals.append(request)
+            self.on_renewal()
             held = {use.lease_id for use in request.leases}
             response = pb.RenewLeasesResponse(
                 lost_lease_ids=sorted(held & self.lost),

@@ -221,12 +221,7 @@ def _main() -> None:
         Path(file).write_text(str(os.getpid()))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    if plan.get("uvloop"):
-        import uvloop  # noqa: PLC0415 - one of two loops
-
-        uvloop.run(_supervise(plan))
-    else:
-        asyncio.run(_supervise(plan))
+    asyncio.run(_supervise(plan))
 
 
 if __name__ == "__main__":

@@ -179,6 +179,35 @@ async def test_name_of_another_model_is_rejected(runner: Runner, name: str, sour
         await runner.add(name, source)
 
 
+async def test_name_of_an_attached_server_is_rejected_for_a_model(runner: Runner) -> None:
+    """Regression: the model took the place of the server's record, and the server could not be detached any more."""
+    await runner.add("box", "http://localhost:11434")
+    with fails(Reason.ALREADY_EXISTS, match="is taken"):
+        await runner.add("box")
+    assert runner.models.servers == ["box"]
+
+
+async def test_name_of_a_model_that_is_being_added_is_rejected_for_a_server(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, may_go, prepare = asyncio.Event(), asyncio.Event(), runner.adder.prepare
+
+    async def slow(request: AddRequest, show: ShowPull) -> ServedModel:
+        asked.set()
+        await may_go.wait()
+        return await prepare(request, show)
+
+    monkeypatch.setattr(runner.adder, "prepare", slow)
+    adding = asyncio.create_task(runner.add("box"))
+    await asked.wait()
+    attaching = asyncio.create_task(runner.add("box", "http://localhost:11434"))
+    await asyncio.sleep(0)
+    may_go.set()
+    assert (await adding).name == "box"
+    with fails(Reason.ALREADY_EXISTS, match="is taken"):
+        await attaching
+
+
 async def test_models_over_the_limit_are_rejected_until_one_is_removed(runner: Runner) -> None:
     await runner.add("a")
     await runner.add("b")

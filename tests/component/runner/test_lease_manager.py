@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+from collections.abc import Collection
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from grpc.aio import UnaryStreamCall
 from kit.failures import fails
 from kit.presence import present
 from scripted_leases import GIB, Holder, SeenHost, keeping, until, wish
+from typing_extensions import override
 
 from runner_svc.memory.lease_manager import (
     AWAY,
@@ -25,7 +28,7 @@ from runner_svc.memory.machine_memory import machine_memory
 from runner_svc.memory.port import leased_bytes
 from weft.api.registry.v1 import lease_service_pb2 as pb
 from weft.api.registry.v1.lease_pb2 import Lease
-from weft.gpu.snapshot import ProcessId, Source
+from weft.gpu.snapshot import HostSnapshot, ProcessId, Source
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -292,6 +295,69 @@ async def test_memory_of_a_load_was_taken_from_a_reading_before_its_end(tmp_path
         assert holder.seen[-1] == 3 * GIB
 
 
+async def test_memory_of_a_load_that_ends_while_a_renewal_is_answered_is_read_again(tmp_path: Path) -> None:
+    """The memory during the load was learned, so the next one got too little."""
+    host = SeenHost(8 * GIB)
+    async with keeping(tmp_path, host, SystemClock()) as (keeper, leases, _):
+        holder = Holder()
+        await _granted(keeper, holder)
+
+        def end_load() -> None:
+            leases.on_renewal = lambda: None
+            host.held[ENGINE] = 3 * GIB
+            keeper.note_change()
+
+        holder.held, host.held[ENGINE] = (ENGINE,), GIB
+        leases.on_renewal = end_load
+        keeper.note_change()
+        await until(lambda: holder.seen[-1])
+        assert holder.seen[-1] == 3 * GIB
+
+
+class SlowHost(SeenHost):
+    """An observer whose looks at processes wait until the test ends them."""
+
+    def __init__(self, *device_bytes: int) -> None:
+        super().__init__(*device_bytes)
+        self.is_slow = True
+        self.under_way: list[asyncio.Event] = []
+
+    @override
+    async def look(self, watched: Collection[ProcessId] = (), *, fresh: bool = False) -> HostSnapshot:
+        if watched and self.is_slow:
+            self.under_way.append(asyncio.Event())
+            await self.under_way[-1].wait()
+        return await super().look(watched, fresh=fresh)
+
+    def end(self) -> None:
+        self.is_slow = False
+        for each in self.under_way:
+            each.set()
+
+
+async def test_change_is_read_although_a_load_that_began_to_read_it_was_cancelled(tmp_path: Path) -> None:
+    host, clock, holder = SlowHost(8 * GIB), FakeClock(), Holder()
+    async with keeping(tmp_path, host, clock) as (keeper, _, _), AsyncExitStack() as at_end:
+        at_end.callback(host.end)
+        await clock.wait_for_sleepers(1)
+        await _granted(keeper, holder)
+        holder.held, host.held[ENGINE], host.old[ENGINE] = (ENGINE,), 3 * GIB, GIB
+        first = asyncio.create_task(_granted(keeper, Holder()))
+        await until(lambda: len(host.under_way) == 1)
+        second = asyncio.create_task(_granted(keeper, Holder()))
+        await until(lambda: keeper.held_bytes == 3 * GIB)
+        keeper.note_change()
+        host.under_way[0].set()
+        await first
+        await until(lambda: len(host.under_way) == 2)
+        second.cancel()
+        await until(lambda: len(host.under_way) == 3)
+        seen = len(holder.seen)
+        host.end()
+        await until(lambda: len(holder.seen) > seen)
+        assert holder.seen[seen] == 3 * GIB
+
+
 async def test_processes_the_registry_watches_are_in_the_next_snapshot(tmp_path: Path) -> None:
     host = SeenHost(8 * GIB)
     async with keeping(tmp_path, host, SystemClock()) as (keeper, leases, _):
@@ -349,6 +415,19 @@ async def test_retried_request_sends_a_fresh_snapshot(tmp_path: Path) -> None:
         host.devices = (replace(host.devices[0], used_bytes=5 * GIB),)
         await asking
         assert [request.sighting.devices[0].used_bytes for request in leases.asked] == [0, 5 * GIB]
+
+
+async def test_load_that_waited_for_others_of_its_runner_sends_a_fresh_snapshot(tmp_path: Path) -> None:
+    host = SeenHost(8 * GIB)
+    async with keeping(tmp_path, host, SystemClock()) as (keeper, leases, _):
+        leases.go.clear()
+        words: list[str] = []
+        waiting = [asyncio.create_task(_granted(keeper, Holder(), words)) for _ in range(MAX_CONCURRENT_REQUESTS + 1)]
+        await until(lambda: len(leases.asked) == MAX_CONCURRENT_REQUESTS and OWN_QUEUE in words)
+        host.devices = (replace(host.devices[0], used_bytes=5 * GIB),)
+        leases.go.set()
+        await asyncio.gather(*waiting)
+        assert leases.asked[-1].sighting.devices[0].used_bytes == 5 * GIB
 
 
 async def test_memory_wait_leaves_no_call_for_the_garbage_collector(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from weft.kernel.model_source import parse_source
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import new_server
 from weft.kernel.tls_channel import ChannelSecurity
+from weft_app.compose import model_sources
 from weft_app.compose.model_sources import ModelSources
 from weft_testing.model_hub import HubRepository, ModelHub
 
@@ -272,6 +273,25 @@ async def test_pull_without_internet_fails_as_before_if_no_runner_has_the_model(
         with pytest.raises(WeftError) as raised:
             await mesh.pull()
     assert raised.value.reason is Reason.SERVICE_UNAVAILABLE
+
+
+@pytest.mark.parametrize("file", ["tiny.gguf", "tiny-1.0-py3-none-any.whl"])
+async def test_copy_without_the_digest_that_its_source_states_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    """Regression: only the digest that the other runner stated was checked, and none for a model in a wheel."""
+
+    async def pull(*_: object) -> pb.StoredModel:
+        raise WeftError(Reason.SERVICE_UNAVAILABLE, "no internet")
+
+    monkeypatch.setattr(model_sources, "pull_in_background", pull)
+    stated = parse_source(f"https://models.example/{file}#sha256={'0' * 64}", "source")
+    async with _mesh(tmp_path) as (mesh, _):
+        theirs = ModelStore(tmp_path / "theirs")
+        theirs.publish(stated, ModelForm.GGUF, theirs.models()[0][0])
+        with pytest.raises(WeftError, match="no internet"):
+            await ModelSources(mesh.store, ModelStoreSettings(), mesh.peers).pull(stated, None, mesh.shown.append)
+    assert mesh.store.find(stated) is None
 
 
 async def test_cancelled_copy_stops_waiting_for_the_pull_of_another_process(tmp_path: Path) -> None:

@@ -56,10 +56,9 @@ def _guardian(family: Family) -> psutil.Process:
     return family.guardian
 
 
-@pytest.mark.parametrize("uvloop", [False, True])
 @pytest.mark.parametrize("how", CONTAINMENTS)
-def test_killed_supervisor_leaves_no_process(how: str, uvloop: bool) -> None:
-    with running_family(how, uvloop=uvloop) as family:
+def test_killed_supervisor_leaves_no_process(how: str) -> None:
+    with running_family(how) as family:
         assert len(family.members) == FAMILY_SIZE
         family.supervisor.kill()
         assert _nobody_is_left(family)

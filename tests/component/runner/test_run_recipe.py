@@ -18,7 +18,7 @@ from kit.recipes import command_recipe, http_recipe, packet_recipe
 from weft.api.registry.v1.wake_pb2 import WakeRecipe
 from weft.kernel.reasons import Reason
 from weft.wake.recipes import magic_packet
-from weft.wake.run import run_recipe
+from weft.wake.run import _ErrorTail, run_recipe
 
 SECRET = "very-secret-token"
 
@@ -114,6 +114,13 @@ async def test_last_line_of_flooding_output_is_kept_and_truncated() -> None:
     message = await _failure(_python(code))
     assert message.startswith("the recipe's command ended with exit code 3: yyy")
     assert len(message) < 400
+
+
+async def test_last_line_is_found_behind_output_that_was_not_read_yet() -> None:
+    tail = _ErrorTail()
+    os.write(tail.write_end, b"starting\n" * 3_000 + b"no power\n")
+    assert tail.last_line() == "no power"
+    tail.close()
 
 
 async def test_program_killed_by_an_unnamed_signal_is_a_failure() -> None:

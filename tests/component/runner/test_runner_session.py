@@ -215,6 +215,17 @@ async def test_lost_open_response_is_retried_under_the_same_request_id(tmp_path:
         assert stage.registry.opened[2].request_id != first.request_id
 
 
+async def test_agents_that_change_while_the_session_opens_are_published_too(tmp_path: Path) -> None:
+    async with _session(tmp_path, answers=False) as stage:
+        await stage.until(lambda: len(stage.registry.opened) == 1)
+        stage.report.published_agents = (agent_pb2.AgentManifest(name="writer", pool="p"),)
+        stage.session.note_models()
+        stage.registry.answers.set()
+        await stage.until_beats(1)
+        await stage.pass_time(10)
+        assert [[agent.name for agent in each.agents] for each in stage.registry.opened] == [["coder"], ["writer"]]
+
+
 async def test_stop_closes_the_session_once(tmp_path: Path) -> None:
     async with _session(tmp_path) as stage:
         stage.session.reopen()

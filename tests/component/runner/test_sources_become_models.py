@@ -179,6 +179,8 @@ async def test_folder_without_an_installed_engine_is_rejected_with_the_install_c
     [
         ("./tiny.gguf", Reason.INVALID_ARGUMENT, "absolute path"),
         ("{folder}/absent.gguf", Reason.NOT_FOUND, "cannot be read"),
+        (f"/{'x' * 300}.gguf", Reason.NOT_FOUND, "cannot be read on the runner's machine: File name too long"),
+        ("~nobody-here/tiny.gguf", Reason.NOT_FOUND, "cannot be read on the runner's machine: there is no such user"),
         ("{folder}/notes.txt", Reason.INVALID_ARGUMENT, "is not a GGUF file"),
         ("ollama:absent", Reason.NOT_FOUND, "is not on this machine"),
     ],

@@ -474,6 +474,17 @@ async def test_unwritable_folder_stores_nothing_and_fails_no_request(tmp_path: P
     await runner.end()
 
 
+async def test_file_that_cannot_be_read_or_deleted_does_not_disable_the_store(folder: Path) -> None:
+    await _ended(folder)
+    for name in ("lost+found", "checks"):
+        (folder / name).mkdir()
+    (folder / "away.prompt").symlink_to(folder / "lost+found")
+    runner = await _started(folder)
+    assert await runner.ask.cached("a", SEA) > 0
+    assert sorted(file.name for file in _stored(folder) if not file.is_file()) == ["checks", "lost+found"]
+    await runner.end()
+
+
 async def test_nearly_full_disk_stores_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("runner_svc.cache.prompt_store.MIN_FREE_BYTES", 1 << 62)
     await _ended(folder)

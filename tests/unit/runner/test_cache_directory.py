@@ -58,7 +58,8 @@ def test_turn_ahead_of_requests_gets_only_slots_without_text_that_a_request_may_
     for keeps in (False, True):
         book = CacheDirectory(2, keeps=keeps)
         begun = present(book.begin_ahead(B, (b"b",)))
-        assert (begun.slot, begun.fresh) == (0, False)
+        assert (begun.slot, begun.fresh) == (0, True)
+        assert book.is_alone(B)
         book.end(begun, worked=False)
         again = present(book.begin_ahead(B, (b"b",)))
         assert again.slot == 0
@@ -213,7 +214,11 @@ class _Text:
 class _Running:
     turn: CacheTurn
     text: _Text
+    is_embedding: bool
     is_loose: bool
+    forgotten: set[_Text]
+    """The texts that were forgotten before it began."""
+    has_arrived: bool = False
 
 
 @dataclass
@@ -240,18 +245,31 @@ class _Engine:
         assert turn.slot not in held
         if turn.slot is None and not loose and not self.book.is_alone(partition):
             assert len(held) == len(self.contents), "a slot is free"
-        self.running.append(_Running(turn, text, is_loose))
-        if not arrives:
+        self.running.append(_Running(turn, text, loose, is_loose, set(self.forgotten)))
+        # While one partition is alone, its turns are not ordered: the next partition's first one has to end before one
+        # arrives to be seen.
+        if arrives or (turn.slot is None and not turn.fresh and not loose):
+            self.arrive(len(self.running) - 1)
+
+    def arrive(self, which: int) -> None:
+        """A turn arrives at the engine, unless it has to wait for earlier ones."""
+        if not self.running:
             return
+        arrived = self.running[which % len(self.running)]
+        awaited = {running.turn.number for running in self.running if not running.has_arrived}
+        if arrived.has_arrived or arrived.turn.after & awaited:
+            return
+        arrived.has_arrived = True
+        turn = arrived.turn
         seen = self.contents if turn.slot is None else [self.contents[turn.slot]]
-        if not turn.fresh and not loose:
+        if not turn.fresh and not arrived.is_embedding:
             for content in filter(None, seen):
                 assert content.partition is not None
-                assert content.partition == partition
-                assert content not in self.forgotten
+                assert content.partition == arrived.text.partition
+                assert content not in arrived.forgotten
                 self.reused += 1
         if turn.slot is not None:
-            self.contents[turn.slot] = text
+            self.contents[turn.slot] = arrived.text
 
     def _begin_placed(self, partition: Partition | None, *, spreads: bool) -> CacheTurn:
         """Begin a turn of one of four conversations, with what a keeper of prompts does for it."""
@@ -273,9 +291,10 @@ class _Engine:
         return turn
 
     def write(self, which: int, slot: int) -> None:
-        """A loose turn under way writes into a slot that no placed one works in."""
-        loose = [running for running in self.running if running.is_loose]
-        if loose and all(running.turn.slot != slot for running in self.running):
+        """A loose turn writes into a slot that no placed one works in."""
+        arrived = [running for running in self.running if running.has_arrived]
+        loose = [running for running in arrived if running.is_loose]
+        if loose and all(running.turn.slot != slot for running in arrived):
             self.contents[slot] = loose[which % len(loose)].text
 
     def end(self, which: int, *, worked: bool) -> None:
@@ -284,7 +303,8 @@ class _Engine:
         ended = self.running.pop(which % len(self.running))
         slot = ended.turn.slot
         has_worked = worked and slot is not None and self.contents[slot] == ended.text
-        self.erasing.append(self.book.end(ended.turn, worked=has_worked))
+        touched = None if ended.has_arrived else ()
+        self.erasing.append(self.book.end(ended.turn, worked=has_worked, touched=touched))
 
     def forget(self, tenant: str | None, tag: str | None) -> None:
         self.kept.forget(tenant, tag)
@@ -312,11 +332,12 @@ class _Engine:
 
 _PARTITIONS = st.sampled_from([A, A, B, C, A_TAGGED, None])
 _BEGIN = st.tuples(st.just("begin"), _PARTITIONS, st.booleans(), st.sampled_from([0, 0, 0, 1, 2]))
+_ARRIVE = st.tuples(st.just("arrive"), st.integers(0, 7))
 _WRITE = st.tuples(st.just("write"), st.integers(0, 7), st.integers(0, 3))
 _END = st.tuples(st.just("end"), st.integers(0, 7), st.booleans())
 _FORGET = st.tuples(st.just("forget"), st.sampled_from(["a", "b", None]), st.sampled_from(["tag", None]))
 _REST = st.tuples(st.sampled_from(["erase", "look"]))
-_STEPS = st.lists(st.one_of(_BEGIN, _BEGIN, _END, _END, _WRITE, _FORGET, _REST), max_size=60)
+_STEPS = st.lists(st.one_of(_BEGIN, _BEGIN, _ARRIVE, _END, _END, _WRITE, _FORGET, _REST), max_size=60)
 
 
 def _run(
@@ -327,6 +348,8 @@ def _run(
         match step:
             case ("begin", partition, bool(arrives), kind) if partition is None or isinstance(partition, Partition):
                 engine.begin(partition, arrives=arrives, loose=kind == 1, spreads=kind == 2)
+            case ("arrive", int(which)):
+                engine.arrive(which)
             case ("write", int(which), int(slot)):
                 engine.write(which, slot % slots)
             case ("end", int(which), bool(worked)):
@@ -416,12 +439,29 @@ class _TakesEverythingForEmpty(CacheDirectory):
         super().emptied(self.states())
 
 
+class _LetsLooseTurnsOvertake(CacheDirectory):
+    def begin_loose(self, partition: Partition | None) -> CacheTurn:
+        return replace(super().begin_loose(partition), after=frozenset())
+
+
 _A_ONCE: list[tuple[object, ...]] = [("begin", A, True, 0), ("write", 0, 0), ("end", 0, True)]
 _B_ONCE: list[tuple[object, ...]] = [("begin", B, True, 0), ("end", 0, True)]
 _WRONG_BOOKS: list[tuple[type[CacheDirectory], list[tuple[object, ...]]]] = [
     (_NeverFresh, [*_A_ONCE, *_B_ONCE]),
     (_TrustsEveryEnd, [*_A_ONCE, ("begin", B, False, 0), ("end", 0, False), *_B_ONCE]),
     (_IgnoresLooseTurns, [*_A_ONCE, *_B_ONCE, ("begin", A, True, 1), ("write", 0, 0), ("end", 0, True), *_B_ONCE]),
+    (
+        _LetsLooseTurnsOvertake,
+        [
+            *_B_ONCE,
+            *_A_ONCE,
+            ("begin", A, False, 0),
+            ("begin", B, True, 1),
+            ("write", 0, 0),
+            ("end", 1, True),
+            ("arrive", 0),
+        ],
+    ),
     (_ForgetsNothing, [*_A_ONCE, ("forget", "a", None), ("begin", A, True, 0)]),
     (_TakesEverythingForEmpty, [*_A_ONCE, ("forget", "a", None), ("erase",), ("begin", A, True, 0)]),
 ]
@@ -435,13 +475,25 @@ def test_model_detects_faulty_cache_directories(wrong: type[CacheDirectory], ste
         _run(steps, 1, wrong)
 
 
-def test_turn_in_an_empty_slot_reads_no_cache_once_there_are_several_tenants() -> None:
-    # A loose turn that began later reached the engine first on a busy machine: another tenant's prompt was found.
+def test_turn_in_an_empty_slot_reads_no_cache() -> None:
+    """A loose turn that began later reached the engine first on a busy machine: another tenant's prompt was found."""
     book = CacheDirectory(2)
     for partition in (A, B):
         book.end(book.begin(partition), worked=True)
     book.emptied(book.states())
     assert book.begin(C).fresh
+    assert _keeping(1).begin(A).fresh, "the first one of an engine that just started"
+
+
+def test_loose_turn_waits_for_placed_ones_of_other_tenants_that_began_earlier() -> None:
+    """It took the slot of one on its way to the engine, which then found the other tenant's text there."""
+    book = _shared_book(3)
+    a, b = book.begin(A), book.begin(B)
+    assert book.begin_loose(B).after == {a.number}
+    assert (a.after, b.after) == (frozenset(), frozenset())
+    assert book.begin(C, spreads=True).after == {a.number, b.number}
+    book.end(a, worked=True)
+    assert book.begin_loose(C).after == {b.number}
 
 
 def test_number_of_slots_is_bounded() -> None:

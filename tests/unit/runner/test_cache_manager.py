@@ -209,6 +209,24 @@ async def test_cancelled_turn_returns_its_slot() -> None:
     assert (await _use(desk, "m", "b")).use.slot == 0
 
 
+async def test_embedding_given_up_while_it_waits_leaves_the_cached_prompts_of_others() -> None:
+    desk = _desk(m=Engine(CacheIsolation.SLOTS, 2))
+    for tenant in ("a", "b"):
+        await _use(desk, "m", tenant)
+
+    async def embed() -> None:
+        async with desk.of_request("m", "b", Handling()).embedding():
+            raise AssertionError("it overtook the conversation")
+
+    async with desk.of_request("m", "a", Handling()).generating(PROMPT):
+        embedding = asyncio.create_task(embed())
+        await asyncio.sleep(0)
+        embedding.cancel()
+        await asyncio.wait({embedding})
+    assert embedding.cancelled()
+    assert [(await _use(desk, "m", tenant)).use.fresh for tenant in ("a", "b")] == [False, False]
+
+
 class SlowEraser(Engine):
     def __init__(self) -> None:
         super().__init__(CacheIsolation.SLOTS, 1)

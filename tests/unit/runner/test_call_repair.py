@@ -1,7 +1,8 @@
 """Tool calls with invalid arguments in an answer: repaired, made again, and never delayed without need."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -23,14 +24,18 @@ from chat_stage import (
     user,
 )
 from tool_call_corpus import TOOLS, rows
+from typing_extensions import override
 
+from runner_svc.backend.port import CallInfo
 from runner_svc.chat.call_repair import MAX_HELD_CHARS
 from runner_svc.chat.offer import json_object
 from runner_svc.chat.tool_loop import converse
 from runner_svc.tools.argument_repair import is_object, repaired_arguments
 from runner_svc.tools.schemas import ArgumentCheck
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2
-from weft.dispatch.frames import Frame
+from weft.dispatch.frames import Frame, GenerationPayload
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
 
 BROKEN = "{'q': 'mesh',}"
 HOPELESS = '{"q": "me'
@@ -129,6 +134,41 @@ async def test_call_is_made_again_only_once_and_then_passed_on_as_it_is() -> Non
     assert arguments_of(events) == HOPELESS
     assert receipt_of(events).retried_call_count == 1
     assert len(work.payloads) == 2
+
+
+@pytest.mark.parametrize("again", [[text("I cannot.")], pieces("{}", name="find")])
+async def test_call_stays_as_it_is_if_the_engine_does_not_make_it_again(again: list[Frame]) -> None:
+    """Arguments were made up: of a call without arguments, or of another tool."""
+    payload = chat_pb2.ChatPayload(messages=[user()], tools=[tool("look", {"type": "object"})])
+    work = ScriptedWork([*pieces(HOPELESS), *end(TOOL_CALLS)], [*again, *end(STOP)])
+    events = await events_of(work, request(payload))
+    assert arguments_of(events) == HOPELESS
+    assert len(work.payloads) == 2
+
+
+class FailingAgain(ScriptedWork):
+    """An engine that fails at the end of its second turn."""
+
+    @override
+    async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        async with aclosing(super().generate(payload, call)) as frames:
+            async for frame in frames:
+                yield frame
+        if len(self.payloads) > 1:
+            raise WeftError(Reason.BACKEND_ERROR, "out of memory")
+
+
+@pytest.mark.parametrize(
+    ("again", "tokens", "retried"), [([text("I"), text(" can")], 5 + 2, 1), ([], 5, 0)], ids=["begun", "not begun"]
+)
+async def test_tokens_of_a_second_attempt_that_fails_are_counted(again: list[Frame], tokens: int, retried: int) -> None:
+    work = FailingAgain([*pieces(HOPELESS), *end(TOOL_CALLS, prompt=10, completion=5)], again)
+    events = await events_of(work, request(asked()))
+    assert arguments_of(events) == HOPELESS
+    receipt = receipt_of(events)
+    assert (receipt.usage.completion_tokens, receipt.retried_call_count) == (tokens, retried)
+    assert (receipt.usage.prompt_tokens > 10) == bool(retried)
+    assert events[-2].usage == receipt.usage
 
 
 @pytest.mark.parametrize("broken", [BROKEN, HOPELESS])

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+import struct
 from pathlib import Path
 
 import pytest
@@ -138,3 +139,17 @@ async def test_wait_ends_with_the_connection() -> None:
         await asyncio.sleep(0)
         transport.abort()
         await asyncio.wait_for(waiting, 5.0)
+
+
+async def test_connection_that_was_reset_before_its_ends_were_read_is_not_waited_for() -> None:
+    """Fault: the engine's figures ended with a TypeError, and with them the stop of a crashing engine."""
+    with _listener("127.0.0.1") as listener, socket.socket() as caller:
+        caller.connect(listener.getsockname())
+        with listener.accept()[0] as accepted:
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        caller.setblocking(False)
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.create_connection(asyncio.Protocol, sock=caller)
+        assert transport.get_extra_info("peername") is None
+        await require_peer(transport, lambda: [os.getpid()])
+        transport.abort()

@@ -1,5 +1,6 @@
 """Where the programs of an environment are, and what is said where it is not installed."""
 
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,10 +9,14 @@ from pathlib import Path
 import pytest
 from kit.failures import fails
 from kit.gravel_runtime import CONFIGURATION, NAME, install_gravel
+from kit.presence import present
 
-from runner_svc.environments.environment import EngineEnvironment
+from runner_svc.environments.environment import EngineEnvironment, Interpreter, Variant
 from runner_svc.environments.folder import EnvironmentFolder
+from runner_svc.environments.installer import InstallOrder, needed_bytes
+from runner_svc.environments.prebuilt import PrebuiltProgram, unpack_program
 from runner_svc.runtimes import table
+from runner_svc.runtimes.llama_server.runtime import ENVIRONMENT
 from runner_svc.runtimes.model_engine import ModelContext
 from runner_svc.runtimes.table import environments, require_environment, users_of
 from weft.kernel.errors import FieldError, WeftError
@@ -127,3 +132,20 @@ def test_runtime_gets_the_environments_of_its_home(tmp_path: Path) -> None:
     (section,) = load_config(path).runners or ()
     with pytest.raises(WeftError, match=f"not installed; run: weft runtime install gravel --home {tmp_path}"):
         runner_config(section, WeftHome(tmp_path), address="unix:/r", registry_address="unix:/g")
+
+
+def test_folder_of_an_archive_that_is_named_after_its_program_is_not_the_program(tmp_path: Path) -> None:
+    inside = tmp_path / "pebble" / "pebble"
+    inside.parent.mkdir()
+    inside.write_text("#!/bin/sh\n")
+    archive = Path(shutil.make_archive(str(tmp_path / "archive"), "zip", tmp_path, "pebble"))
+    placed = unpack_program(archive, "pebble", tmp_path / "target", tmp_path / "temporary")
+    assert placed.is_file()
+
+
+def test_prebuilt_program_needs_no_space_for_a_build() -> None:
+    built = InstallOrder(
+        environment=ENVIRONMENT, variant=Variant.CUDA, interpreter=Interpreter(Path(sys.executable), "3.11.7")
+    )
+    prebuilt = replace(built, prebuilt=PrebuiltProgram("https://weft.example/llama-server", "0" * 64))
+    assert needed_bytes(built) - needed_bytes(prebuilt) == present(built.build).work_bytes

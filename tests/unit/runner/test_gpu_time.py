@@ -32,7 +32,7 @@ class StandIn:
 
     def __init__(self, gpus: int = 1) -> None:
         self.samples: dict[int, list[Sample]] = {number: [] for number in range(gpus)}
-        self.error: Exception | None = None
+        self.errors: dict[int, Exception] = {}
         self.hang: threading.Event | None = None
         self.asked_since: list[int] = []
 
@@ -46,8 +46,8 @@ class StandIn:
 
     def nvmlDeviceGetProcessUtilization(self, handle: int, since: int) -> list[Sample]:  # noqa: N802 - NVML's name
         self.asked_since.append(since)
-        if self.error is not None:
-            raise self.error
+        if handle in self.errors:
+            raise self.errors[handle]
         found = [sample for sample in self.samples[handle] if sample.timeStamp > since]
         if not found:
             raise self.NVMLError(self.NVML_ERROR_NOT_FOUND)
@@ -103,10 +103,21 @@ def test_missing_gpu_is_unknown_and_not_queried_again(error: Exception) -> None:
 def test_error_makes_usage_unknown_while_it_lasts() -> None:
     nvml = StandIn()
     gpu = GpuTime(lambda: nvml)
-    nvml.error = StandIn.NVMLError(999)
+    nvml.errors[0] = StandIn.NVMLError(999)
     assert _settled(gpu, 1) is None
-    nvml.error = None
+    nvml.errors.clear()
     assert _settled(gpu, 1) == 0.0
+
+
+def test_gpu_without_figures_does_not_hide_the_use_of_others() -> None:
+    """A long prefill beside an old display card counted as a stall: its engine used no processor time."""
+    nvml = StandIn(gpus=2)
+    gpu = GpuTime(lambda: nvml)
+    nvml.errors[0] = StandIn.NVMLError(3)
+    nvml.samples[1] = [Sample(1, 10 * SECOND, 100)]
+    assert _settled(gpu, 1) == 0.0
+    nvml.samples[1] += [Sample(1, 12 * SECOND, 50)]
+    assert _settled(gpu, 1) == pytest.approx(1.0)
 
 
 def test_hanging_library_blocks_no_caller_and_uses_only_one_thread() -> None:

@@ -6,11 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from instance_stage import Stage, living
+from kit.presence import present
 from stepped_ledger import SteppedLedger
 
 from runner_svc.policy.keep_alive import CATEGORY_SECONDS, category_of, keep_alive
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.load_plan import LoadSpec
+from weft.kernel.reasons import Reason
 from weft.kernel.request import TEXT_OPERATIONS, Operation
 
 LONG_SECONDS = 1_000.0
@@ -49,6 +51,16 @@ async def test_request_keep_alive_applies_until_a_request_without_one() -> None:
         assert await _phase_after(stage, 5.0) is Phase.HIBERNATING
         await stage.instance.wake()
         assert await _phase_after(stage, 299.0) is Phase.READY, "what requests said ended with that life"
+
+
+async def test_request_without_a_free_slot_does_not_change_the_shown_keep_alive() -> None:
+    async with living() as stage:
+        running = [await stage.request(str(number), keep_alive_seconds=2.0) for number in range(2)]
+        refused = await stage.request("refused", keep_alive_seconds=-1.0)
+        assert present(await refused).reason is Reason.NO_SLOT_AVAILABLE
+        assert stage.instance.keep_alive_seconds == 2.0
+        for request in running:
+            await stage.leave(request)
 
 
 async def test_busy_model_has_the_keep_alive_of_the_last_started_request() -> None:

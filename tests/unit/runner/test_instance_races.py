@@ -253,6 +253,16 @@ async def test_slow_storing_delays_an_unload_by_its_limit_only() -> None:
         assert stage.instance.phase is Phase.HIBERNATING
 
 
+async def test_engine_is_ended_although_the_wait_for_its_end_is_given_up_while_its_prompts_are_stored() -> None:
+    """A removed model whose drain time ended meanwhile released its memory, but its engine ran on."""
+    async with living() as stage:
+        stage.instance.set_before_end(_never_done)
+        stops = stage.backend.stops
+        stopping = await stage.begin(stage.instance.stop())
+        await stage.leave(stopping)
+        assert stage.backend.stops == stops + 1
+
+
 async def test_every_lifecycle_phase_is_reported_immediately() -> None:
     async with living(loads=False) as stage:
         stage.backend.loaded.set()

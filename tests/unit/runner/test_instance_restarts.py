@@ -143,6 +143,15 @@ async def test_crash_loop_shows_and_keeps_its_reason_and_last_lines() -> None:
         assert stage.instance.restart_log.crash_lines == ("start 2", "last words"), "not those of the life before"
 
 
+@pytest.mark.parametrize("reason", [Reason.SERVER_DIED, Reason.TEMPLATE_FAILED])
+async def test_unload_of_a_model_that_cannot_be_started_ends_the_attempts(reason: Reason) -> None:
+    """With a bad template or file it was loaded again every few minutes, and could evict other models each time."""
+    async with living(load_error=WeftError(reason, "cannot be started"), limits={"max_deaths": 1}) as stage:
+        await stage.instance.unload()
+        await stage.advance(600.0)
+        assert (stage.instance.phase, stage.backend.starts) == (Phase.HIBERNATING, 1)
+
+
 async def test_stored_crash_output_is_bounded_to_its_end() -> None:
     async with living() as stage:
         lines = [f"{number} " + "x" * 1000 for number in range(200)]

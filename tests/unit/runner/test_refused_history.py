@@ -1,12 +1,16 @@
 """A conversation whose earlier turns an engine refuses goes on in another form, with a warning."""
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
+from kit.presence import present
+from typing_extensions import override
 
-from runner_svc.backend.port import Backend, CallInfo
+from runner_svc.backend.port import Backend, CacheIsolation, CacheUse, CallInfo, SlotSnapshot
+from runner_svc.cache.model_cache import ModelCache, RequestCache
 from runner_svc.instance.admission import AdmittedRequest
 from runner_svc.request_records import RequestRecord
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, tokenize_pb2
@@ -14,7 +18,7 @@ from weft.dispatch.frames import Frame
 from weft.kernel.abilities import Abilities
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation, Skill
+from weft.kernel.request import Handling, Operation, Skill
 from weft_testing.fake_clock import FakeClock
 
 Event = event_pb2.InferenceEvent
@@ -50,13 +54,17 @@ class StrictEngine:
             raise WeftError(Reason.BACKEND_REJECTED, self._message)
 
 
-def admitted(engine: StrictEngine, abilities: Abilities = Abilities()) -> tuple[AdmittedRequest, list[WeftError]]:  # noqa: B008 - immutable
+def admitted(
+    engine: StrictEngine,
+    abilities: Abilities = Abilities(),  # noqa: B008 - immutable
+    cache: RequestCache | None = None,
+) -> tuple[AdmittedRequest, list[WeftError]]:
     clock, failures = FakeClock(), list[WeftError]()
     record = RequestRecord(
         request_id="r", model="m", clock=clock, started=0.0, started_at=clock.utc_now(), last_progress=0.0
     )
     backend = cast("Backend", SimpleNamespace(generate=engine.generate, tokenize=engine.tokenize))
-    return AdmittedRequest(record, backend, failures.append, abilities=abilities), failures
+    return AdmittedRequest(record, backend, failures.append, cache, abilities), failures
 
 
 def conversation(*, with_image: bool = False) -> chat_pb2.ChatPayload:
@@ -97,6 +105,49 @@ async def test_image_of_an_earlier_turn_is_not_sent_to_a_text_only_engine() -> N
     events = [event for frame in [each async for each in work.generate(payload, CALL)] for event in frame]
     assert [event.WhichOneof("event") for event in events] == ["warning", "delta", "finished"]
     assert len(engine.seen) == 1
+
+
+class SlottedEngine(StrictEngine):
+    """Has two slots. An embedding of another tenant begins while it refuses a conversation."""
+
+    cache_isolation = CacheIsolation.SLOTS
+    process_id, slot_count, kept_prompt_bytes, prefix_reports = 100, 2, 0, None
+
+    def __init__(self) -> None:
+        super().__init__(TEMPLATE)
+        self.model, self.backend = "m", self
+        self.cache = ModelCache(cast("Any", self))
+        self.calls: list[CacheUse | str] = []
+        self.embedding: asyncio.Task[None] | None = None
+
+    @override
+    async def generate(self, payload: chat_pb2.ChatPayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        self.calls.append(call.cache)
+        self.embedding = self.embedding or asyncio.create_task(self.embed())
+        await asyncio.sleep(0)
+        async for frame in super().generate(payload, call):
+            yield frame
+
+    async def embed(self) -> None:
+        async with RequestCache(self.cache, "bob", Handling()).embedding():
+            self.calls.append("embedding")
+
+    async def slot_snapshots(self) -> Sequence[SlotSnapshot]:
+        return ()
+
+
+async def test_embedding_of_another_tenant_waits_until_a_conversation_has_begun_in_its_slot() -> None:
+    """It took the slot, and the conversation's cached tokens told how much of its text was equal."""
+    engine = SlottedEngine()
+    for tenant in ("ann", "bob"):
+        async with RequestCache(engine.cache, tenant, Handling()).generating(conversation()) as turn:
+            turn.worked = True
+    work, _ = admitted(engine, cache=RequestCache(engine.cache, "ann", Handling()))
+    async for _ in work.generate(conversation(), CALL):
+        pass
+    await present(engine.embedding)
+    in_its_slot = CacheUse(slot=1)
+    assert engine.calls == [in_its_slot, in_its_slot, "embedding"], "it is sent twice, since it is refused once"
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,16 @@ async def test_follower_gets_the_last_lines_and_then_new_ones() -> None:
         assert not await follower.wait()
 
 
+async def test_follower_gets_the_lines_written_just_before_the_log_ended() -> None:
+    ring = LogRing()
+    with ring.follow(0) as follower:
+        ring.note("engine ended with code 1")
+        ring.end_followers()
+        assert await follower.wait()
+        assert follower.take().lines == ("engine ended with code 1",)
+        assert not await follower.wait()
+
+
 def test_slow_follower_loses_the_oldest_lines_and_is_told_how_many() -> None:
     ring = LogRing(max_bytes=80)
     with ring.follow(0) as slow, ring.follow(0) as quick:

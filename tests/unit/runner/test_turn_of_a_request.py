@@ -46,6 +46,7 @@ class HeldPrefix:
 
     def __init__(self) -> None:
         self.is_held = False
+        self.turn = RunningTurn()
 
     @asynccontextmanager
     async def generating(
@@ -53,7 +54,7 @@ class HeldPrefix:
     ) -> AsyncIterator[RunningTurn]:
         self.is_held = True
         try:
-            yield RunningTurn()
+            yield self.turn
         finally:
             self.is_held = False
 
@@ -79,6 +80,19 @@ async def test_last_frame_of_an_answer_is_sent_after_its_turn_ended() -> None:
     prefix = HeldPrefix()
     held = [(frame, prefix.is_held) async for frame in _turn(_request(ScriptedEngine(TEXT, LAST), prefix))]
     assert held == [(TEXT, True), (LAST, False)]
+
+
+class ReportingEngine(ScriptedEngine):
+    async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        yield [Event(warning=UNTAKEN)]
+        call.on_prefill()
+        yield [Event(warning=UNTAKEN)]
+
+
+async def test_turn_has_begun_with_the_first_report_on_its_prompt_or_the_first_token() -> None:
+    for engine in (ReportingEngine(), ScriptedEngine([Event(warning=UNTAKEN)], TEXT)):
+        prefix = HeldPrefix()
+        assert [prefix.turn.begun.is_set() async for _ in _turn(_request(engine, prefix))] == [False, True]
 
 
 async def test_abandoned_or_failed_turn_ends_too() -> None:
