@@ -24,13 +24,12 @@ from gateway.endpoints import DOCUMENT, GATEWAY_ROUTERS, WATCH, WORKBENCH
 from gateway.errors import (
     ClientGoneError,
     Dialect,
-    connection_lost,
+    cancellation,
     dialect_of,
     envelope,
     error_headers,
     http_status,
     internal_error,
-    shutting_down,
 )
 from gateway.health import HEALTH, METRICS, PROBES
 from gateway.http.cors import CrossOrigin
@@ -75,7 +74,6 @@ from weft.durable.usage import UsageClient
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.health import HealthSource
-from weft.kernel.interrupt import task_is_cancelled
 from weft.kernel.log import get_logger
 from weft.kernel.tracing import NO_TRACING, Attribute, AttributeValue, ServiceName, Span, SpanKind, Tracing, error_type
 
@@ -399,9 +397,7 @@ class EdgeMiddleware:
             case WeftError():
                 await self._answer(error, sender, facts)
             case asyncio.CancelledError():
-                # Only the end of the grace period at shutdown cancels the task, and this is its last step. gRPC raises
-                # the same for a call on a closed channel, such as that to a lost router.
-                await self._answer(shutting_down() if task_is_cancelled() else connection_lost(), sender, facts)
+                await self._answer(cancellation(), sender, facts)
             case _:
                 log.error("request failed unexpectedly", exc_info=error, request_id=facts.request_id)
                 await self._answer(internal_error(), sender, facts)

@@ -28,6 +28,7 @@ import msgspec
 from weft.api.common.v1.rate_limit_pb2 import RateLimitStatus, RateLimitWindow
 from weft.dispatch.rate_windows import status_in
 from weft.kernel.errors import COMPLETION_TOKENS, LACKED_ROUTER, PROMPT_TOKENS, WeftError, with_field
+from weft.kernel.interrupt import task_is_cancelled
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import CONNECTION_LOST
 from weft.kernel.unknown_names import close_names_of
@@ -156,8 +157,14 @@ def shutting_down() -> WeftError:
     return WeftError(Reason.SHUTTING_DOWN, "the gateway is shutting down", retry_after_seconds=2)
 
 
-def connection_lost() -> WeftError:
-    """Returns the error of a request that lost its connection to another service of the mesh."""
+def cancellation() -> WeftError:
+    """Returns the error of a request that ends with CancelledError.
+
+    Only the end of the grace period at shutdown cancels its task, and this is its last step. gRPC raises the same for a
+    call on a closed channel, such as that to a lost router.
+    """
+    if task_is_cancelled():
+        return shutting_down()
     return WeftError(Reason.SERVICE_UNAVAILABLE, CONNECTION_LOST, retry_after_seconds=1)
 
 

@@ -195,9 +195,16 @@ def reason_of(operation: operation_pb2.Operation) -> Reason:
 
 
 async def ended_operation(
-    operations: OperationsClient, operation: operation_pb2.Operation, timeout_seconds: float
+    operations: OperationsClient,
+    operation: operation_pb2.Operation,
+    timeout_seconds: float,
+    *,
+    needs_registry: bool = False,
 ) -> operation_pb2.Operation:
-    """Waits for the end of an operation; returns its last known state at the timeout or if the registry is lost."""
+    """Waits for the end of an operation; returns its last known state at the timeout or if the registry is lost.
+
+    `needs_registry`: raise the error of a lost registry instead.
+    """
     last = operation
     if last.state in ENDED:
         return last
@@ -209,6 +216,8 @@ async def ended_operation(
     except TimeoutError:
         pass
     except WeftError as error:
+        if needs_registry:
+            raise
         # The operation continues; the caller can get it later.
         log.warning("watch of an operation was lost", operation=operation.name, reason=error.reason.name.lower())
     return last

@@ -1,8 +1,8 @@
 """The registry over gRPC: translates documents to messages and back."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -32,7 +32,7 @@ from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument, ModelDocument, model_document, observed_document, to_declaration
 from weft.kernel.errors import FieldError, WeftError, with_field
 from weft.kernel.reasons import REGISTRY_AWAY, Reason
-from weft.kernel.rpc import error_from_call
+from weft.kernel.rpc import calling
 
 
 class RegistryCalls:
@@ -49,18 +49,15 @@ class RegistryCalls:
         Raises SERVICE_UNAVAILABLE when the registry is unreachable, DEADLINE_EXCEEDED at the timeout.
         """
         timeout_seconds = timeout_seconds or self._timeout_seconds
-        try:
+        with self._explained(timeout_seconds):
             return await method(request, timeout=timeout_seconds)
-        except grpc.aio.AioRpcError as error:
-            raise self._error(error, timeout_seconds) from error
 
     async def opened(self, call: Any) -> None:
         """Returns once the registry has accepted a stream. Raises as `call`."""
         try:
-            async with asyncio.timeout(self._timeout_seconds):
-                await call.initial_metadata()
-        except grpc.aio.AioRpcError as error:
-            raise self._error(error, self._timeout_seconds) from error
+            with self._explained(self._timeout_seconds):
+                async with asyncio.timeout(self._timeout_seconds):
+                    await call.initial_metadata()
         except TimeoutError:
             message = f"the registry did not answer within {self._timeout_seconds:g} seconds"
             raise WeftError(Reason.DEADLINE_EXCEEDED, message) from None
@@ -71,17 +68,24 @@ class RegistryCalls:
         Raises as `call`, and SERVICE_UNAVAILABLE at the end of a stream that `is_endless`.
         """
         try:
-            async for response in call:
-                yield response
-        except grpc.aio.AioRpcError as error:
-            raise self._error(error, self._timeout_seconds) from error
+            with self._explained(self._timeout_seconds):
+                async for response in call:
+                    yield response
         finally:
             call.cancel()
         if is_endless:
             raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry ended the watch; watch again")
 
-    def _error(self, error: grpc.aio.AioRpcError, timeout_seconds: float) -> WeftError:
-        found = error_from_call(error, Reason.SERVICE_UNAVAILABLE)
+    @contextmanager
+    def _explained(self, timeout_seconds: float) -> Iterator[None]:
+        """Raises the failure of a call as a WeftError, also if its channel is closed under it."""
+        try:
+            with calling(Reason.SERVICE_UNAVAILABLE):
+                yield
+        except WeftError as error:
+            raise self._error(error, timeout_seconds) from error.__cause__
+
+    def _error(self, found: WeftError, timeout_seconds: float) -> WeftError:
         if found.reason in REGISTRY_AWAY:
             return WeftError(
                 Reason.SERVICE_UNAVAILABLE, "the registry cannot be reached; models continue to answer without it"

@@ -17,7 +17,7 @@ from gateway.answers.answer_builder import encode_json, unfinished_answer
 from gateway.answers.sse import EVENT_STREAM, KEEPALIVE, StreamEncoder
 from gateway.config import GatewayConfig
 from gateway.deps import GatewayDeps, InferenceDeps
-from gateway.errors import ClientGoneError, envelope, internal_error, rate_limit_headers, shutting_down
+from gateway.errors import ClientGoneError, cancellation, envelope, internal_error, rate_limit_headers
 from gateway.http.disconnect import WhileConnected, abort_connection
 from gateway.http.event_watches import EventWatches
 from gateway.intake.headers import shows_receipt
@@ -179,7 +179,7 @@ class SseResponse(Response, ABC):
             case WeftError():
                 await self._fail(error, writer, facts)
             case asyncio.CancelledError():
-                await self._fail(shutting_down(), writer, facts)
+                await self._fail(cancellation(), writer, facts)
             case _:
                 if not writer.is_committed:
                     raise error

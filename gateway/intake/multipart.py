@@ -246,17 +246,20 @@ class Form:
 
     def values(self, name: str, known: frozenset[str]) -> list[str]:
         """Returns the values of a field that may be repeated. Raises INVALID_ARGUMENT for an unknown value."""
-        found = [part.text() for part in self._parts if part.name == name + LIST_MARK]
+        found = [part.text() for part in self._parts if part.name in (name, name + LIST_MARK)]
         if not known.issuperset(found):
             raise invalid_field(name, f"must be one of {', '.join(sorted(known))}")
         return found
 
-    def read(self, model: type[Model], *, file_fields: frozenset[str]) -> Model:
-        """Returns the other fields, each at most once, as a request model. Raises INVALID_ARGUMENT naming the field."""
+    def read(self, model: type[Model], *, besides: frozenset[str]) -> Model:
+        """Returns the fields, each at most once, as a request model; `besides`: names of files and repeated fields.
+
+        Raises INVALID_ARGUMENT naming the field.
+        """
         values: dict[str, str] = {}
         for part in self._parts:
             name = part.name
-            if name in file_fields or name.endswith(LIST_MARK):
+            if name in besides or name.endswith(LIST_MARK):
                 continue
             if name in values:
                 raise invalid_field(name, "is given twice")

@@ -111,18 +111,17 @@ def _changed_load(
         "done": True,
         "done_reason": "unload" if kept == 0 else "load",
     }
+    seconds = deps.config.request_timeout_seconds
     body, media_type = encode_json(answer), OLLAMA_JSON
     if params.is_streamed:
         body, media_type = body + b"\n", JSON_LINES
 
     async def produce() -> JsonAnswer:
         begun = await begin_operation(request, operations, action)
-        ended = await ended_operation(operations, begun, deps.config.request_timeout_seconds)
-        require_success(ended)
+        require_success(await ended_operation(operations, begun, seconds, needs_registry=True))
         return JsonAnswer(body, [], media_type)
 
-    slack = deps.config.deadline_slack_seconds
-    return UnaryAnswer(produce, cut_off_seconds=deps.config.request_timeout_seconds + slack)
+    return UnaryAnswer(produce, cut_off_seconds=seconds + deps.config.deadline_slack_seconds)
 
 
 async def begin_operation(

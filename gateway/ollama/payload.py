@@ -54,7 +54,7 @@ def to_chat(request: OllamaChatRequest, limits: RequestLimits, media: RequestMed
     """Returns the chat payload. Raises INVALID_ARGUMENT naming the wrong field. `context`: in tokens; 0: unknown."""
     chat = ChatBuilder(limits, media)
     turns = _Turns(chat)
-    chat.expect([ROLES.get(message.role, ROLES["user"]) for message in request.messages or ()])
+    chat.expect([ROLES[_role_of(message)] for message in request.messages or ()])
     for index, (field, message) in enumerate(entries(request.messages, "messages", limits.max_messages)):
         chat.turn_to(index)
         turns.add(message, field)
@@ -239,6 +239,11 @@ def _add_images(chat: ChatBuilder, turn: chat_pb2.ChatMessage, images: Sequence[
             chat.add_encoded_image(turn, data, media_type, where)
 
 
+def _role_of(message: ChatMessage) -> str:
+    """Returns the role of a message: Ollama accepts any."""
+    return message.role if message.role in _ROLES else "user"
+
+
 def _image_type(data: str, field: str) -> str:
     """Detects an image's type by its first bytes, since requests do not name it."""
     try:
@@ -261,8 +266,11 @@ class _Turns:
         self._open_calls: list[tuple[str, str]] = []
 
     def add(self, message: ChatMessage, field: str) -> None:
-        self._require_fit(message, field)
-        turn = self._result(message, field) if message.role == "tool" else self._chat.add_message(message.role)
+        role = _role_of(message)
+        if role != message.role:
+            self._chat.warnings.append(unsupported(f"{field}.role", "is unknown; the message was used as the user's"))
+        self._require_fit(message, role, field)
+        turn = self._result(message, field) if role == "tool" else self._chat.add_message(role)
         if message.thinking:
             turn.reasoning = message.thinking
         for call in message.tool_calls or ():
@@ -276,10 +284,7 @@ class _Turns:
             turn.content.add(text=message.content or "")
         _add_images(self._chat, turn, message.images, f"{field}.images")
 
-    def _require_fit(self, message: ChatMessage, field: str) -> None:
-        role = message.role
-        if role not in _ROLES:
-            raise invalid_field(f"{field}.role", "must be 'system', 'user', 'assistant' or 'tool'")
+    def _require_fit(self, message: ChatMessage, role: str, field: str) -> None:
         if self._chat.is_answered:
             return
         for name in ("tool_calls", "thinking"):

@@ -3,6 +3,7 @@
 A disconnect cancels the pull, as in Ollama. The next pull of the same files resumes it.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
@@ -75,28 +76,31 @@ class _Pull:
         self._request = request
         self._operations = operations
         self._source = source
-        self._name = ""
-        """Empty until the operation is created."""
+        self._creation: asyncio.Task[operation_pb2.Operation] | None = None
+        self.last = operation_pb2.Operation()
+        """The operation as last known."""
 
     async def states(self) -> AsyncGenerator[operation_pb2.Operation]:
         """Yields the operation after every change until it succeeds. Raises the reason of a failure."""
-        begun = await begin_operation(self._request, self._operations, pull_action(self._source))
-        self._name = begun.name
-        last = begun
-        async with aclosing(self._operations.watch(begun.name)) as states:
-            async for last in states:
-                yield last
-        require_success(last)
+        creation = begin_operation(self._request, self._operations, pull_action(self._source))
+        # Shielded: the registry may create the operation of a caller that has left, which `cancel` then cancels.
+        self._creation = asyncio.create_task(creation)
+        self.last = await asyncio.shield(self._creation)
+        async with aclosing(self._operations.watch(self.last.name)) as states:
+            async for self.last in states:
+                yield self.last
+        require_success(self.last)
 
     async def cancel(self) -> None:
-        """Cancels the operation, if it has been created."""
-        if not self._name:
+        """Cancels the operation, if its creation has begun."""
+        if self._creation is None:
             return
         try:
-            await self._operations.cancel(self._name, requester(self._request, KEYLESS))
+            self.last = await self._creation
+            await self._operations.cancel(self.last.name, requester(self._request, KEYLESS))
         except WeftError as error:
-            # It has ended meanwhile, or continues and can be cancelled by its name.
-            log.info("pull not cancelled", operation=self._name, reason=error.reason.name.lower())
+            # It was refused or has ended meanwhile, or continues and can be cancelled by its name.
+            log.info("pull not cancelled", operation=self.last.name, reason=error.reason.name.lower())
 
 
 class _PullStream(EventStream):
@@ -122,7 +126,8 @@ class _WholePull(UnaryAnswer):
     """Answers when the pull has ended."""
 
     def __init__(self, pull: _Pull, deps: GatewayDeps) -> None:
-        super().__init__(self._ended, cut_off_seconds=deps.config.request_timeout_seconds)
+        self._seconds = deps.config.request_timeout_seconds
+        super().__init__(self._ended, cut_off_seconds=self._seconds + deps.config.deadline_slack_seconds)
         self._pull = pull
 
     @override
@@ -134,9 +139,12 @@ class _WholePull(UnaryAnswer):
             raise
 
     async def _ended(self) -> JsonAnswer:
-        async with aclosing(self._pull.states()) as states:
-            async for _ in states:
-                pass
+        try:
+            async with asyncio.timeout(self._seconds), aclosing(self._pull.states()) as states:
+                async for _ in states:
+                    pass
+        except TimeoutError:
+            require_success(self._pull.last)
         return JsonAnswer(_SUCCESS, [], OLLAMA_JSON)
 
 

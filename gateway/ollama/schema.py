@@ -5,7 +5,7 @@ Unknown fields are kept: those of `options` for the engine, others to warn that 
 
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, Tag, WithJsonSchema
+from pydantic import AfterValidator, ConfigDict, Field, Tag, WithJsonSchema
 
 from gateway.intake.request_model import (
     MAX_INT32,
@@ -106,7 +106,7 @@ class ToolCallMade(StrictModel):
 class ChatMessage(StrictModel):
     """One turn of the conversation."""
 
-    role: Annotated[str, Field(max_length=64)]
+    role: Annotated[str, Field(max_length=64), AfterValidator(str.lower)]
     content: str | None = None
     thinking: str | None = None
     images: Annotated[list[str], StopAtFirstError()] | None = None

@@ -83,7 +83,7 @@ async def edit_images(deps: Inference, request: Request) -> Response:
     form = Form(
         await read_multipart_body(scope, request.receive, deps.config, max_bytes=deps.config.limits.max_image_bytes)
     )
-    uploaded = form.read(ImageRequest, file_fields=FILES)
+    uploaded = form.read(ImageRequest, besides=FILES)
     payload = to_payload(uploaded)
     add_files(payload, form, deps.config.media)
     return _answered(request, deps, uploaded, payload, None, EDIT)

@@ -92,9 +92,13 @@ def texts_of(request: RerankRequest) -> list[str]:
 def rerank_body(
     scores: Sequence[rerank_pb2.RerankScore], request: RerankRequest, identity: AnswerIdentity, usage: usage_pb2.Usage
 ) -> bytes:
-    """Returns the answer as JSON. Raises BACKEND_PROTOCOL_ERROR unless each document has one finite score."""
-    places = {score.index for score in scores}
-    if len(places) != len(scores) or not all(0 <= place < len(request.documents) for place in places):
+    """Returns the answer as JSON. Raises BACKEND_PROTOCOL_ERROR unless each document has one finite score.
+
+    With `top_n`, fewer documents may have one.
+    """
+    places, count = {score.index for score in scores}, len(request.documents)
+    expected = min(request.top_n or count, count)
+    if not expected <= len(places) == len(scores) or not all(0 <= place < count for place in places):
         raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the model did not return one score per document")
     if not all(math.isfinite(score.score) for score in scores):
         raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the model returned a score that is not a number")

@@ -1,8 +1,9 @@
 """Sampling parameters and stream options of chat and text completions: schema, validation, translation."""
 
-from typing import Annotated
+from typing import Annotated, LiteralString
 
 from pydantic import AliasChoices, BeforeValidator, ConfigDict, Field, Tag
+from pydantic_core import PydanticCustomError
 
 from gateway.config import RequestLimits
 from gateway.intake.request_model import (
@@ -29,10 +30,13 @@ StopSequences = Annotated[
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
+_NO_TOKENS: LiteralString = "must be at least 1: not every engine can process a prompt without an answer"
 
 
 def _token_limit(value: object) -> object:
     whole = int(value) if isinstance(value, float) and value.is_integer() else value
+    if whole == 0 and isinstance(whole, int) and not isinstance(whole, bool):
+        raise PydanticCustomError("no_tokens", _NO_TOKENS)
     return None if whole == -1 and isinstance(whole, int) else whole
 
 

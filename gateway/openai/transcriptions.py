@@ -43,7 +43,8 @@ class TranscriptionRequest(HandledRequest):
     """Extension: another name of `voice_detection`, as on other servers."""
 
 
-_FILES = frozenset({"file"})
+_GRANULARITIES = "timestamp_granularities"
+_NOT_IN_SCHEMA = frozenset({"file", _GRANULARITIES})
 
 
 async def transcribe(deps: Inference, request: Request) -> Response:
@@ -59,11 +60,11 @@ async def translate(deps: Inference, request: Request) -> Response:
 async def _transcribed(request: Request, deps: InferenceDeps, *, translates: bool) -> Response:
     scope, limits = request.scope, deps.config.limits
     form = Form(await read_multipart_body(scope, request.receive, deps.config, max_bytes=limits.max_audio_bytes))
-    params = form.read(TranscriptionRequest, file_fields=_FILES)
+    params = form.read(TranscriptionRequest, besides=_NOT_IN_SCHEMA)
     context = deps.context(
         scope, surface="transcriptions", params=params, model=params.model, operation=Operation.TRANSCRIPTION
     )
-    granularities = form.values("timestamp_granularities", GRANULARITIES)
+    granularities = form.values(_GRANULARITIES, GRANULARITIES)
     payload = to_transcription(params, form.file("file"), granularities, translates=translates)
     if params.stream:
         encoder = TranscriptStream(

@@ -1,7 +1,7 @@
 """Translates a Responses request to its payload: input, tools, tool choice, text format and decoding."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.config import RequestLimits, ResponseEnvelope
@@ -270,7 +270,7 @@ _MAX_SHOWN_CHARS = 64
 
 def _add_tools(chat: ChatBuilder, tools: Sequence[ResponseTool] | None, limits: RequestLimits) -> None:
     """Adds the functions, including those of namespaces; adds a warning for each other tool, which is not offered."""
-    flat_names = {member: flat for flat, member in members_by_flat_name(tools).items()}
+    flat_names = _flat_names(tools)
     count = 0
     for field, tool in entries(tools, "tools", limits.max_tools):
         if tool.type == FUNCTION:
@@ -300,7 +300,7 @@ def _choose(chat: ChatBuilder, choice: str | ResponsesToolChoiceObject, tools: S
     elif choice.type == FUNCTION:
         if choice.name is None:
             raise invalid_field("tool_choice.name", "is required")
-        chat.choose_function(_offered_name(choice, tools) or choice.name, "tool_choice.name")
+        chat.choose_function(_offered_name(choice, _flat_names(tools)) or choice.name, "tool_choice.name")
     elif choice.type == "allowed_tools":
         _choose_allowed(chat, choice, tools)
     else:
@@ -310,23 +310,25 @@ def _choose(chat: ChatBuilder, choice: str | ResponsesToolChoiceObject, tools: S
 def _choose_allowed(chat: ChatBuilder, choice: ResponsesToolChoiceObject, tools: Sequence[ResponseTool] | None) -> None:
     if choice.tools is None or choice.mode is None:
         raise invalid_field("tool_choice.tools" if choice.tools is None else "tool_choice.mode", "is required")
-    names: set[str | None] = {_offered_name(tool, tools) for tool in choice.tools if tool.type == FUNCTION}
+    flat_names = _flat_names(tools)
+    names: set[str | None] = {_offered_name(tool, flat_names) for tool in choice.tools if tool.type == FUNCTION}
     namespaces = {tool.name for tool in choice.tools if tool.type == NAMESPACE}
-    names |= {flat for flat, member in members_by_flat_name(tools).items() if member.namespace in namespaces}
+    names |= {flat for member, flat in flat_names.items() if member.namespace in namespaces}
     chat.require_offered(names, "tool_choice.tools", "is a function that is not in the tools")
     chat.keep_functions(names, "tool_choice.tools")
     chat.choose_mode(choice.mode, "tool_choice.mode")
 
 
-def _offered_name(
-    chosen: ToolReference | ResponsesToolChoiceObject, tools: Sequence[ResponseTool] | None
-) -> str | None:
-    """Returns the offered name of the tool that a choice names."""
+def _flat_names(tools: Sequence[ResponseTool] | None) -> Mapping[Member, str]:
+    return {member: flat for flat, member in members_by_flat_name(tools).items()}
+
+
+def _offered_name(chosen: ToolReference | ResponsesToolChoiceObject, flat_names: Mapping[Member, str]) -> str | None:
+    """Returns the offered name of the tool that a choice names. `flat_names`: of the functions of namespaces."""
     if chosen.namespace is None or chosen.name is None:
         return chosen.name
     wanted = Member(chosen.namespace, chosen.name)
-    found = members_by_flat_name(tools).items()
-    return next((flat for flat, member in found if member == wanted), flat_name(wanted))
+    return flat_names.get(wanted) or flat_name(wanted)
 
 
 def _set_format(chat: ChatBuilder, wanted: TextFormat) -> None:

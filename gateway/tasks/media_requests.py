@@ -20,6 +20,7 @@ from weft.api.common.v1 import audio_pb2, chat_pb2, image_pb2
 from weft.dispatch.parameter_checks import MAX_SOURCE_IMAGES
 from weft.durable.batches import FILE_PREFIX
 from weft.kernel.errors import invalid_field
+from weft.kernel.media_types import audio_type_of, image_type_of
 from weft.kernel.names import is_token
 
 MAX_INLINE_CHARS = 64 * 1024 * 1024
@@ -165,4 +166,6 @@ def _part(text: str, field: str) -> chat_pb2.MediaPart:
         raise invalid_field(field, "must be the id of a file, a data: URL, or base64") from None
     if not data:
         raise invalid_field(field, "must not be empty")
-    return chat_pb2.MediaPart(data=data, media_type="" if prefix is None else prefix[1].lower())
+    # Engines get a file's name and type by it, and may refuse a file of unknown type.
+    media_type = (image_type_of(data) or audio_type_of(data) or "") if prefix is None else prefix[1].lower()
+    return chat_pb2.MediaPart(data=data, media_type=media_type)

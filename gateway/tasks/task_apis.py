@@ -4,6 +4,7 @@ Tasks and batches use both directions. A task of unknown origin is answered in O
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -235,14 +236,17 @@ COMPLETION_ID_PREFIX = "cmpl"
 CHAT_ID_PREFIX = "chatcmpl"
 
 
-def _chat_answer(params: ChatRequest, task: task_pb2.Task, outputs: Outputs, _link: Link) -> bytes:
+def _chat_answer(deps: InferenceDeps, params: ChatRequest, task: task_pb2.Task, outputs: Outputs, _link: Link) -> bytes:
     answer = ChatAnswer(
         answer_identity(CHAT_ID_PREFIX, task),
         choice_count=params.n or 1,
         logprobs=bool(params.logprobs),
         functions=uses_functions(params),
     )
-    return built(answer, outputs, chat_payload.warnings_of(params))
+    converted: list[warning_pb2.Warning] = []
+    with suppress(FieldError):  # a limit may have changed since the submission
+        converted = chat_payload.to_chat(params, deps.config.limits, deps.request_media(params))[1]
+    return built(answer, outputs, converted + chat_payload.warnings_of(params))
 
 
 def _completion_answer(params: CompletionRequest, task: task_pb2.Task, outputs: Outputs, _link: Link) -> bytes:
@@ -329,9 +333,10 @@ def task_apis_of(deps: InferenceDeps) -> TaskApis:
     chat, text, vectors = Operation.CHAT, Operation.COMPLETION, Operation.EMBEDDING
     image, transcription = Operation.IMAGE, Operation.TRANSCRIPTION
     of_response, of_translation = partial(_response_answer, deps), partial(of_words, translates=True)
+    of_chat = partial(_chat_answer, deps)
     return TaskApis(
         [
-            api("/v1/chat/completions", "chat", chat, ChatRequest, chat_payload.to_payload, _chat_answer),
+            api("/v1/chat/completions", "chat", chat, ChatRequest, chat_payload.to_payload, of_chat),
             api("/v1/completions", "completions", text, CompletionRequest, _completion_payload, _completion_answer),
             api("/v1/embeddings", "embeddings", vectors, EmbeddingRequest, _embedding_payload, _embedding_answer),
             api("/v1/responses", "responses", chat, ResponsesRequest, _response_payload, of_response),

@@ -1,6 +1,7 @@
 """`GET /ui`: the workbench's page and files; `GET /api/v1/caller`: what the page's key may do."""
 
 import asyncio
+import re
 from importlib.metadata import version
 from typing import Annotated
 
@@ -12,7 +13,7 @@ from gateway.deps import Gateway, GatewayDeps
 from gateway.intake.headers import require_own_machine
 from gateway.request_facts import facts_of
 from gateway.routing import collaborator
-from gateway.workbench.page_files import PageFile, PageFiles
+from gateway.workbench.page_files import VERSION_CHARS, PageFile, PageFiles
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -20,6 +21,7 @@ SURFACE = "workbench"
 PAGE = "/ui/"
 _IMMUTABLE = "public, max-age=31536000, immutable"
 _ASK_AGAIN = "no-cache"
+_VERSION = re.compile(rf"[0-9a-f]{{{VERSION_CHARS}}}")
 
 
 Pages = Annotated[PageFiles, collaborator(PageFiles)]
@@ -43,7 +45,7 @@ async def get_page(deps: Gateway, files: Pages, request: Request) -> Response:
     folder, _, name = request.path_params["path"].partition("/")
     if folder == files.version and name in assets:
         return _response(assets[name], request, {"cache-control": _IMMUTABLE})
-    if name.rpartition("/")[2].count("."):
+    if _VERSION.fullmatch(folder):
         raise WeftError(Reason.NOT_FOUND, "the page has no such file; reload it, it may be of another version")
     return _index_response(files, request)
 

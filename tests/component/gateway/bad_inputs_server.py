@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
-import uvloop
 from admin_script import admin_ports
 from file_script import NOW, MemoryBatches, MemoryFiles
 from gateway_script import (
@@ -195,4 +194,4 @@ async def serve(log: TextIO, config: GatewayConfig, *, with_keys: bool) -> None:
 
 if __name__ == "__main__":
     with open(sys.argv[1], "a", buffering=1) as opened:  # noqa: PTH123 - a log, line by line
-        uvloop.run(serve(opened, PATIENT if "patient" in sys.argv[2:] else CONFIG, with_keys="keys" in sys.argv[2:]))
+        asyncio.run(serve(opened, PATIENT if "patient" in sys.argv[2:] else CONFIG, with_keys="keys" in sys.argv[2:]))

@@ -188,6 +188,34 @@ async def test_endless_body_is_dropped_after_the_response() -> None:
             await asyncio.wait_for(reader.read(), 20)
 
 
+async def test_caller_that_closes_reads_the_refusal_of_its_whole_upload() -> None:
+    """Regression: the connection was reset while the body still arrived, and the refusal could be lost."""
+    body = b"x" * 4_000_000
+    headers = {"Host": "localhost", "Content-Type": "application/json", "Content-Length": str(len(body))}
+    async with serving(config=GatewayConfig(port=0, max_body_bytes=10)) as gateway:
+        refused = await gateway.exchange(head(f"POST {CHAT} HTTP/1.1", {**headers, "Connection": "close"}) + body)
+        older = await gateway.exchange(head(f"POST {CHAT} HTTP/1.0", headers) + body)
+    for each in (refused, older):
+        require_envelope(each, 413, "request_too_large")
+        assert each.headers["connection"] == "close"
+
+
+async def test_endless_body_of_a_caller_that_closes_is_dropped_for_a_limited_time() -> None:
+    config = GatewayConfig(port=0, max_body_bytes=10, connections=ConnectionLimits(linger_seconds=0.05))
+    async with serving(config=config) as gateway, gateway.connection() as (reader, writer):
+        headers = {"Content-Type": "application/json", "Content-Length": "100000000", "Connection": "close"}
+        writer.write(head(f"POST {CHAT} HTTP/1.1", {"Host": "localhost", **headers}) + b"x" * 1000)
+        assert b" 413 " in await reader.read()
+        with pytest.raises(ConnectionError):
+            await asyncio.wait_for(_write_forever(writer), 20)
+
+
+async def _write_forever(writer: asyncio.StreamWriter) -> None:
+    while True:
+        writer.write(b"x" * 100_000)
+        await writer.drain()
+
+
 @pytest.mark.parametrize("name", ["X-Tenant-ID", "Origin"])
 async def test_duplicate_origin_headers_are_rejected(name: str) -> None:
     value = "http://localhost" if name == "Origin" else "a"

@@ -59,8 +59,9 @@ async def test_special_tokens_default_follows_the_emulated_server() -> None:
         [rerank_pb2.RerankScore(index=1, score=0.5)],
         [rerank_pb2.RerankScore(index=0, score=0.5), rerank_pb2.RerankScore(index=0, score=0.4)],
         [rerank_pb2.RerankScore(index=0, score=float("nan"))],
+        [],
     ],
-    ids=["of no document", "twice of one", "no number"],
+    ids=["of no document", "twice of one", "no number", "too few"],
 )
 async def test_invalid_rerank_scores_are_a_protocol_error(scores: list[rerank_pb2.RerankScore]) -> None:
     async with serving(ScriptedDispatcher(whole=scores)) as gateway:

@@ -2,12 +2,11 @@
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncGenerator
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
-import uvloop
 from gateway_script import (
     RawResponse,
     RunningGateway,
@@ -20,6 +19,10 @@ from gateway_script import (
     serving,
     unchunked,
 )
+from registry_script import ScriptedRegistry, event
+
+from weft.api.registry.v1.event_pb2 import Event
+from weft.api.registry.v1.registry_service_pb2 import WatchEventsRequest
 
 CHAT = "/v1/chat/completions"
 STREAM = b'{"model":"tiny","stream":true,"messages":[{"role":"user","content":"hi"}]}'
@@ -68,16 +71,7 @@ async def _accepts(gateway: RunningGateway) -> bool:
     return True
 
 
-@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_requests_on_unaccepted_connections_at_stop_are_answered(
-    loop: Callable[[], asyncio.AbstractEventLoop],
-) -> None:
-    """uvloop accepts one connection per turn: a stop reset those beyond the third."""
-    with asyncio.Runner(loop_factory=loop) as runner:
-        runner.run(_stop_before_accepting())
-
-
-async def _stop_before_accepting() -> None:
+async def test_requests_on_unaccepted_connections_at_stop_are_answered() -> None:
     async with serving(ScriptedDispatcher(hello())) as gateway:
         # The event loop accepts none of them before the stop: nothing here waits for it.
         with ExitStack() as sockets:
@@ -116,6 +110,20 @@ class ClosedDispatcher(ScriptedDispatcher):
 
     def call(self, *_: Any, **__: Any) -> Any:
         raise asyncio.CancelledError
+
+
+class ClosedRegistry(ScriptedRegistry):
+    """Raises the same in its watch, after an event."""
+
+    async def watch_events(self, wanted: WatchEventsRequest) -> AsyncGenerator[Event]:
+        yield event(1)
+        raise asyncio.CancelledError
+
+
+async def test_stream_cut_by_its_closed_channel_reports_a_lost_connection() -> None:
+    async with serving(registry=ClosedRegistry()) as gateway:
+        answer = await gateway.request("GET", "/api/v1/events?watch=1")
+    assert b'"code":"service_unavailable"' in answer.body.splitlines()[-2]
 
 
 async def test_call_cancelled_by_its_closed_channel_is_reported_as_a_lost_connection() -> None:

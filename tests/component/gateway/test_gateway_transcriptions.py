@@ -69,6 +69,13 @@ async def test_only_requested_timestamps_are_sent() -> None:
     assert (len(segments.segments), segments.words) == (2, None)
 
 
+async def test_timestamp_granularity_in_a_field_without_brackets_is_used() -> None:
+    async with serving(ScriptedDispatcher(steps=list(STEPS))) as gateway:
+        plain = {"timestamp_granularities": "word"}
+        words = await _create(gateway, response_format="verbose_json", extra_body=plain)
+    assert (words.segments, len(words.words)) == (None, 2)
+
+
 async def test_stream_with_timestamps_has_an_event_per_segment() -> None:
     async with serving(ScriptedDispatcher(steps=list(STEPS))) as gateway:
         fields = {"response_format": "verbose_json", "timestamp_granularities": ["word"]}

@@ -132,6 +132,17 @@ async def test_task_submitted_elsewhere_is_rendered_by_its_operation() -> None:
             assert (found["result"]["object"], found["result"]["choices"][0]["text"]) == ("text_completion", "Hi")
 
 
+async def test_result_warns_of_what_the_conversation_lost_as_the_live_route_does() -> None:
+    tasks = ScriptedTasks(at_once=[output([started()], [delta("Hi", finish="STOP"), finished()])])
+    unanswered = {"role": "tool", "tool_call_id": "gone", "content": "sunny"}
+    messages = [unanswered, {"role": "assistant", "content": "Ok."}, *HI]
+    body = {"model": "tiny", "messages": messages, "tools": [{"type": "web_search"}]}
+    async with serving(tasks=tasks) as gateway:
+        task_id = (await submit(gateway, {"body": body})).json["id"]
+        found = (await get(gateway, f"/{task_id}"))["result"]["warnings"]
+        assert [warning["field"] for warning in found] == ["messages[0].tool_call_id", "tools[0]"]
+
+
 async def test_unrenderable_answer_is_an_error_next_to_the_state_and_an_outage_is_a_503() -> None:
     tasks = ScriptedTasks(at_once=[output([started()])])
     async with serving(tasks=tasks) as gateway:

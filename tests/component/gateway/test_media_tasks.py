@@ -85,6 +85,21 @@ async def test_edit_references_or_inlines_files_and_the_task_stores_bytes_once()
         assert json.loads(spec.origin)["image"] == ["file-1", "data:,"]
 
 
+async def test_file_in_plain_base64_has_the_type_of_its_content() -> None:
+    """Regression: engines got it as `file.bin` of an unknown type, which many refuse."""
+    recording = base64.b64encode(b"RIFF\0\0\0\0WAVE").decode()
+    tasks = ScriptedTasks()
+    async with serving(tasks=tasks, files=MemoryFiles()) as gateway:
+        edit = {"model": "tiny", "prompt": "add a boat", "image": PNG_TEXT}
+        assert (await post(gateway, {"endpoint": "/v1/images/edits", "body": edit}))[0] == 202
+        assert tasks.one.new.spec.image.images[0].media_type == "image/png"
+    tasks = ScriptedTasks()
+    async with serving(tasks=tasks, files=MemoryFiles()) as gateway:
+        body = {"model": "tiny", "file": recording}
+        assert (await post(gateway, {"endpoint": "/v1/audio/transcriptions", "body": body}))[0] == 202
+        assert tasks.one.new.spec.transcription.audio.media_type == "audio/wav"
+
+
 async def test_openai_json_edits_are_supported() -> None:
     tasks = ScriptedTasks()
     async with serving(tasks=tasks, files=MemoryFiles()) as gateway:

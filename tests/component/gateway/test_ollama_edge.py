@@ -31,6 +31,7 @@ from kit.runner_views import runner_view
 from gateway.config import GatewayConfig
 from weft.api.common.v1 import error_reason_pb2, event_pb2, receipt_pb2, signal_pb2, warning_pb2
 from weft.api.operations.v1 import operation_pb2
+from weft.api.operations.v1 import operation_service_pb2 as pb
 from weft.api.registry.v1 import model_pb2
 from weft.api.registry.v1.runner_pb2 import InstanceMemory, InstanceState
 from weft.dispatch.fleet import FleetView
@@ -311,6 +312,22 @@ async def test_load_by_empty_request_reports_failure_missing_scope_or_no_support
     assert operations.created == []
 
 
+@dataclass
+class LostOperations(ScriptedOperations):
+    """The watch of a running operation is lost."""
+
+    async def watch(self, name: str) -> AsyncGenerator[operation_pb2.Operation]:
+        yield an_operation("RUNNING")
+        raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry ended the watch; the operation continues")
+
+
+async def test_load_whose_registry_is_lost_is_unavailable() -> None:
+    """Regression: it was answered as a load that took too long."""
+    async with serving(admin=admin_ports(LostOperations())) as gateway:
+        answer = await gateway.request("POST", CHAT, {"model": "tiny"})
+    assert (answer.status, answer.json["code"]) == (503, "service_unavailable")
+
+
 PULL = "/api/pull"
 
 
@@ -340,6 +357,20 @@ class PullingOperations(ScriptedOperations):
             yield found
         if self.gate is not None:
             await self.gate.wait()
+
+
+@dataclass
+class SlowCreation(PullingOperations):
+    """Creates the operation, and answers when it may."""
+
+    was_asked: asyncio.Event = field(default_factory=asyncio.Event)
+    may_answer: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def create(self, request: pb.CreateOperationRequest, traceparent: str = "") -> operation_pb2.Operation:
+        made = await super().create(request, traceparent)
+        self.was_asked.set()
+        await self.may_answer.wait()
+        return made
 
 
 @pytest.mark.parametrize("name", ["hf.co/a/b:Q4_K_M", "hf:a/b", "a/b", "hf.co/a/b:latest"])
@@ -408,6 +439,32 @@ async def test_client_disconnect_cancels_its_pull(*, stream: bool) -> None:
         async with asyncio.timeout(20):
             await operations.was_cancelled.wait()
     assert ("cancel", "operations/op-1", "http:ollama") in operations.asked
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_pull_whose_caller_leaves_during_its_creation_is_cancelled(*, stream: bool) -> None:
+    operations = SlowCreation(watch_states=("RUNNING",), gate=asyncio.Event())
+    async with serving(admin=admin_ports(operations), config=QUICK) as gateway:
+        async with gateway.connection() as (_, writer):
+            writer.write(gateway.post(PULL, {"model": "hf:a/b", "stream": stream}))
+            async with asyncio.timeout(20):
+                await operations.was_asked.wait()
+        # By its answer, the gateway has read the end of the earlier connection.
+        await gateway.request("GET", "/api/version")
+        operations.may_answer.set()
+        async with asyncio.timeout(20):
+            await operations.was_cancelled.wait()
+    assert ("cancel", "operations/op-1", "http:ollama") in operations.asked
+
+
+async def test_unstreamed_pull_that_outlasts_the_deadline_is_named() -> None:
+    operations = PullingOperations(watch_states=("RUNNING",), gate=asyncio.Event())
+    config = replace(QUICK, request_timeout_seconds=0.05)
+    async with serving(admin=admin_ports(operations), config=config) as gateway:
+        answer = await gateway.request("POST", PULL, {"model": "hf:a/b", "stream": False})
+    assert (answer.status, answer.json["code"]) == (504, "deadline_exceeded")
+    assert "it continues as operations/op-1" in answer.error
+    assert not operations.was_cancelled.is_set()
 
 
 async def test_invalid_source_is_not_pulled() -> None:

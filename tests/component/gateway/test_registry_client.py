@@ -11,7 +11,7 @@ import pytest
 from gateway_script import FixedFleet
 from kit.grpc_server import served
 
-from gateway.registry_client import RegistryClient
+from gateway.registry_client import RegistryCalls, RegistryClient
 from weft.api.registry.v1 import (
     declaration_service_pb2,
     declaration_service_pb2_grpc,
@@ -117,6 +117,34 @@ async def test_unreachable_registry_is_unavailable(tmp_path: Path) -> None:
         await anext(client.watch_events(WatchEventsRequest()))
     assert watched.value.reason is Reason.SERVICE_UNAVAILABLE
     await channel.close(grace=None)
+
+
+class CutCall:
+    """A stream on a channel that is closed under it, as that of an old certificate."""
+
+    def __aiter__(self) -> "CutCall":
+        return self
+
+    async def __anext__(self) -> object:
+        raise asyncio.CancelledError
+
+    def cancel(self) -> None:
+        """Does nothing."""
+
+
+async def cut(_request: object, *, timeout: float) -> object:
+    del timeout
+    raise asyncio.CancelledError
+
+
+async def test_call_on_a_closed_channel_finds_no_registry() -> None:
+    """The CancelledError of gRPC ended the watch behind all streams of resources, which then stayed as they were."""
+    calls = RegistryCalls(str, timeout_seconds=30)
+    with pytest.raises(WeftError, match="registry cannot be reached") as watched:
+        await anext(calls.follow(CutCall()))
+    with pytest.raises(WeftError, match="registry cannot be reached") as asked:
+        await calls.call(cut, None)
+    assert watched.value.reason is asked.value.reason is Reason.SERVICE_UNAVAILABLE
 
 
 async def test_older_registry_lacks_the_method(tmp_path: Path) -> None:

@@ -77,6 +77,13 @@ async def test_files_outside_the_page_are_not_served() -> None:
             assert answer.status == 404, path
 
 
+async def test_address_of_a_name_with_dots_shows_the_page() -> None:
+    """A reload of the page of such a model answered that the page has no such file."""
+    async with serving() as gateway:
+        for path in ("models/qwen2.5:7b", "models/org/name-1.5.gguf", "settings/tenants/a.b"):
+            assert (await gateway.request("GET", f"/ui/{path}")).status == 200, path
+
+
 async def test_page_is_local_only_without_auth() -> None:
     config = GatewayConfig(port=0, allowed_hosts=frozenset({"box.lan"}))
     async with serving(config=config) as gateway:

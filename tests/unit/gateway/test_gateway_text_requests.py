@@ -77,6 +77,11 @@ def test_other_forms_are_refused_with_the_entry(given: object, suffix: str) -> N
     assert caught.value.field == f"input{suffix}"
 
 
+def test_limit_of_no_tokens_is_refused_with_the_reason() -> None:
+    with pytest.raises(FieldError, match="max_tokens: must be at least 1: not every engine"):
+        completion_of(max_tokens=0)
+
+
 def test_completion_fields_are_passed_on() -> None:
     payload = completion_of(n=2, logprobs=0, echo=True, suffix="end", best_of=2, max_tokens=4, stop="x")
     assert (payload.choice_count, payload.logprobs, payload.echo, payload.suffix) == (2, 0, True, "end")

@@ -111,13 +111,25 @@ def test_result_answers_the_call_by_id_by_function_or_the_oldest_open_one() -> N
     assert results(*by_order, calls=[CALL, OTHER_CALL]) == ["weather", "clock"]
 
 
+def test_role_has_any_case_and_a_message_of_an_unknown_one_is_the_users() -> None:
+    """Regression: both were refused, although Ollama accepts them."""
+    named = ["SYSTEM", "narrator", "Assistant", "control"]
+    found = chat(messages=[{"role": role, "content": "1"} for role in named])
+    assert [chat_pb2.Role.Name(turn.role) for turn in found.payload.messages] == [
+        "ROLE_SYSTEM",
+        "ROLE_USER",
+        "ROLE_ASSISTANT",
+        "ROLE_USER",
+    ]
+    assert [warning.field for warning in found.warnings] == ["messages[1].role", "messages[3].role"]
+
+
 @pytest.mark.parametrize(
     ("message", "field"),
     [
         ({"role": "tool", "content": "1"}, "messages[0].role"),
         ({"role": "tool", "content": "1", "tool_name": "nope"}, "messages[0].tool_name"),
         ({"role": "tool", "content": "1", "tool_call_id": "nope"}, "messages[0].tool_call_id"),
-        ({"role": "narrator", "content": "1"}, "messages[0].role"),
         ({"role": "user"}, "messages[0].content"),
         ({"role": "user", "content": "1", "tool_calls": [CALL]}, "messages[0].tool_calls"),
         ({"role": "user", "content": "1", "thinking": "x"}, "messages[0].thinking"),

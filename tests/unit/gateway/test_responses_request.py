@@ -10,6 +10,7 @@ from gateway.intake.json_guard import parse
 from gateway.media import RequestMedia
 from gateway.openai.chat_builder import ChatTranslation
 from gateway.openai.chat_schema import MAX_NAME_CHARS
+from gateway.responses import payload as payload_module
 from gateway.responses.namespaces import members_by_flat_name
 from gateway.responses.output import OutputItems
 from gateway.responses.payload import Conversation, asks_for_metrics, own_items, to_response_request
@@ -262,6 +263,19 @@ def test_only_allowed_tools_are_sent_to_the_model() -> None:
     payload = payload_of(tools=[FUNCTION, FUNCTION | {"name": "g"}], tool_choice=choice)
     assert [tool.function.name for tool in payload.tools] == ["g"]
     assert payload.tool_choice.mode == chat_pb2.ToolChoice.MODE_REQUIRED
+
+
+def test_many_allowed_tools_are_looked_up_in_the_tools_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    lookups: list[object] = []
+
+    def counted(tools: Any) -> Any:
+        lookups.append(tools)
+        return members_by_flat_name(tools)
+
+    monkeypatch.setattr(payload_module, "members_by_flat_name", counted)
+    allowed = [{"type": "function", "namespace": "mcp__files", "name": "read"}] * 1000
+    payload_of(tools=[MCP], tool_choice={"type": "allowed_tools", "mode": "auto", "tools": allowed})
+    assert len(lookups) < 10
 
 
 def test_tools_of_other_kinds_are_omitted_with_a_warning() -> None:
