@@ -5,7 +5,8 @@ Import this module only to create or read certificates: `cryptography` needs 6 M
 
 import socket
 import ssl
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -18,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from gateway.config import EdgeTls
 from weft.kernel.errors import WeftError
-from weft.kernel.file_replacement import replace_file
+from weft.kernel.file_replacement import lock_file, replace_file
 from weft_app.compose.certificate import ServerCertificate, damaged_certificate, fingerprint_of_pem
 from weft_app.compose.machine import this_machine
 
@@ -30,6 +31,7 @@ AUTHORITY_DAYS = 3650
 CERTIFICATE_DAYS = 397
 """Maximum that browsers accept."""
 RENEW_BEFORE_DAYS = 30
+LOCK_NAME = "lock"
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
@@ -137,6 +139,15 @@ def read_issued(certificate_file: Path, key_file: Path) -> IssuedCertificate:
     return IssuedCertificate(certificate=certificate, key=key)
 
 
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Creates and locks a folder: several processes of a home may issue a certificate in it. Raises OSError."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (folder / LOCK_NAME).open("w") as lock:
+        lock_file(lock, waits=True)
+        yield
+
+
 def self_signed_certificate(folder: Path, names: Sequence[str], now: datetime | None = None) -> ServerCertificate:
     """Returns the relay's certificate in `folder`, issued on first use, so that its fingerprint stays the same.
 
@@ -146,19 +157,25 @@ def self_signed_certificate(folder: Path, names: Sequence[str], now: datetime | 
     try:
         # The certificate is written last: a key without one is left over from an interrupted start.
         if not certificate_file.exists():
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            issued = issue(
-                SELF_SIGNED_NAME,
-                [SELF_SIGNED_NAME, *names, socket.gethostname(), "localhost", "127.0.0.1", "::1"],
-                valid_until=(now or datetime.now(UTC)) + timedelta(days=SELF_SIGNED_DAYS),
-                now=now or datetime.now(UTC),
-            )
-            replace_file(key_file, issued.key_pem)
-            replace_file(certificate_file, issued.certificate_pem)
+            with _alone_in(folder):
+                _issue_self_signed(certificate_file, key_file, names, now or datetime.now(UTC))
         ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate_file, key_file)
         return ServerCertificate(chain=certificate_file.read_bytes(), key=key_file.read_bytes(), is_self_signed=True)
     except OSError as error:  # ssl.SSLError is one, too
         raise damaged_certificate("the relay's", certificate_file, key_file, error) from error
+
+
+def _issue_self_signed(certificate_file: Path, key_file: Path, names: Sequence[str], now: datetime) -> None:
+    if certificate_file.exists():
+        return
+    issued = issue(
+        SELF_SIGNED_NAME,
+        [SELF_SIGNED_NAME, *names, socket.gethostname(), "localhost", "127.0.0.1", "::1"],
+        valid_until=now + timedelta(days=SELF_SIGNED_DAYS),
+        now=now,
+    )
+    replace_file(key_file, issued.key_pem)
+    replace_file(certificate_file, issued.certificate_pem)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,13 +211,13 @@ class EdgeCertificate:
 
     def prepare(self, names: Sequence[str], now: datetime) -> str:
         """Issues what is missing or due, and returns why; empty if nothing was. Raises INVALID_ARGUMENT for damage."""
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         names = tuple(dict.fromkeys((*LOCAL_NAMES, *names)))
-        authority = self._authority(now)
-        held = self._held(authority)
-        why = "there is none yet" if held is None else held.why_due(names, now)
-        if why:
-            self._issue(authority, names, now, held)
+        with _alone_in(self.folder):
+            authority = self._authority(now)
+            held = self._held(authority)
+            why = "there is none yet" if held is None else held.why_due(names, now)
+            if why:
+                self._issue(authority, names, now, held)
         return why
 
     def held_authority(self) -> IssuedCertificate | None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import grpc
 
-from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.tls import ServerTls, TlsFiles, read_material
 
 _PEM_END = "-----END CERTIFICATE-----"
 
@@ -20,6 +21,8 @@ class ServerCertificate:
     chain: bytes
     key: bytes = field(repr=False)
     is_self_signed: bool
+    files: TlsFiles | None = None
+    """The operator's files, which are reloaded when they change; None: this machine has issued the certificate."""
 
     @property
     def fingerprint(self) -> str:
@@ -27,7 +30,9 @@ class ServerCertificate:
         return fingerprint_of_pem(self.chain)
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Returns the credentials of a gRPC server."""
+        """Returns the credentials of a gRPC server. Raises INVALID_ARGUMENT naming an invalid file."""
+        if self.files is not None:
+            return ServerTls(files=self.files).credentials()
         return grpc.ssl_server_credentials([(self.key, self.chain)])
 
 
@@ -45,13 +50,9 @@ def fingerprint_of_pem(chain: bytes) -> str:
 
 def certificate_from_files(certificate_file: Path, key_file: Path) -> ServerCertificate:
     """Returns the operator's certificate of the relay. Raises INVALID_ARGUMENT naming the invalid file."""
-    try:
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate_file, key_file)
-        return ServerCertificate(chain=certificate_file.read_bytes(), key=key_file.read_bytes(), is_self_signed=False)
-    except ssl.SSLError as error:
-        raise invalid_field("relay.certificate_file", "and relay.key_file are not a PEM chain and its key") from error
-    except OSError as error:
-        raise invalid_field("relay.certificate_file", f"or relay.key_file cannot be read: {error.strerror}") from error
+    files = TlsFiles(certificate_file=certificate_file, key_file=key_file, section="relay")
+    read = read_material(files)
+    return ServerCertificate(chain=read.certificate, key=read.key, is_self_signed=False, files=files)
 
 
 def damaged_certificate(whose: str, certificate_file: Path, key_file: Path, error: Exception) -> WeftError:

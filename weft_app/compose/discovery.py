@@ -14,7 +14,7 @@ from weft.kernel.log import get_logger
 from weft.kernel.model_source import free_name, parse_source, suggested_name
 from weft_app.compose.demo import DEMO_RUNNER
 from weft_app.compose.home import WeftHome
-from weft_app.config.config import AcceleratorSettings, DiscoverySettings
+from weft_app.config.config import USUAL_ADDRESSES, AcceleratorSettings, DiscoverySettings
 from weft_app.config.document import Document
 
 if TYPE_CHECKING:
@@ -86,8 +86,7 @@ async def discover(
     from runner_svc.discovery import find_servers  # noqa: PLC0415
     from runner_svc.model_store.found import found_models, program_folders  # noqa: PLC0415
 
-    addresses = dict.fromkeys((*settings.addresses, *ollama_address(environment)))
-    servers = await find_servers(tuple(addresses), ANSWER_SECONDS)
+    servers = await find_servers(probed_addresses(settings, environment), ANSWER_SECONDS)
     # In threads: a running mesh searches, too, and folders may be large or on a network.
     files = await asyncio.to_thread(found_models, program_folders(environment)) if settings.max_files else []
     added = [each.name for each in await asyncio.to_thread(remembered_models, home.state / "runners")]
@@ -125,6 +124,13 @@ def arranged(
         taken.add(name)
         chosen.append(FoundFile(name=name, model=file))
     return Discovered(servers=tuple(servers), files=tuple(chosen), left_out=len(files) - len(chosen))
+
+
+def probed_addresses(settings: DiscoverySettings, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """Returns the addresses to probe: those of the settings, or the usual ones and that of Ollama's own variable."""
+    if settings.addresses != USUAL_ADDRESSES:
+        return settings.addresses
+    return tuple(dict.fromkeys((*USUAL_ADDRESSES, *ollama_address(environment))))
 
 
 def ollama_address(environment: Mapping[str, str]) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ machine gets another name or address.
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -86,12 +87,12 @@ def prepare_edge_certificate(config: WeftConfig, own: "EdgeCertificate") -> None
         log.info("certificate of the HTTP edge issued", why=why)
 
 
-async def renew_edge_certificate(config: WeftConfig, own: "EdgeCertificate", clock: Clock) -> None:
-    """Renews the HTTP edge's certificate until cancelled."""
+async def renew_edge_certificate(config: Callable[[], WeftConfig], own: "EdgeCertificate", clock: Clock) -> None:
+    """Renews the HTTP edge's certificate for the configuration in force, until cancelled."""
     while True:
         await clock.sleep(RENEWAL_CHECK_SECONDS)
         try:
-            await asyncio.to_thread(prepare_edge_certificate, config, own)
+            await asyncio.to_thread(prepare_edge_certificate, config(), own)
         except WeftError as error:
             # The certificate in use is kept; the next check tries again.
             log.error("the certificate of the HTTP edge cannot be issued", why=error.message)  # noqa: TRY400 - no traceback needed

@@ -145,13 +145,21 @@ class RunnerEnvironment:
         text = value_of(item)
         if not isinstance(text, (str, Path)):
             return item
-        path = Path(text).expanduser()
-        if path.is_absolute() or path.exists():
+        path = Path(text)
+        if path.is_absolute() or str(path).startswith("~") or _exists(path):
             return item
-        found = next((folder / path for folder in self.model_folders if (folder / path).exists()), None)
+        found = next((folder / path for folder in self.model_folders if _exists(folder / path)), None)
         if found is None:
             return item
         return Given(str(found), f"{item.source}, found in a folder of models" if isinstance(item, Given) else "")
+
+
+def _exists(path: Path) -> bool:
+    """Whether a path exists and can be reached: folders may be those of another user."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def with_model_folders(document: Document, environment: Mapping[str, str]) -> Document:

@@ -4,12 +4,14 @@ import errno
 import socket
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import grpc
 
+from weft.client._home import is_served
 from weft.kernel.address import TLS_PREFIX, is_any_host, is_local, is_loopback, needs_tls, without_tls
 from weft.kernel.clock import Clock, SystemClock
-from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.health import HealthReport
 from weft.kernel.health_monitor import HealthMonitor
 from weft.kernel.reasons import Reason
@@ -20,6 +22,9 @@ from weft.kernel.tls import ServerTls
 
 __all__ = ["GrpcHost", "is_local", "is_loopback"]
 
+_UNIX = "unix:"
+_FIELD = "--listen"
+"""The option with an address, for errors. Callers that take it from a setting rename the field."""
 CLOSE_SECONDS = 1.0
 """Grace for remaining calls after the services have drained."""
 
@@ -63,6 +68,9 @@ class GrpcHost:
         if credentials is None and needs_tls(address):
             credentials = self._credentials(address)
         bare = without_tls(address)
+        # gRPC would replace the socket of a running server.
+        if bare.startswith(_UNIX) and is_served(Path(bare.removeprefix(_UNIX))):
+            raise _in_use(address)
         try:
             if credentials is None:
                 port = self._server.add_insecure_port(bare)
@@ -70,7 +78,7 @@ class GrpcHost:
                 port = self._server.add_secure_port(bare, credentials)
         except RuntimeError as error:
             raise _bind_error(address) from error
-        return address if bare.startswith("unix:") else f"{self._announced(address)}:{port}"
+        return address if bare.startswith(_UNIX) else f"{self._announced(address)}:{port}"
 
     def _credentials(self, address: str) -> grpc.ServerCredentials:
         missing = []
@@ -153,8 +161,8 @@ class GrpcHost:
 def _bind_error(address: str) -> WeftError:
     """Returns why an address cannot be bound, by binding a socket: gRPC only logs the reason."""
     bare = without_tls(address)
-    in_use = WeftError(Reason.ALREADY_EXISTS, f"cannot listen on {address}: it is in use")
-    if bare.startswith("unix:"):
+    in_use = _in_use(address)
+    if bare.startswith(_UNIX):
         return in_use
     host, _, port = bare.rpartition(":")
     try:
@@ -163,5 +171,9 @@ def _bind_error(address: str) -> WeftError:
             tried.bind(where)
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
-            return invalid_field("host", f"cannot listen on {address}: {error.strerror}")
-    return in_use
+            return invalid_field(_FIELD, f"cannot listen on {address}: {error.strerror}")
+    return FieldError(_FIELD, f"{in_use.message}; choose another", in_use.reason)
+
+
+def _in_use(address: str) -> WeftError:
+    return WeftError(Reason.ALREADY_EXISTS, f"cannot listen on {address}: it is in use")

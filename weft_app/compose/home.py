@@ -81,6 +81,11 @@ class WeftHome:
         """File that describes the mesh once its services listen; absent if none runs."""
         return self.run / "up.json"
 
+    @property
+    def relay_file(self) -> Path:
+        """File with the address at which runners join; absent if no relay runs."""
+        return self.run / "relay.json"
+
     def address_file(self, service: str) -> Path:
         """File with the address of a `weft serve`: gRPC, or HTTP for a gateway. Absent if none runs."""
         return self.run / f"{service}.address"
@@ -102,22 +107,17 @@ class WeftHome:
 
     def served(self) -> dict[str, str]:
         """Returns the addresses of the services that `weft serve` runs on this home, or ran until it was killed."""
-        found = {}
-        for service in SERVED:
-            with suppress(OSError, ValueError):
-                found[service] = self.address_file(service).read_text("utf-8").strip()
-        return found
+        found = {service: kept_address(self.address_file(service)) for service in SERVED}
+        return {service: address for service, address in found.items() if address}
 
     def served_runners(self) -> dict[str, str]:
         """Returns the gRPC addresses of the runners that `weft serve` runs on this home, or ran until killed.
 
         The keys are process names: `runner/NAME`, or `runner` if it was started without a name.
         """
-        found = {}
-        for file in sorted(self.run.glob("runner*.address")):
-            with suppress(OSError, ValueError):
-                found[file.stem.replace(RUNNER_FILE, "runner/", 1)] = file.read_text("utf-8").strip()
-        return found
+        files = sorted(self.run.glob("runner*.address"))
+        found = {file.stem.replace(RUNNER_FILE, "runner/", 1): kept_address(file) for file in files}
+        return {process: address for process, address in found.items() if address}
 
     @property
     def lock_file(self) -> Path:
@@ -240,8 +240,9 @@ class WeftHome:
                 lock.truncate(0)
                 lock.write(f"{os.getpid()}\n")
                 lock.flush()
-            # A killed process leaves the file. Holding the lock proves that its writer has ended.
-            self.up_file.unlink(missing_ok=True)
+            # A killed process leaves its files. Holding the lock proves that their writer has ended.
+            for file in (self.up_file, self.relay_file):
+                file.unlink(missing_ok=True)
             try:
                 yield
             finally:
@@ -271,6 +272,14 @@ def keep_address(file: Path, address: str | None) -> None:
             file.unlink(missing_ok=True)
         else:
             replace_file(file, address.encode())
+
+
+def kept_address(file: Path) -> str:
+    """Returns the address in a file of `keep_address`; empty if there is none."""
+    try:
+        return file.read_text("utf-8").strip()
+    except (OSError, ValueError):
+        return ""
 
 
 def state_of(running: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from aiohttp import web
 from typing_extensions import override
 
+from weft.client._home import is_served
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.health import HEALTH, LIVEZ, READYZ, HealthSource, probe_answer
 from weft.kernel.log import get_logger
@@ -60,6 +61,8 @@ class MetricsServer(Service):
             return http() if len(http.connections) < MAX_CONNECTIONS else _Refusing()
 
         loop = asyncio.get_running_loop()
+        if self._path is not None and is_served(self._path):
+            raise _taken(self.url)
         try:
             if self._path is not None:
                 self._path.unlink(missing_ok=True)
@@ -121,5 +124,10 @@ def _host_and_port(listen: str) -> tuple[str, int]:
 
 def _bind_error(error: OSError, where: str) -> WeftError:
     if error.errno == errno.EADDRINUSE:
-        return WeftError(Reason.ALREADY_EXISTS, f"{where} is taken by another program; choose another with --metrics")
+        return _taken(where)
     return invalid_field(_FIELD, f"cannot listen on {where}: {error.strerror or error}")
+
+
+def _taken(where: str) -> WeftError:
+    remedy = f"choose another with {_FIELD} (weft serve: --metrics)"
+    return WeftError(Reason.ALREADY_EXISTS, f"{where} is taken by another program; {remedy}")

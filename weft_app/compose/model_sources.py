@@ -111,8 +111,10 @@ class ModelSources:
         """
         copied = None
         is_new = await asyncio.to_thread(self.store.find, source, form) is None
-        if self.peers is not None and is_new and isinstance(source, HubSource | UrlSource):
+        if self.peers is not None and is_new and _may_be_copied(source):
             copied = await self.peers.copy(source, form, self.store, limits, show)
+        if copied is not None and _contradicts(copied, source):
+            copied = None
         if copied is not None and isinstance(source, UrlSource) and source.sha256:
             return await self._publish(source, copied)
         try:
@@ -147,9 +149,14 @@ class ModelSources:
         """
         match source:
             case PathSource():
-                path = Path(source.path).expanduser()
-                # A folder may contain a GGUF file or be the model itself.
-                return found_in_folder(path) if form is None and path.is_dir() else FoundFiles(path=path)
+                try:
+                    path = Path(source.path).expanduser()
+                    # A folder may contain a GGUF file or be the model itself.
+                    return found_in_folder(path) if form is None and path.is_dir() else FoundFiles(path=path)
+                except (OSError, RuntimeError) as error:
+                    why = error.strerror if isinstance(error, OSError) else "there is no such user"
+                    message = f"{source} cannot be read on the runner's machine: {why}"
+                    raise WeftError(Reason.NOT_FOUND, message) from error
             case OllamaSource() | LmStudioSource() | HubSource(scheme=SourceScheme.HUB_CACHE):
                 return locate(source, form, program_folders())
         stored = self.store.find(source, form)
@@ -163,6 +170,18 @@ def _built(model: SourcedModelSettings, here: FoundFiles, build: Build) -> Serve
     served = build(model.pulled(here.path, here.projector))
     # Folder names in the store are hashes of their content.
     return replace(served, upstream_name=model.upstream_name) if here.path.is_dir() else served
+
+
+def _may_be_copied(source: ModelSource) -> bool:
+    """Whether other runners may have a model as its source demands it: a wheel's digest says nothing about its file."""
+    return isinstance(source, HubSource) or (isinstance(source, UrlSource) and not (source.is_wheel and source.sha256))
+
+
+def _contradicts(copied: pb.StoredModel, source: ModelSource) -> bool:
+    """Whether a copy is not the file with the digest of its source."""
+    if not isinstance(source, UrlSource) or not source.sha256:
+        return False
+    return [file.sha256 for file in copied.files] != [source.sha256]
 
 
 def _words(progress: pb.PullProgress) -> str:

@@ -20,6 +20,7 @@ from gateway.config import ConnectionLimits, EdgeTls, Exposure, GatewayConfig
 from gateway.errors import ClientGoneError
 from gateway.http.disconnect import WhileConnected, abort_connection
 from gateway.http.server import AppServer
+from gateway.http.tls import following_context
 from router_svc.relay import Relay
 from runner_svc.publishers.messages import Chunk, Leave, read, read_piece, read_registration
 from runner_svc.publishers.session import PublisherSession, PublisherTask
@@ -30,6 +31,7 @@ from weft.kernel.interrupt import Interruptible
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.service import Service
+from weft.kernel.tls import TlsSource
 from weft_app.compose.home import WeftHome
 from weft_app.compose.publishers import Publishers
 from weft_app.compose.relay import RelayListener, relay_certificate, shown_host
@@ -121,14 +123,13 @@ class PublisherListener(Service):
 
     def _tls(self, host: str) -> ssl.SSLContext | None:
         """Returns TLS with the relay's certificate; None on loopback without a configured one."""
-        section = self._relay_section
-        if relay_certificate(section, self._home, host) is None:
+        certificate = relay_certificate(self._relay_section, self._home, host)
+        if certificate is None:
             return None
-        own = self._home.state / "relay"
+        if certificate.files is not None:
+            return following_context(TlsSource(certificate.files))
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        chain = own / "cert.pem" if section.certificate_file is None else section.certificate_file.expanduser()
-        key = own / "key.pem" if section.key_file is None else section.key_file.expanduser()
-        context.load_cert_chain(chain, key)
+        context.load_cert_chain(self._home.state / "relay" / "cert.pem", self._home.state / "relay" / "key.pem")
         return context
 
     def _session(self, request: Request) -> PublisherSession:

@@ -5,7 +5,6 @@ import json
 import socket
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import grpc
 from typing_extensions import override
@@ -13,7 +12,7 @@ from typing_extensions import override
 from router_svc.config import MAX_LINKS
 from router_svc.relay import RELAY_SERVICE, Relay, add_relay_to_server
 from weft.kernel.address import is_any_host, split_address
-from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.errors import WeftError, invalid_field, renaming_fields
 from weft.kernel.file_replacement import replace_file
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import connection_options
@@ -65,17 +64,18 @@ class RelayListener(Service):
         options = (*LINK_SERVER_OPTIONS, *connection_options())
         server = grpc.aio.server(options=options, maximum_concurrent_rpcs=most)
         self._server, self._host = server, GrpcHost(server, is_public=True)
-        bound = self._host.bind(listen, None if certificate is None else certificate.credentials())
+        with renaming_fields(lambda _: "relay.listen"):
+            bound = self._host.bind(listen, None if certificate is None else certificate.credentials())
         port = int(bound.rpartition(":")[2]) or port
         self.endpoint = _endpoint(host, port, certificate)
         if self._has_publishers:
             self.private_address = self._host.bind(self._home.address("relay"))
         await self._host.start([_RelayService(self._relay)])
         try:
-            replace_file(_endpoint_file(self._home), f"{json.dumps(asdict(self.endpoint))}\n".encode())
+            replace_file(self._home.relay_file, f"{json.dumps(asdict(self.endpoint))}\n".encode())
         except OSError as error:
             raise WeftError(
-                Reason.INVALID_ARGUMENT, f"{_endpoint_file(self._home)} cannot be written: {error.strerror}"
+                Reason.INVALID_ARGUMENT, f"{self._home.relay_file} cannot be written: {error.strerror}"
             ) from error
 
     @override
@@ -84,7 +84,7 @@ class RelayListener(Service):
         host, self._host = self._host, None
         if host is None or self._server is None:
             return
-        _endpoint_file(self._home).unlink(missing_ok=True)
+        self._home.relay_file.unlink(missing_ok=True)
         closing = asyncio.create_task(self._server.stop(grace_seconds + CLOSE_SECONDS))
         try:
             await host.stop(grace_seconds)
@@ -118,7 +118,7 @@ class _RelayService(Service):
 def known_endpoint(home: WeftHome) -> RelayEndpoint | None:
     """Returns the address at which runners join this home's mesh; None if no relay runs here."""
     with suppress(OSError, ValueError, TypeError):
-        return RelayEndpoint(**json.loads(_endpoint_file(home).read_text("utf-8")))
+        return RelayEndpoint(**json.loads(home.relay_file.read_text("utf-8")))
     return None
 
 
@@ -147,7 +147,3 @@ def _endpoint(host: str, port: int, certificate: ServerCertificate | None) -> Re
         return RelayEndpoint(url=f"http://{shown}:{port}")
     fingerprint = certificate.fingerprint if certificate.is_self_signed else ""
     return RelayEndpoint(url=f"https://{shown}:{port}", fingerprint=fingerprint, is_everywhere=is_any_host(host))
-
-
-def _endpoint_file(home: WeftHome) -> Path:
-    return home.run / "relay.json"

@@ -78,8 +78,11 @@ class MeshReload:
         await asyncio.to_thread(write_snapshot, self.config_file, wanted.document)
         self.current = wanted
         self.changed(wanted)
-        if plan.changes:
-            await self._carry_out(plan, wanted, response)
+        touched = {*plan.restarted, *plan.updated}
+        refused = [each.name for each in wanted.runners if each.name not in touched and self._is_refused(each.name)]
+        response.notes.extend(f"runner {name} did not start, and is started again" for name in refused)
+        if plan.changes or refused:
+            await self._carry_out(plan, refused, wanted, response)
             log.info("configuration reloaded", changes=len(plan.changes), waiting=list(plan.waiting_settings))
         return response
 
@@ -115,8 +118,17 @@ class MeshReload:
                     found.append(await replacement_forecast(config, model, view, self.registry))
         return found
 
+    def _is_refused(self, runner: str) -> bool:
+        """Whether a runner does not start. The cause may have been corrected outside of the configuration."""
+        known = self.fleet.view.runners.get(runner)
+        return bool(self.runners.refusal(runner)) and (known is None or not known.active)
+
     async def _carry_out(
-        self, plan: ReloadPlan, wanted: ReadConfiguration, response: pb.ReloadConfigurationResponse
+        self,
+        plan: ReloadPlan,
+        refused: Collection[str],
+        wanted: ReadConfiguration,
+        response: pb.ReloadConfigurationResponse,
     ) -> None:
         sections = {runner.name: runner for runner in wanted.runners}
         grace = wanted.config.drain_seconds
@@ -125,7 +137,7 @@ class MeshReload:
         await asyncio.gather(*(self.runners.stop(name, grace) for name in plan.stopped))
         response.notes.extend(await retire_others(self.home, sections, self.registry, self.names_waited_for))
         await asyncio.gather(
-            *(self._restart(sections[name], grace, response) for name in plan.restarted),
+            *(self._restart(sections[name], grace, response) for name in (*plan.restarted, *refused)),
             *(self._update(sections[name], grace, response) for name in plan.updated),
         )
         await asyncio.gather(*(self._start(sections[name], response) for name in plan.started))

@@ -84,6 +84,7 @@ class RunnerChild:
         self._refusals = 0
         self._last_output = ""
         self._process: asyncio.subprocess.Process | None = None
+        """The last process; None: its start failed."""
         self._watch: asyncio.Task[None] | None = None
 
     @property
@@ -94,12 +95,12 @@ class RunnerChild:
 
     @property
     def refusal(self) -> str:
-        """The last line of output if the process refuses to start; empty if it starts."""
+        """Why the process does not start, such as the last line of its output; empty if it starts."""
         return self._last_output if self._refusals >= MAX_REFUSALS else ""
 
     async def start(self) -> None:
-        """Starts the process and keeps it running."""
-        self._process = await self._spawn()
+        """Starts the process and keeps it running; a start that the system refuses is retried."""
+        await self._try_to_spawn()
         self._watch = start_critical(self._keep_running(), name=f"runner-{self.name}")
 
     async def stop(self, grace_seconds: float) -> None:
@@ -142,26 +143,35 @@ class RunnerChild:
                 start_new_session=True,
             )
 
+    async def _try_to_spawn(self) -> None:
+        could_start = self._process is not None
+        try:
+            self._process = await self._spawn()
+        except OSError as error:  # such as a limit of processes or open files, which may be temporary
+            self._process = None
+            self._refusals += 1
+            self._last_output = f"its process cannot be started: {error.strerror}"
+            log.error("runner process cannot be started", runner=self.name, why=error.strerror)  # noqa: TRY400 - no traceback needed
+            return
+        if not could_start:
+            self._refusals = 0
+
     async def _keep_running(self) -> None:
         while True:
-            assert self._process is not None, "the process is started first"
-            code = await self._process.wait()
-            self._refusals = self._refusals + 1 if code in REFUSAL_CODES else 0
-            self._last_output = self._read_last_output() if code > 0 else f"see {self._output.with_suffix('.log')}"
-            log.error("runner process ended", runner=self.name, code=code, why=self._last_output)
-            self._notify(f"runner {self.name} ended ({_how_it_ended(code)}): {self._last_output}; it is restarted")
-            self._process = await self._spawn_again()
-
-    async def _spawn_again(self) -> asyncio.subprocess.Process:
-        while True:
+            if self._process is not None:
+                await self._until_ended(self._process)
             self._deaths, pause = self._deaths.after_death(self._clock.monotonic(), RestartLimits())
             pause = max(RESTART_PAUSE_SECONDS, pause)
             log.warning("runner process is restarted", runner=self.name, pause_seconds=pause)
             await self._clock.sleep(pause)
-            try:
-                return await self._spawn()
-            except OSError as error:  # a limit of processes or open files, which may be temporary
-                log.error("runner process cannot be started", runner=self.name, why=error.strerror)  # noqa: TRY400 - no traceback needed
+            await self._try_to_spawn()
+
+    async def _until_ended(self, process: asyncio.subprocess.Process) -> None:
+        code = await process.wait()
+        self._refusals = self._refusals + 1 if code in REFUSAL_CODES else 0
+        self._last_output = self._read_last_output() if code > 0 else f"see {self._output.with_suffix('.log')}"
+        log.error("runner process ended", runner=self.name, code=code, why=self._last_output)
+        self._notify(f"runner {self.name} ended ({_how_it_ended(code)}): {self._last_output}; it is restarted")
 
     def _read_last_output(self) -> str:
         with suppress(OSError), self._output.open("rb") as output:

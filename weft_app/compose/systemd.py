@@ -83,6 +83,13 @@ class Systemd:
         self._run("daemon-reload")
         return file
 
+    def sharing(self, plan: UnitPlan) -> list[str]:
+        """Returns the other installed units of a file that an installation of `plan` would change."""
+        file = self.folder / plan.file_name
+        if not file.exists() or file.read_text("utf-8", errors="replace") == f"{MARK}\n{plan.text()}":
+            return []
+        return [unit for unit in self.installed() if unit.startswith(file.stem) and unit != plan.unit]
+
     def environment_file(self, plan: UnitPlan) -> Path:
         """Returns the environment file of this unit's kind."""
         return self.settings / Path(plan.environment_files[-1]).name
@@ -95,7 +102,9 @@ class Systemd:
     def remove(self, plan: UnitPlan) -> bool:
         """Drains and stops a unit, and deletes its files. Returns whether it was installed."""
         file = self.folder / plan.file_name
-        if not file.exists() or plan.unit not in self.installed():
+        used = [unit for unit in self.installed() if unit.startswith(file.stem)]
+        # The template of runners may have been installed without starting one.
+        if not file.exists() or (used and plan.unit not in used):
             return False
         self._run("disable", plan.unit, seconds=STOP_COMMAND_SECONDS)
         self._run("stop", plan.unit, seconds=STOP_COMMAND_SECONDS)

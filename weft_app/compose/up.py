@@ -32,7 +32,7 @@ from weft.dispatch.fleet import (
 from weft.durable.requests import RequestClient
 from weft.durable.store_calls import TIMEOUT_SECONDS as STORE_TIMEOUT_SECONDS
 from weft.kernel.clock import SystemClock
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import WeftError, renaming_fields
 from weft.kernel.health_monitor import HealthMonitor
 from weft.kernel.memory_tuning import settle_memory
 from weft.kernel.reasons import MODEL_NOT_LISTED, PULLING, WAITING_FOR_PULL, Reason
@@ -273,7 +273,8 @@ class UpHost:
         host = GrpcHost(guard=None if keys is None else keys.interceptor())
         self.grpc_address = self._children.registry_address = host.bind(self._home.address("weft"))
         if self._config.grpc_port is not None:
-            self.grpc_port_address = host.bind(f"127.0.0.1:{self._config.grpc_port}")
+            with renaming_fields(lambda _: "grpc_port"):
+                self.grpc_port_address = host.bind(f"127.0.0.1:{self._config.grpc_port}")
         self._tracing = tracing_of(os.environ)
         # Closed last, because requests may run until then.
         self._stack.push_async_callback(close_tracing, self._tracing)
@@ -445,7 +446,7 @@ class UpHost:
         self.network_urls = () if is_on_loopback(config.host) else network_urls(url)
         own = self.certificate = own_edge_certificate(config, self._home)
         if own is not None:
-            renewal = start_task(renew_edge_certificate(config, own, self._clock), name="edge-renewal")
+            renewal = start_task(renew_edge_certificate(lambda: self._config, own, self._clock), name="edge-renewal")
             self._stack.push_async_callback(stop_tasks, [renewal])
 
     async def _stop_work(self, edge: Service, engine: Service) -> None:

@@ -72,10 +72,10 @@ class RelaySettings:
     listen: Annotated[str | None, PUBLIC] = None
     """Address and port, such as `0.0.0.0:7443`. Any address other than loopback uses TLS. Default: off."""
     certificate_file: Annotated[PathText | None, PUBLIC] = None
-    """PEM chain. Default on any address other than loopback: a self-signed certificate under the home; runners pin its
-    fingerprint."""
+    """PEM chain, reloaded when the file changes. Default on any address other than loopback: a self-signed certificate
+    under the home; runners pin its fingerprint."""
     key_file: Annotated[PathText | None, PUBLIC] = None
-    """PEM key of the certificate."""
+    """PEM key of the certificate; only its owner and group may be able to read it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -159,12 +159,12 @@ def _format_at(text: str) -> WeightFormat | None:
     """Returns the format of the weights in a folder; None if it is not a folder or no engine loads it."""
     if not text:
         return None
-    folder = Path(text).expanduser()
     try:
+        folder = Path(text).expanduser()
         if not folder.is_dir():
             return None
         names = [each.name for each in folder.iterdir()]
-    except OSError:
+    except (OSError, RuntimeError):  # RuntimeError: the home of an unknown user, which is refused later
         return None
     configuration: Mapping[str, object] = {}
     with suppress(OSError, ValueError), (folder / CONFIGURATION).open("rb") as file:

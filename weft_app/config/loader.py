@@ -6,6 +6,7 @@ Every limit has a name with its unit. Unknown names are rejected: a typo must no
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
@@ -223,11 +224,12 @@ def config_files(path: Path | None, environment: Mapping[str, str] = os.environ)
     named = path or _named_by(SETTINGS_VARIABLE, environment)
     local = _named_by(LOCAL_SETTINGS_VARIABLE, environment)
     main = named or Path(CONFIG_NAME)
-    if named is None and not main.is_file():
+    if named is None and _is_missing(main):
         return () if local is None else (local,)
     beside = main.with_name(f"{main.stem}{LOCAL_SUFFIX}{main.suffix}")
-    if local is None and beside.is_file():
-        local = beside
+    if local is None:
+        with suppress(OSError):  # a folder of another user, in which the file itself cannot be read either
+            local = beside if beside.is_file() else None
     return (main,) if local is None else (main, local)
 
 
@@ -237,9 +239,17 @@ def _named_by(variable: str, environment: Mapping[str, str]) -> Path | None:
     if not text:
         return None
     named = Path(text).expanduser()
-    if not named.is_file():
+    if _is_missing(named):
         raise invalid_field(variable, f"names {named}, which is no file; correct the variable, or unset it")
     return named
+
+
+def _is_missing(path: Path) -> bool:
+    """Whether there is no such file; False if that is not known: reading it then reports why."""
+    try:
+        return not path.is_file()
+    except OSError:
+        return False
 
 
 def plain_document(document: Mapping[str, Any], path: Path | None = None) -> dict[str, Any]:

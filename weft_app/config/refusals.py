@@ -175,7 +175,7 @@ class _Shown:
 
     def __init__(self, value: Any, *, is_secret: bool) -> None:
         self.value = value
-        self._is_secret = is_secret
+        self.is_secret = is_secret
 
     def __str__(self) -> str:
         found = ""
@@ -185,15 +185,15 @@ class _Shown:
             case list() | tuple():
                 found = "a list"
             case str():
-                found = "a text" if self._is_secret else f"the text {_shortened(json.dumps(self.value))}"
+                found = "a text" if self.is_secret else f"the text {_shortened(json.dumps(self.value))}"
             case bool() | int() | float():
-                found = "not" if self._is_secret else json.dumps(self.value)
+                found = "not" if self.is_secret else json.dumps(self.value)
         return f", and is {found}" if found else ""
 
 
 def _wrong_type(error: str, name: str, setting: Setting | None, given: _Shown) -> str:
     if error in _LISTS:
-        return f"must be a list{given}{_as_list(name, setting, given.value)}"
+        return f"must be a list{given}{_as_list(name, setting, given)}"
     if error in _MAPPINGS:
         return f"must be a mapping of names to values{given}{_as_mapping(setting, given.value)}"
     if error in _NUMBERS:
@@ -206,16 +206,23 @@ def _wrong_type(error: str, name: str, setting: Setting | None, given: _Shown) -
     return f"must be a text{given}" + ("; put it in quotes" if quotable else "")
 
 
-def _as_list(name: str, setting: Setting | None, given: Any) -> str:
+def _as_list(name: str, setting: Setting | None, given: _Shown) -> str:
     """Returns the value, or an example, as a list."""
-    if isinstance(given, str) and not (setting and setting.sections):
-        words = shlex.split(given) if given.count('"') % 2 == given.count("'") % 2 == 0 else [given]
-        return f"; write `{name}: {_shortened(json.dumps(words))}`"
-    if not isinstance(given, Mapping):
+    items = given.value
+    if isinstance(items, str) and not given.is_secret and not (setting and setting.sections):
+        return f"; write `{name}: {_shortened(json.dumps(_words_of(items)))}`"
+    if not isinstance(items, Mapping):
         return _such_as(setting)
-    first = next(iter(given), "name")
-    value = value_of(given.get("name")) if "name" in given else first
+    first = next(iter(items), "name")
+    value = value_of(items.get("name")) if "name" in items else first
     return f'; begin each item with "- ", as in `- name: {value}`'
+
+
+def _words_of(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError:  # a quote that is not closed, or a backslash at the end
+        return [command]
 
 
 def _as_mapping(setting: Setting | None, given: Any) -> str:

@@ -134,6 +134,8 @@ class ScenarioDocument:
             self._require_work(number, arrivals)
         for number, route in enumerate(self.routes):
             _known(f"routes.{number}.candidates", route.candidates, models)
+            conditional = tuple(each.candidate for each in route.conditions)
+            _known(f"routes.{number}.conditions", conditional, set(route.candidates))
         for number, failure in enumerate(self.failures):
             _known(f"failures.{number}.hosts", failure.hosts, hosts | numbered | remote)
 
@@ -151,8 +153,8 @@ class ScenarioDocument:
             raise ValueError(f"arrivals.{number}.work: {name} answers with tokens")
 
     def _require_size(self) -> None:
-        for kind, named in (("hosts", self.hosts), ("models", self.models), ("tenants", self.tenants)):
-            names = [each.name for each in named]
+        for kind in ("hosts", "models", "tenants", "routes"):
+            names = [each.name for each in getattr(self, kind)]
             twice = sorted({name for name in names if names.count(name) > 1})
             if twice:
                 raise ValueError(f"{kind}: names must be unique: {', '.join(twice)}")

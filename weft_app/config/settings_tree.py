@@ -120,7 +120,7 @@ def plain_value(value: Any) -> Any:
     plain = value
     match value:
         case Rate():
-            plain = f"{value.amount}{value.unit.value}/{ {1: 'sec', 60: 'min', 3600: 'hour'}[value.window_seconds] }"
+            plain = str(value).replace(" ", "")
         case IntEnum():
             plain = value.name.lower()
         case Enum():

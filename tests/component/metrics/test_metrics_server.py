@@ -84,6 +84,15 @@ async def test_unix_socket_is_private_and_removed_at_stop(tmp_path: Path) -> Non
     assert not path.exists()
 
 
+async def test_unix_socket_of_another_running_service_is_taken(tmp_path: Path) -> None:
+    """Regression: the second service of one configuration took the socket, and the first one's page was gone."""
+    listen = f"unix:{tmp_path / 'm'}"
+    async with _serving(listen):
+        with pytest.raises(WeftError) as taken:
+            await MetricsServer(MetricsPage(), listen).start()
+        assert taken.value.reason is Reason.ALREADY_EXISTS
+
+
 async def test_concurrent_scrapes_over_the_limit_are_rejected() -> None:
     page, may_go, all_wait = MetricsPage(), asyncio.Event(), asyncio.Event()
     waiting = 0
@@ -126,7 +135,7 @@ async def test_connections_over_the_limit_are_closed() -> None:
 async def test_address_in_use_is_reported() -> None:
     async with _serving() as server:
         taken = server.url.removeprefix("http://").removesuffix("/metrics")
-        with pytest.raises(WeftError, match="taken by another program") as raised:
+        with pytest.raises(WeftError, match=r"taken by another program.*metrics\.listen") as raised:
             await MetricsServer(MetricsPage(), taken).start()
     assert raised.value.reason is Reason.ALREADY_EXISTS
 

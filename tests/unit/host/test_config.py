@@ -145,6 +145,21 @@ def test_variable_for_a_missing_file_is_refused_by_name(
     assert raised.value.field == variable
 
 
+def test_file_is_read_although_none_can_be_looked_for_beside_it(tmp_path: Path) -> None:
+    """Of a file in a folder of another user, the traceback named the local file, of which nobody had spoken."""
+    assert load_config(_write(tmp_path, f"{'x' * 245}.yaml", "port: 4001\n")).port == 4001
+
+
+@pytest.mark.parametrize("variable", ["LLM_POOL_SETTINGS_PATH", "LLM_POOL_LOCAL_SETTINGS_PATH"])
+def test_unreachable_file_of_a_variable_is_refused_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(variable, f"{'x' * 300}.yaml")
+    with pytest.raises(FieldError, match="cannot be read: File name too long"):
+        load_config(None)
+
+
 _OVERLAID = """
 runners:
   - name: left

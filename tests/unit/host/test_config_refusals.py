@@ -42,6 +42,7 @@ def refused(folder: Path, text: str) -> FieldError:
             3,
         ),
         (f"{GPU}    command: server --x\n    {MODEL}", "runners.0.command", 'write `command: ["server", "--x"]`', 3),
+        (f"{GPU}    command: 'server \\'\n    {MODEL}", "runners.0.command", r'write `command: ["server \\"]`', 3),
         # a text or a list where a mapping belongs
         (
             f"{GPU}    models:\n      - m.gguf\n",
@@ -99,6 +100,13 @@ def refused(folder: Path, text: str) -> FieldError:
         ("port:\n", "port", "has no value: write one, such as `port: 8080`, or remove the line", 1),
         (GPU, "runners.0.models", "is missing, such as `models: [{name: qwen, path: /models/qwen.gguf}]`", 2),
         (f"{GPU}    models: []\n", "runners.0.models", "must have 1 or more items, such as `models: [", 3),
+        # a home that is not known
+        (
+            f"{GPU}    models: [{{name: m, path: ~nobody-here/m.gguf}}]\n",
+            "runners.0.models.0.path",
+            "there is no user nobody-here; a file of yours begins with ~/",
+            3,
+        ),
         # names that are not known
         ("prot: 8080\n", "prot", "is not a setting; did you mean port?", 1),
         ("port: 1\nrunner:\n  - name: a\n", "runner", "is not a setting; did you mean runners?", 2),
@@ -250,6 +258,14 @@ def test_invalid_command_line_value_error_names_it(tmp_path: Path) -> None:
 def test_refused_secret_is_not_shown(tmp_path: Path) -> None:
     text = "runners:\n  - name: a\n    runtime: openai_remote\n    models:\n      - {name: m, api_key: 771234}\n"
     assert "771234" not in refused(tmp_path, text).message
+
+
+def test_secret_command_in_one_text_is_not_shown(tmp_path: Path) -> None:
+    """The suggestion how to write the list had its words, with the token."""
+    wake = "{type: command, argv: 'wake --token 771234'}"
+    message = refused(tmp_path, f"{GPU}    models: [{{name: m, path: /m.gguf, wake: {wake}}}]\n").message
+    assert "runners.0.models.0.wake.argv: must be a list, and is a text" in message
+    assert "771234" not in message
 
 
 def test_long_value_is_truncated(tmp_path: Path) -> None:

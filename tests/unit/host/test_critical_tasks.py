@@ -2,12 +2,9 @@
 
 import asyncio
 import errno
-from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
 
 import pytest
-import uvloop
 
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -15,21 +12,12 @@ from weft.kernel.service import start_critical, start_task, stop_tasks
 from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.shutdown import CriticalTasks
 
-Run = Callable[[Coroutine[Any, Any, None]], None]
-
-
-@pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Run:
-    """On both event loops."""
-    found: Run = request.param
-    return found
-
 
 async def _die(error: Exception) -> None:
     raise error
 
 
-def test_failed_critical_task_stops_the_process_with_one_message(run: Run) -> None:
+def test_failed_critical_task_stops_the_process_with_one_message() -> None:
     async def process() -> None:
         stop = asyncio.Event()
         with CriticalTasks(stop):
@@ -42,14 +30,14 @@ def test_failed_critical_task_stops_the_process_with_one_message(run: Run) -> No
             await stop_tasks([task])
 
     with pytest.raises(WeftError) as ended:
-        run(process())
+        asyncio.run(process())
     assert ended.value.reason is Reason.INTERNAL
     assert ended.value.message.startswith(
         "the background task runner-session died (OSError /state/a.session: No space left on device), so this process"
     )
 
 
-def test_error_that_may_quote_a_request_is_reported_without_its_message(run: Run) -> None:
+def test_error_that_may_quote_a_request_is_reported_without_its_message() -> None:
     async def process() -> None:
         stop = asyncio.Event()
         with CriticalTasks(stop):
@@ -57,11 +45,11 @@ def test_error_that_may_quote_a_request_is_reported_without_its_message(run: Run
             await stop.wait()
 
     with pytest.raises(WeftError, match=r"task-engine died \(ValueError\)") as ended:
-        run(process())
+        asyncio.run(process())
     assert "prompt" not in ended.value.message
 
 
-def test_failed_work_cancelled_loop_or_callback_does_not_stop_the_process(run: Run) -> None:
+def test_failed_work_cancelled_loop_or_callback_does_not_stop_the_process() -> None:
     async def process() -> None:
         stop, over = asyncio.Event(), asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -73,7 +61,7 @@ def test_failed_work_cancelled_loop_or_callback_does_not_stop_the_process(run: R
             await over.wait()
             assert not stop.is_set()
 
-    run(process())
+    asyncio.run(process())
 
 
 class Dead:

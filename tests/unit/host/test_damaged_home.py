@@ -95,6 +95,16 @@ def test_damaged_up_file_counts_as_missing(tmp_path: Path, content: bytes) -> No
             find(tmp_path)
 
 
+def test_mesh_that_follows_a_killed_one_has_not_its_relay(tmp_path: Path) -> None:
+    """`weft runner token create` printed an invitation to the relay of the killed one."""
+    home = WeftHome(tmp_path)
+    home.create()
+    home.relay_file.write_text('{"url": "https://box:7443"}')
+    assert known_endpoint(home)
+    with home.claim():
+        assert known_endpoint(home) is None
+
+
 def _damaged(folder: Path, name: str, content: bytes | None) -> None:
     path = folder / name
     path.unlink()
@@ -125,4 +135,4 @@ def test_missing_relay_key_is_reported_and_a_key_without_a_certificate_is_replac
     (tmp_path / "key.pem").write_bytes(b"")
     (tmp_path / "cert.pem").unlink()
     assert self_signed_certificate(tmp_path, []).fingerprint != first.fingerprint
-    assert {path.name for path in tmp_path.iterdir()} == {"cert.pem", "key.pem"}
+    assert {path.name for path in tmp_path.iterdir()} == {"cert.pem", "key.pem", "lock"}

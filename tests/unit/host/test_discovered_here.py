@@ -10,6 +10,7 @@ from runner_svc.discovery import FoundServer
 from weft.api.runner.v1 import added_model_pb2, model_store_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft_app.cli.discover import _page
 from weft_app.compose import discovered_here
 from weft_app.compose.discovered_here import (
     FRESH_SECONDS,
@@ -20,6 +21,7 @@ from weft_app.compose.discovered_here import (
 )
 from weft_app.compose.discovery import Discovered, FoundFile
 from weft_app.compose.home import WeftHome
+from weft_app.config.config import DiscoverySettings
 from weft_app.config.loader import parse_config
 from weft_testing.fake_clock import FakeClock
 
@@ -34,6 +36,15 @@ def found_here(served: frozenset[str]) -> tuple[list[bool], list[bool]]:
     assert (listed.servers[0].title, listed.servers[1].detail) == ("Ollama 0.9", "it requires an API key")
     assert (listed.files[0].source, listed.files_left_out) == ("hfcache:acme/smol", 3)
     return [each.served for each in listed.servers], [each.served for each in listed.files]
+
+
+def test_files_that_cannot_be_served_are_not_reported_as_missing() -> None:
+    """The page listed three model files as not served, and then that no program has model files."""
+    count, nothing, _ = _page(Discovered(left_out=3), DiscoverySettings(addresses=("127.0.0.1:1",)))
+    assert count == "\n3 more model files are not served; weft models ls --found lists them"
+    assert nothing == (
+        "nothing found: no engine answers at 127.0.0.1:1, and no program has model files that can be served"
+    )
 
 
 def test_source_without_a_runner_is_not_served() -> None:

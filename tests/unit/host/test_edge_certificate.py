@@ -3,31 +3,84 @@
 import socket
 import ssl
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
+from typing import Any
 
 import pytest
 
 from gateway.config import EdgeTls
 from gateway.http.tls import following_context
 from weft.kernel.errors import WeftError
+from weft.kernel.file_replacement import lock_file
 from weft.kernel.tls import TlsSource
-from weft_app.compose.authority import EdgeCertificate, issue
+from weft_app.compose import authority
+from weft_app.compose.authority import (
+    EdgeCertificate,
+    IssuedCertificate,
+    issue,
+    read_issued,
+    self_signed_certificate,
+)
 from weft_app.compose.certificate import fingerprint_of_pem
+from weft_app.compose.configuration import ConfigurationSource
 from weft_app.compose.edge_certificate import (
+    RENEWAL_CHECK_SECONDS,
     checked_edge_certificate,
     own_edge_certificate,
     with_edge_certificate,
 )
 from weft_app.compose.home import WeftHome
 from weft_app.compose.machine import certifiable, local_url, ordered_addresses
+from weft_app.compose.up import UpHost
 from weft_app.config.loader import parse_config
+from weft_testing.fake_clock import FakeClock
 
+WAIT_SECONDS = 10.0
 NOW = datetime.now(UTC)
 HELD = issue("weft", ("box", "192.168.1.5"), now=NOW, valid_until=NOW + timedelta(days=300))
+
+
+def _relay(folder: Path) -> str:
+    return self_signed_certificate(folder, []).fingerprint
+
+
+def _edge(folder: Path) -> str:
+    own = EdgeCertificate(folder=folder)
+    own.prepare((), NOW)
+    return own.fingerprint
+
+
+@pytest.mark.parametrize("prepared", [_relay, _edge])
+def test_processes_that_start_concurrently_issue_one_certificate(
+    prepared: Callable[[Path], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each wrote its own files; the next start could find the key of one and the certificate of the other."""
+    begun, other_waits_or_ended = Event(), Event()
+    others = list[Future[str]]()
+
+    def locked(*arguments: Any, **details: Any) -> None:
+        if begun.is_set():
+            other_waits_or_ended.set()
+        lock_file(*arguments, **details)
+
+    def issued(*arguments: Any, **details: Any) -> IssuedCertificate:
+        if not begun.is_set():
+            begun.set()
+            others.append(pool.submit(prepared, tmp_path))
+            others[0].add_done_callback(lambda _: other_waits_or_ended.set())
+            assert other_waits_or_ended.wait(WAIT_SECONDS)
+        return issue(*arguments, **details)
+
+    monkeypatch.setattr(authority, "lock_file", locked)
+    monkeypatch.setattr(authority, "issue", issued)
+    with ThreadPoolExecutor(1) as pool:
+        own = prepared(tmp_path)
+        assert own == others[0].result() == prepared(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -167,6 +220,22 @@ def test_gateway_certificate_has_the_names_of_its_machine(tmp_path: Path) -> Non
     assert socket.gethostname().lower() in config.gateway.allowed_hosts
     assert isinstance(config.gateway.tls, EdgeTls)
     assert config.gateway.tls.is_set
+
+
+async def test_renewed_certificate_has_names_that_a_reload_allowed(tmp_path: Path) -> None:
+    home, source, clock = WeftHome(tmp_path), ConfigurationSource(), FakeClock()
+    read = source.of_document({"host": "0.0.0.0"}, ())
+    with_edge_certificate(read.config, home)
+    host = UpHost(source, read, home)
+    host._clock = clock  # type: ignore[assignment]  # as fast as the test
+    host._note_addresses("https://0.0.0.0:8080")
+    gateway = {"allowed_hosts": ["mesh.example"]}
+    host._note_reload(source.of_document({"host": "0.0.0.0", "gateway": gateway}, ()))
+    (tmp_path / "state" / "edge" / "cert.pem").unlink()
+    await clock.advance(RENEWAL_CHECK_SECONDS, sleepers=1)
+    held = read_issued(tmp_path / "state" / "edge" / "cert.pem", tmp_path / "state" / "edge" / "key.pem")
+    assert "mesh.example" in held.names
+    await host.stop()
 
 
 def test_reachable_addresses_come_first_and_loopback_is_excluded() -> None:

@@ -14,6 +14,7 @@ from weft_app.compose.runner_http import runner_api_config
 from weft_app.compose.service_configs import gateway_config
 from weft_app.config.config import WeftConfig
 from weft_app.config.loader import load_config, parse_config
+from weft_app.config.settings_tree import plain_value
 
 LIMITED = {"rate_limits": {"default": "10req/sec", "tenants": {"big": "500req/min"}}}
 RUNNERS = [{"name": "a", "models": [{"name": "m", "path": "m.gguf"}]}]
@@ -33,6 +34,15 @@ def limits_of_runner(environment: dict[str, str], **gateway: Any) -> RateLimitCo
 def test_gateway_has_no_rate_limits_by_default() -> None:
     assert gateway_config(config()).rate_limits is None
     assert gateway_config(config(**LIMITED)).rate_limits == AS_CONFIG
+
+
+@pytest.mark.parametrize("window", ["sec", "min", "hour", "day", "week", "month"])
+def test_rate_of_every_window_is_shown_as_weft_yaml_has_it(window: str) -> None:
+    """`weft config show`, a reload and ENABLE_MULTI_TENANT ended with KeyError: 86400 for a rate per day."""
+    rates = [f"1000req/{window}", f"90000tok/{window}"]
+    found = parse_config({"router": {"rate_limits": {"default": rates}}}).router.rate_limits
+    assert found is not None
+    assert plain_value(found.default) == rates
 
 
 def test_invalid_rate_is_refused_with_its_path(tmp_path: Path) -> None:

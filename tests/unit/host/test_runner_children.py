@@ -3,10 +3,17 @@
 import asyncio
 import errno
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from weft_app.compose.runner_processes import RunnerChild
+from runner_svc.settings import RunnerSettings
+from weft.dispatch.fleet import ExpectedMesh
+from weft_app.compose.configuration import ConfigurationSource
+from weft_app.compose.home import WeftHome
+from weft_app.compose.reload import MeshReload
+from weft_app.compose.runner_processes import MAX_REFUSALS, RunnerChild
 from weft_testing.fake_clock import FakeClock
 
 
@@ -50,6 +57,33 @@ async def test_runner_with_a_temporary_start_failure_is_restarted_later(
     await child.stop(0.0)
 
 
+async def test_runner_whose_first_start_fails_is_started_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reload that added the runner failed, and no later one started it: it was in force already."""
+    process = Ended()
+    spawns: list[Ended | OSError] = [*(OSError(errno.EAGAIN, "full") for _ in range(MAX_REFUSALS)), process]
+
+    async def spawn(_: RunnerChild) -> Ended:
+        outcome = spawns.pop(0)
+        if isinstance(outcome, OSError):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(RunnerChild, "_spawn", spawn)
+    clock = FakeClock()
+    child = RunnerChild("a", [], tmp_path / "out", clock)
+    await child.start()
+    for _ in range(MAX_REFUSALS - 1):
+        assert not child.refusal
+        await clock.wait_for_sleepers(1)
+        await clock.advance(1.0)
+    await clock.wait_for_sleepers(1)
+    assert (child.pid, child.refusal) == (None, "its process cannot be started: full")
+    await clock.advance(1.0)
+    assert (child.pid, child.refusal) == (process.pid, "")
+    process.returncode = 0  # type: ignore[assignment]  # as a process that ended meanwhile
+    await child.stop(0.0)
+
+
 async def test_runner_exit_is_reported_with_its_last_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     process, said, output = Ended(), list[str](), tmp_path / "out"
 
@@ -66,3 +100,48 @@ async def test_runner_exit_is_reported_with_its_last_output(tmp_path: Path, monk
     assert said == ["runner a ended (exit code 1): the background task runner-session died (OSError); it is restarted"]
     process.returncode = 1  # type: ignore[assignment]  # as a process that has ended
     await child.stop(0.0)
+
+
+async def test_reload_restarts_a_runner_that_does_not_start_although_nothing_has_changed(tmp_path: Path) -> None:
+    view = SimpleNamespace(runners={}, models={})
+    started = list[str]()
+
+    class Runners:
+        def refusal(self, _: str) -> str:
+            return "its process cannot be started: full"
+
+        async def stop(self, _: str, grace_seconds: float) -> None:
+            assert grace_seconds > 0
+
+        async def start(self, section: RunnerSettings) -> None:
+            started.append(section.name)
+            view.runners[section.name] = SimpleNamespace(active=True)
+
+    (tmp_path / "weft.yaml").write_text("runners: [{name: a, models: [{name: m, path: /m.gguf}]}]\n")
+    home = WeftHome(tmp_path / "home")
+    home.create()
+    source = ConfigurationSource(path=tmp_path / "weft.yaml")
+    nothing: Any = SimpleNamespace(expect=lambda _: None, expect_not=lambda _: None)
+    runners: Any = Runners()
+    reload = MeshReload(
+        source=source,
+        current=source.read(),
+        changed=lambda _: None,
+        home=home,
+        config_file=home.run / "config.yaml",
+        runners=runners,
+        registry=nothing,
+        names=nothing,
+        fleet=cast("Any", SimpleNamespace(view=view)),
+        router=nothing,
+        edge=nothing,
+        expected=ExpectedMesh(),
+        names_waited_for=nothing,
+        clock=FakeClock(),
+    )
+    await reload.reload(dry_run=True)
+    assert not started
+    answer = await reload.reload(dry_run=False)
+    assert (started, list(answer.notes)) == (["a"], ["runner a did not start, and is started again"])
+    await reload.reload(dry_run=False)
+    assert started == ["a"], "it serves, and is not interrupted"

@@ -146,6 +146,14 @@ def test_relative_model_paths_are_resolved_in_the_model_folders(tmp_path: Path) 
     assert only_runner(applied(environment)).models[0].path == base / "qwen.gguf"
 
 
+def test_path_that_cannot_be_looked_for_is_unchanged(tmp_path: Path) -> None:
+    """A folder of models of another user ended the start with a traceback; so did a name that is too long."""
+    path = f"{'x' * 300}.gguf"
+    models = [{"name": "qwen", "path": path}]
+    (model,) = only_runner(applied({"MODEL_BASE_PATH": str(tmp_path)}, runner={"models": models})).models
+    assert model.path == Path(path)
+
+
 def test_variants_are_resolved_in_model_folders_and_missing_ones_are_unchanged(tmp_path: Path) -> None:
     (tmp_path / "q8.gguf").touch()
     models = [{"name": "qwen", "path": "none.gguf", "quantizations": {"q8_0": "q8.gguf"}}]

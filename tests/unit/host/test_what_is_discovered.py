@@ -24,7 +24,7 @@ from weft_app.compose.discovery import (
     ollama_address,
 )
 from weft_app.compose.home import WeftHome
-from weft_app.config.config import AcceleratorSettings, DeclaredDevice, DiscoverySettings
+from weft_app.config.config import USUAL_ADDRESSES, AcceleratorSettings, DeclaredDevice, DiscoverySettings
 from weft_app.config.loader import parse_config, parse_section
 
 GGUF, FOLDER = pb.STORED_FORM_GGUF, pb.STORED_FORM_FOLDER
@@ -87,6 +87,24 @@ def test_discovery_without_servable_sources_is_empty() -> None:
 )
 def test_ollama_is_searched_at_its_variables_address(said: str, address: tuple[str, ...]) -> None:
     assert ollama_address({"OLLAMA_HOST": said}) == address
+
+
+@pytest.mark.parametrize("addresses", [("127.0.0.1:8000",), ()])
+async def test_given_addresses_replace_that_of_ollamas_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, addresses: tuple[str, ...]
+) -> None:
+    """A server that was not among the addresses was found, and could be served."""
+    probed: list[tuple[str, ...]] = []
+
+    async def find_servers(found: tuple[str, ...], _: float) -> list[FoundServer]:
+        probed.append(found)
+        return []
+
+    monkeypatch.setattr("runner_svc.discovery.find_servers", find_servers)
+    environment = {"OLLAMA_HOST": "box.lan:11434"}
+    await discover(DiscoverySettings(addresses=addresses, max_files=0), WeftHome(tmp_path), environment)
+    await discover(DiscoverySettings(max_files=0), WeftHome(tmp_path), environment)
+    assert probed == [addresses, (*USUAL_ADDRESSES, "box.lan:11434")]
 
 
 def test_runners_load_the_saved_discovery(tmp_path: Path) -> None:
