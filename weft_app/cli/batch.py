@@ -1,5 +1,6 @@
 """`weft batch`: batches of requests in the format of OpenAI's Batch API."""
 
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -262,14 +263,31 @@ def _write(content: Iterator[bytes], to: Path | None) -> None:
             sys.stdout.buffer.writelines(content)
             sys.stdout.buffer.flush()
             return
-        with to.open("wb") as file:
-            file.writelines(content)
+        _save(content, to)
     except BrokenPipeError:
         raise
     except OSError as error:
         if to is None:
             raise WeftError(Reason.INTERNAL, f"stdout cannot be written: {error.strerror}") from error
         raise invalid_field("--to", f"{to} cannot be written: {error.strerror}") from error
+
+
+def _save(content: Iterator[bytes], to: Path) -> None:
+    """Writes a file, which replaces an existing one once it is complete. A pipe or device is written directly."""
+    if to.exists() and not to.is_file():
+        with to.open("wb") as file:
+            file.writelines(content)
+        return
+    to = to.resolve()
+    part = to.with_name(f"{to.name}.part")
+    try:
+        with part.open("wb") as file:
+            if to.exists():
+                shutil.copymode(to, part)
+            file.writelines(content)
+        part.replace(to)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _followed(api: MeshApi, batch: Document) -> Document:

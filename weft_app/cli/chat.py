@@ -451,7 +451,7 @@ class Conversation:
             return
         if receipt.request_id:
             _aside(f"weft explain {receipt.request_id}")
-        for line in receipt_lines(document_of(receipt)):
+        for line in receipt_lines(document_of(receipt), receipt.request_id):
             _aside(line)
 
     def _show_cost(self, error: WeftError) -> None:

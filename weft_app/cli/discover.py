@@ -99,7 +99,11 @@ def _page(found: "Discovered", settings: "DiscoverySettings") -> Iterator[str]:
 
         yield yaml.safe_dump({"runners": found.runners()}, sort_keys=False).rstrip()
     elif not found.servers:
-        yield f"nothing found: no engine answers at {', '.join(settings.addresses)}, and no program has model files"
+        from weft_app.compose.discovery import probed_addresses  # noqa: PLC0415 - `up` imports this
+
+        files = "model files that can be served" if found.left_out else "model files"
+        addresses = ", ".join(probed_addresses(settings))
+        yield f"nothing found: no engine answers at {addresses}, and no program has {files}"
         yield "weft run hf:OWNER/REPO pulls and serves a model of the Hugging Face hub"
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -165,6 +165,7 @@ def examine(
     except WeftError as error:
         yield failed("configuration", error.message, "correct the file")
         return
+    running = _running(home)
     checks: list[Callable[[], Iterable[Finding]]] = [
         lambda: [_startable(config, home, files)],
         lambda: _memory(home),
@@ -181,12 +182,12 @@ def examine(
         lambda: _engine_choices(config, home.environments),
         lambda: _edge(config),
         lambda: _programs(config),
-        lambda: port_findings(config, home.running()),
-        lambda: _engines(home) if home.running() is not None else (),
+        lambda: port_findings(config, running),
+        lambda: _engines(home) if running is not None else (),
         lambda: _central_models(home),
         lambda: _clocks(home),
-        lambda: _prompts(home) if home.running() is not None else (),
-        lambda: stored_prompt_findings(home.root) if home.running() is not None else (),
+        lambda: _prompts(home) if running is not None else (),
+        lambda: stored_prompt_findings(home.root) if running is not None else (),
     ]
     with ThreadPoolExecutor(len(checks), thread_name_prefix="doctor") as pool:
         started = [pool.submit(lambda check: list(check()), each) for each in checks]
@@ -214,8 +215,14 @@ def _packages() -> Finding:
     return ok("packages", "gateway and registry can run here")
 
 
+def _running(home: WeftHome) -> dict[str, Any] | None:
+    """Returns the description of the running mesh; None if none runs: a killed one leaves its file."""
+    found = home.running()
+    return found if found is not None and home.is_claimed() else None
+
+
 def _home(home: WeftHome) -> Finding:
-    running = home.running()
+    running = _running(home)
     if running is not None:
         state = "runs" if has_started(running) else "is starting"
         return ok("home", f"{home.root}: a mesh {state} here (pid {running['pids']['host']}, {running['url']})")
@@ -233,7 +240,7 @@ def _home(home: WeftHome) -> Finding:
 def _memory(home: WeftHome) -> Iterator[Finding]:
     """Yields the leases without an owner; nothing if no mesh runs here or it is unreachable."""
     unowned = ""
-    if home.running() is not None:
+    if _running(home) is not None:
         with suppress(WeftError):
             unowned = unowned_text(lease_rows(hosts_of(home.root)))
     if unowned:
@@ -257,7 +264,7 @@ def _kept_tasks(home: WeftHome, config: WeftConfig) -> Finding:
         return warning("tasks", notice, kept.remedy)
     database = home.state / "router.db"
     is_here = not config.router.database_url and home.promises.exists()
-    if is_here and home.running() is not None and not database.exists():
+    if is_here and _running(home) is not None and not database.exists():
         detail = f"{database} is gone, so the running mesh accepts no tasks"
         return failed("tasks", detail, "restore it, or restart the mesh")
     return ok("tasks", "no acknowledged data is known to be missing")
@@ -423,7 +430,7 @@ def _keys(config: WeftConfig) -> Iterator[Finding]:
 
 def _has_registry(home: WeftHome) -> bool:
     files = home.run / "registry.sock", home.address_file("registry")
-    return home.running() is not None or any(file.exists() for file in files)
+    return _running(home) is not None or any(file.exists() for file in files)
 
 
 def _central_models(home: WeftHome) -> Iterator[Finding]:

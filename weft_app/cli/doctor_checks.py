@@ -175,7 +175,7 @@ def port_findings(config: WeftConfig, running: Mapping[str, Any] | None) -> Iter
 
 
 def _port(setting: str, host: str, port: int, remedy: str, running: Mapping[str, Any] | None) -> Finding:
-    if running is not None and (setting or str(running.get("url", "")).endswith(f":{port}")):
+    if running is not None and (running["url"].endswith(f":{port}") or _may_listen(running, port)):
         return ok("port", f"{port}{setting}: used by the mesh on this home")
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -186,6 +186,18 @@ def _port(setting: str, host: str, port: int, remedy: str, running: Mapping[str,
         why = getattr(error, "strerror", None) or str(error)
         return failed("port", f"{port}{setting} on {host}: {why}", remedy)
     return ok("port", f"{port}{setting} is free")
+
+
+def _may_listen(running: Mapping[str, Any], port: int) -> bool:
+    """Whether a process of a running mesh listens on a port, or belongs to another user, so that this is unknown."""
+    try:
+        return any(
+            each.laddr.port == port and each.status == psutil.CONN_LISTEN
+            for pid in (running["pids"].get(name) for name in ("host", "edge"))
+            for each in ([] if pid is None else psutil.Process(pid).net_connections("tcp"))
+        )
+    except psutil.Error:
+        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,10 +271,12 @@ def central_model_findings(models: Sequence[Document], secrets: Collection[str])
         name, secret = model["name"], model["provider"].get("apiKeyRef", "").removeprefix(SECRET_PREFIX)
         if secret and secret not in secrets:
             yield failed(_CENTRAL, f"{name}: there is no secret/{secret}", f"weft keys secret create {secret} -")
-        elif problem := problems.get(_place(model)):
+        elif (problem := problems.get(_place(model))) is None:
+            yield ok(_CENTRAL, f"{name}: not checked, as only {MAX_PROVIDERS} providers are")
+        elif problem:
             yield failed(_CENTRAL, f"{name}: {problem}", f"check `provider.url`: weft get model {name} -o yaml")
         else:
-            yield ok(_CENTRAL, f"{name}: its provider can be reached, and its secret exists")
+            yield ok(_CENTRAL, f"{name}: its provider can be reached{', and its secret exists' if secret else ''}")
 
 
 def _place(model: Document) -> tuple[str, int, bool]:
@@ -285,8 +299,8 @@ def unreached_words(place: tuple[str, int, bool]) -> str:
         return f"the certificate of {host}:{port} is refused: {error.verify_message}"
     except ssl.SSLError as error:
         return f"{host}:{port} does not speak TLS: {error.reason}"
-    except OSError as error:
-        return f"{host}:{port} cannot be reached: {error.strerror or error}"
+    except (OSError, UnicodeError) as error:  # UnicodeError: the host is no name
+        return f"{host}:{port} cannot be reached: {getattr(error, 'strerror', None) or error}"
     return ""
 
 

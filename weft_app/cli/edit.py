@@ -99,7 +99,12 @@ def _require_editable(document: Document, *, adopt: bool) -> None:
 def _editor() -> list[str]:
     """Returns the command line of the user's editor. Raises INVALID_ARGUMENT if there is none."""
     for variable in EDITOR_VARIABLES:
-        if words := shlex.split(os.environ.get(variable, "")):
+        given = os.environ.get(variable, "")
+        try:
+            words = shlex.split(given)
+        except ValueError as error:
+            raise invalid_field(variable, f"{given[:64]!r} is no command line: {error}") from None
+        if words:
             return words
     for name in USUAL_EDITORS:
         if found := which(name):

@@ -152,6 +152,10 @@ def _cancelled(receipt: Document) -> str | None:
     return f"by {FORMATS['actor'](receipt['cancelledBy'])}" if receipt.get("cancelledBy") else None
 
 
+def _captured(receipt: Document) -> str:
+    return f"yes; weft explain {receipt['requestId']} --content shows it" if receipt.get("captured") else "no"
+
+
 def prompt_change(receipt: Document) -> str | None:
     """Returns where a prompt differs from earlier ones of its session, as text; None: it does not."""
     if (change := receipt.get("promptChange")) is None:
@@ -177,7 +181,7 @@ _COSTS = custom_columns(
     Tool_calls=_repaired,
     Not_cached=prompt_change,
     Work=lambda receipt: ", ".join(work_parts(receipt)) or None,
-    Captured=lambda receipt: "yes; weft explain --content shows it" if receipt.get("captured") else "no",
+    Captured=_captured,
     Cancelled=_cancelled,
     Router=lambda receipt: "no router answered when it ended" if receipt.get("lackedRouter") else None,
 )
@@ -235,12 +239,13 @@ def explanation(request: Document) -> str:
     """Returns all decisions as text."""
     lines = [*page(_REQUEST, request), *_section("Decisions", _decisions(request.get("decisions", ())))]
     if "receipt" in request:
-        lines += receipt_lines(request["receipt"])
+        lines += receipt_lines(request["receipt"], request["requestId"])
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
 
-def receipt_lines(receipt: Document) -> list[str]:
+def receipt_lines(receipt: Document, request_id: str) -> list[str]:
     """Returns the section about the costs of a request."""
+    receipt = receipt | {"requestId": request_id}
     attempts = receipt.get("attempts", ())
     lines = [*page([_OUTCOME], receipt)]
     for number, attempt in enumerate(attempts, 1):

@@ -153,8 +153,8 @@ def follow_events(home: Path, kind: str, name: str, past_limit: int) -> Iterator
             is_synced = True
             with connect(home) as api:
                 events = api.get("/api/v1/events", kind=kind, name=name, limit=past_limit)["items"]
-            if events and events[-1]["sequence"] < last:
-                # A restarted registry numbers its events from the start.
+            if not events or events[-1]["sequence"] < last:
+                # A restarted registry numbers its events from the start, and may have none of this subject yet.
                 last = 0
         elif is_synced:
             events = [change["object"]]

@@ -259,7 +259,7 @@ def submit(asked: Any, kind: str, command: str, home: Path) -> None:
     with connect_tasks(home=home) as tasks:
         task = tasks.submit(TaskSpec(**spec))
     say(f"{task.id}\n")
-    note(f"{word_of(task, 'state')}; `weft {command} --fetch {task.id}` waits for it and writes its result")
+    note(f"{word_of(task, 'state')}; `weft media {command} --fetch {task.id}` waits for it and writes its result")
 
 
 def fetched(task_id: str, kind: str, home: Path) -> tuple[list[event_pb2.InferenceEvent], TaskSpec]:

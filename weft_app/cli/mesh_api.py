@@ -27,6 +27,7 @@ from weft.client._home import (
     mesh_address,
     mesh_ca_file,
     mesh_url,
+    require_key,
 )
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.address import addresses_of
@@ -57,10 +58,10 @@ class MeshApi:
     """Calls the HTTP API over one connection. Every failure is a WeftError with a reason."""
 
     def __init__(self, connection: HTTPConnection, address: str, key: str | None = None) -> None:
-        """`address` is for errors without an answer; `key` defaults to WEFT_API_KEY."""
+        """`address` is for errors without an answer; `key` defaults to WEFT_API_KEY. Raises INVALID_ARGUMENT."""
         self._connection = connection
         self._address = address
-        key = os.environ.get(KEY_VARIABLE, "").strip() if key is None else key
+        key = require_key(os.environ.get(KEY_VARIABLE, "").strip() if key is None else key)
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
     def __enter__(self) -> Self:
@@ -95,25 +96,33 @@ class MeshApi:
         boundary = os.urandom(16).hex()
         form = "form-data; name="
         parts = [f'--{boundary}\r\nContent-Disposition: {form}"{k}"\r\n\r\n{v}\r\n' for k, v in fields.items()]
-        head = f'{"".join(parts)}--{boundary}\r\nContent-Disposition: {form}"file"; filename="{quote(file.name)}"\r\n'
+        # A quote or control character would end the name.
+        name = "".join(
+            char if char.isprintable() and char not in '"\\' else quote(char, errors="replace") for char in file.name
+        )
+        head = f'{"".join(parts)}--{boundary}\r\nContent-Disposition: {form}"file"; filename="{name}"\r\n'
         before, after = f"{head}Content-Type: {content_type}\r\n\r\n".encode(), f"\r\n--{boundary}--\r\n".encode()
         try:
-            with file.open("rb") as content:
-                length = len(before) + os.fstat(content.fileno()).st_size + len(after)
-                pieces = chain([before], iter(partial(content.read, _CHUNK_BYTES), b""), [after])
-                headers = {"Content-Type": f"multipart/form-data; boundary={boundary}", "Content-Length": str(length)}
-                with self._open("POST", path, {}, pieces, headers) as answer:
-                    return json.loads(answer.read())
+            content = file.open("rb")
         except OSError as error:
             raise invalid_field("FILE", f"{file} cannot be read: {error.strerror}") from error
+        with content:
+            length = len(before) + os.fstat(content.fileno()).st_size + len(after)
+            pieces = chain([before], iter(partial(content.read, _CHUNK_BYTES), b""), [after])
+            headers = {"Content-Type": f"multipart/form-data; boundary={boundary}", "Content-Length": str(length)}
+            with self._open("POST", path, {}, pieces, headers) as answer:
+                return self._document(answer)
 
     def content(self, path: str) -> Iterator[bytes]:
-        """Yields the content at a path in chunks."""
+        """Yields the content at a path in chunks. Raises SERVICE_UNAVAILABLE if it breaks off."""
         with self._open("GET", path, {}, None, {}) as answer:
             try:
                 yield from iter(partial(answer.read, _CHUNK_BYTES), b"")
             except (OSError, HTTPException) as error:
                 raise self._away(error) from error
+            # A read of a limited size does not report that the connection broke.
+            if answer.length:
+                raise self._away(HTTPException(f"the connection broke with {answer.length} bytes missing"))
 
     def pages(self, path: str, **query: Any) -> Iterator[dict[str, Any]]:
         """Yields the items of all pages of a list."""
@@ -187,11 +196,14 @@ class MeshApi:
     ) -> Any:
         """Returns the response's document; None if it has none. Omits empty parameters."""
         with self._open(method, path, query, body, headers or {}) as answer:
-            try:
-                content = answer.read()
-                return json.loads(content) if content else None
-            except (OSError, HTTPException, ValueError) as error:  # ValueError: invalid JSON
-                raise self._away(error) from error
+            return self._document(answer)
+
+    def _document(self, answer: HTTPResponse) -> Any:
+        try:
+            content = answer.read()
+            return json.loads(content) if content else None
+        except (OSError, HTTPException, ValueError) as error:  # ValueError: invalid JSON
+            raise self._away(error) from error
 
     def _open(
         self,
@@ -209,11 +221,16 @@ class MeshApi:
         if isinstance(body, dict):
             data, headers["Content-Type"] = json.dumps(body).encode(), "application/json"
         try:
-            self._connection.request(method, target, data, headers)
+            try:
+                self._connection.request(method, target, data, headers)
+            except (BrokenPipeError, ConnectionResetError):
+                # The mesh may have rejected the request before it had read all of it.
+                if self._connection.sock is None:
+                    raise
             answer = self._connection.getresponse()
             if answer.status >= 400:
                 raise _error_of(answer.status, answer.read()) from HTTPException(answer.status)
-        except (OSError, HTTPException) as error:
+        except (OSError, HTTPException, UnicodeError) as error:  # UnicodeError: the host is no name
             raise self._away(error) from error
         return answer
 

@@ -50,6 +50,7 @@ _OPTIONS = {
     "gateway.tls.self_signed": "--tls auto",
     "announce.enabled": "--announce",
     "edge.proxy": "--edge",
+    "relay.listen": "--join-port",
 }
 
 

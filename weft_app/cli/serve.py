@@ -23,7 +23,7 @@ from weft_app.cli.serving import run_service, serving
 from weft_app.compose.configuration import ConfigurationSource
 from weft_app.compose.discovery import discovered_runners
 from weft_app.compose.environment import LogFormat, RunnerEnvironment, read_environment, with_rates
-from weft_app.compose.home import RUNNER_FILE, WeftHome, keep_address
+from weft_app.compose.home import RUNNER_FILE, WeftHome, keep_address, kept_address
 from weft_app.compose.serving import Announce
 from weft_app.config.config import WeftConfig
 
@@ -234,10 +234,19 @@ def _service(
             announced.append(address)
             say(f"{service or name} serves at {address}\n")
 
-        stack.callback(keep_address, file, None)
+        targets = {"registry": loaded.addresses.registry, "router": loaded.addresses.router}
+
+        def withdraw() -> None:
+            # The files may be of another process of this name, because of which this one did not start.
+            if announced and kept_address(file) == announced[0]:
+                keep_address(file, None)
+            if not kept_address(file):
+                for target in targets:
+                    keep_address(folder.target_file(name, target), None)
+
+        stack.callback(withdraw)
         # Written first: the service may wait for its database, and commands must find the registry meanwhile.
-        for target, address in (("registry", loaded.addresses.registry), ("router", loaded.addresses.router)):
-            stack.callback(keep_address, folder.target_file(name, target), None)
+        for target, address in targets.items():
             keep_address(folder.target_file(name, target), address)
         yield loaded, folder, announce
 

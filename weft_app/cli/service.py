@@ -62,12 +62,19 @@ def install(
     """
     manager = Systemd(is_system=_is_system(system))
     plan, environment = _plan(kind, list(arguments or ()), is_system=manager.is_system)
+    others = manager.sharing(plan)
     file = manager.install(plan, environment)
+    if others:
+        note(f"all runners share {file}: from its next start, {' and '.join(others)} has these arguments, too")
     if not start:
         say(f"wrote {file}; start it with: systemctl {_scope(manager)}enable --now {plan.unit}\n")
         return
     manager.start(plan)
-    say(f"{plan.unit} is started\n\n  weft mesh service status   journalctl {_scope(manager)}-u {plan.unit} -f\n")
+    option = "" if manager.is_system is _is_system(None) else f" --{'system' if manager.is_system else 'user'}"
+    say(
+        f"{plan.unit} is started\n\n"
+        f"  weft mesh service status{option}   journalctl {_scope(manager)}-u {plan.unit} -f\n"
+    )
     if not manager.is_system and user_ends_with_session():
         note("it stops with your last session and starts with the next; to keep it running: loginctl enable-linger")
 

@@ -1,5 +1,6 @@
 """Output streams and exit of commands that serve."""
 
+import asyncio
 import faulthandler
 import os
 import sys
@@ -68,17 +69,15 @@ Result = TypeVar("Result")
 
 
 def run_service(work: Coroutine[Any, Any, Result]) -> Result:
-    """Runs a service to its end on uvloop, and returns its result."""
+    """Runs a service to its end, and returns its result."""
     import resource  # noqa: PLC0415 - Windows lacks it
-
-    import uvloop  # noqa: PLC0415 - as above
 
     # A core would contain prompts and keys. Engines inherit the limit, which their command may raise again.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     raise_open_files()
     # A library that crashes leaves no log line: this prints what each thread ran, without any value.
     faulthandler.enable()
-    return uvloop.run(work)
+    return asyncio.run(work)
 
 
 @contextmanager

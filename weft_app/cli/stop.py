@@ -21,6 +21,9 @@ from weft_app.cli.wait import parse_duration
 from weft_app.compose.home import WeftHome, has_started
 
 POLL_SECONDS = 0.1
+AGAIN_SECONDS = 0.5
+"""Interval of further signals with --now: a host takes signals in quick succession for one, and hurries at a later
+one."""
 
 
 def stop(
@@ -46,10 +49,12 @@ def stop(
     if process is None:
         raise WeftError(Reason.RESOURCE_IN_USE, f"the mesh on {folder.root} is starting or stopping; try again")
     send(process, signal.SIGTERM, folder.root)
-    if now:
-        send(process, signal.SIGTERM, folder.root)
     deadline = time.monotonic() + seconds
+    again = time.monotonic() + AGAIN_SECONDS
     while folder.is_claimed():
+        if now and time.monotonic() >= again:
+            again += AGAIN_SECONDS
+            send(process, signal.SIGTERM, folder.root)
         if time.monotonic() >= deadline:
             raise WeftError(
                 Reason.DEADLINE_EXCEEDED,

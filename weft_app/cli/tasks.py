@@ -287,8 +287,14 @@ def print_answer(words: Sequence[str], home: Path, *, follow: bool) -> None:
 
 
 def _print_pieces(watched: Iterator[Document], *, follow: bool) -> Document:
-    """Prints the stored answer, or follows it to its end. Returns the last state of the task."""
-    task: Document = next(watched)["task"]
+    """Prints the stored answer, or follows it to its end. Returns the last state of the task.
+
+    Raises SERVICE_UNAVAILABLE if the mesh ends the watch before it sends the task.
+    """
+    first = next(watched, None)
+    if first is None:
+        raise WeftError(Reason.SERVICE_UNAVAILABLE, "the mesh ended the watch before it sent the task; try again")
+    task: Document = first["task"]
     last, attempt, seen = task["lastEvent"], 0, 0
     while follow or seen < last:
         news = next(watched, None)

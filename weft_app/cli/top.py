@@ -320,9 +320,9 @@ class TopScreen:
             while True:
                 keys = _keys(KEY_SECONDS)
                 for key in keys:
-                    if key in QUIT_KEYS:
+                    if not self._asks and key in QUIT_KEYS:
                         return None
-                    if key == "l" and self._selected is not None:
+                    if not self._asks and key == "l" and self._selected is not None:
                         return self._selected
                     self._press(key)
                 is_due = time.monotonic() - read_at >= self._interval_seconds and not self._is_paused

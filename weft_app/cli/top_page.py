@@ -148,6 +148,8 @@ def page(document: Mapping[str, Any], view: View) -> list[Line]:
     told = (
         f"running {counts['running']}  waiting {counts['waiting']}  tokens/s {'-' if speed is None else f'{speed:.1f}'}"
     )
+    if more := max(0, counts["total"] - counts["running"] - counts["waiting"]):
+        told += f"  not listed {more}"
     lines = [Line(_cut(f"weft top  {told}  {document['time']}", columns), TITLE)]
     if document["notice"]:
         lines.append(Line(_cut(document["notice"], columns), WARNING))

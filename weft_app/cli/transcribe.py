@@ -85,6 +85,8 @@ def transcribe(
         require_writable([output], force=force)
     if fetch:
         events, spec = fetched(fetch, "transcription", home)
+        if chosen is TranscriptFormat.WORDS and not spec.transcription.with_words:
+            raise invalid_field("--words", f"task {fetch} was submitted without it; --json has the times of segments")
         _write(events, chosen, output, force=force, is_translated=spec.transcription.translate)
         return
     if recording is None:
@@ -176,6 +178,7 @@ class Transcript:
             case TranscriptFormat.TEXT:
                 self._add_text(event.transcript.text)
             case TranscriptFormat.SRT | TranscriptFormat.VTT:
+                self._has_text = self._has_text or bool(event.transcript.text.strip())
                 if event.transcript.HasField("segment"):
                     self._add_caption(event.transcript.segment)
             case _:
@@ -187,8 +190,10 @@ class Transcript:
             case TranscriptFormat.TEXT:
                 self._write("\n")
             case TranscriptFormat.SRT | TranscriptFormat.VTT:
-                if not self._captions:
+                if self._has_text and not self._captions:
                     raise WeftError(Reason.UNSUPPORTED_OPERATION, _NO_TIMES)
+                if self._chosen is TranscriptFormat.VTT and not self._captions:
+                    self._write("WEBVTT\n")
             case _:
                 self._write(json_text(self._document()))
 
@@ -208,7 +213,8 @@ class Transcript:
 
     def _document(self) -> dict[str, object]:
         whole = collected_transcription([self._events])
-        if self._chosen is TranscriptFormat.WORDS and not whole.segments:
+        words = [word for segment in whole.segments for word in segment.words]
+        if self._chosen is TranscriptFormat.WORDS and whole.text and not words:
             raise WeftError(Reason.UNSUPPORTED_OPERATION, _NO_TIMES)
         document: dict[str, object] = {
             "task": "translate" if self._is_translated else "transcribe",
@@ -222,9 +228,7 @@ class Transcript:
         }
         if self._chosen is TranscriptFormat.WORDS:
             document["words"] = [
-                {"word": word.text, "start": word.start_seconds, "end": word.end_seconds}
-                for segment in whole.segments
-                for word in segment.words
+                {"word": word.text, "start": word.start_seconds, "end": word.end_seconds} for word in words
             ]
         return document
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from weft.documents.kinds.trial import DEFAULT_MAX_PAIRS
+from weft.documents.kinds.trial import DEFAULT_MAX_PAIRS, MAX_PAIRS
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import declared_of
 from weft.kernel.errors import WeftError, invalid_field
@@ -21,7 +21,6 @@ from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputO
 from weft_app.cli.output import Column, TextTable, custom_columns, page, print_document, say, text_at
 
 DEFAULT_SHARE = "10%"
-MAX_PAIRS = 1000
 TITLE_CHARS = 18
 _PERCENTAGE = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,9})?) ?%?")
 

@@ -9,6 +9,8 @@ import typer
 
 from runner_svc.policy.tuning import Trial
 from weft.documents.yaml_documents import yaml_text
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
 from weft.kernel.units import size_words
 from weft_app.cli import profile
 from weft_app.cli.completion import complete_model
@@ -75,13 +77,16 @@ def tune(
             print_document(document, output)
         return
     asks = output is OutputFormat.TABLE and sys.stdin.isatty()
-    document["applied"] = apply or (asks and typer.confirm("Apply?", err=True))
-    if document["applied"]:
-        with connect(home, TIMEOUT_SECONDS) as api:
-            _declare(api, found, report.best, before, after)
-            _switch(api, after)
-    if output is not OutputFormat.TABLE:
-        print_document(document, output)
+    is_wanted = apply or (asks and typer.confirm("Apply?", err=True))
+    try:
+        if is_wanted:
+            with connect(home, TIMEOUT_SECONDS) as api:
+                _declare(api, found, report.best, before, after)
+                _switch(api, before, after)
+            document["applied"] = True
+    finally:
+        if output is not OutputFormat.TABLE:
+            print_document(document, output)
     if document["applied"]:
         note(f"switched to profile/{after}; undo it with: weft mesh profile switch {before}")
     else:
@@ -101,13 +106,22 @@ def _declare(api: MeshApi, model: TunedModel, best: Trial, before: str, after: s
     api.put(f"{profile.PROFILES}/{after}", tuned)
 
 
-def _switch(api: MeshApi, name: str) -> None:
-    """Switches to a profile and waits until its models are loaded."""
-    for step in api.post(f"{profile.PROFILES}/{name}/switch")["steps"]:
-        if step.get("problem"):
-            note(f"cannot {step['step']} {step['model']}: {step['problem']}")
-        else:
-            follow(api, api.get(f"{ADMIN}/{step['operation']}"), shown=sys.stderr.isatty())
+def _switch(api: MeshApi, before: str, after: str) -> None:
+    """Switches to a profile and waits until its models are loaded. Raises the error of one that cannot be loaded."""
+    steps = api.post(f"{profile.PROFILES}/{after}/switch")["steps"]
+    try:
+        for step in steps:
+            _follow(api, step)
+    except WeftError as error:
+        error.message += f"; profile/{after} is active, undo it with: weft mesh profile switch {before}"
+        raise
+
+
+def _follow(api: MeshApi, step: Document) -> None:
+    """Waits for a step of a switch. Raises OPERATION_REFUSED if it could not begin, or its failure."""
+    if step.get("problem"):
+        raise WeftError(Reason.OPERATION_REFUSED, f"cannot {step['step']} {step['model']}: {step['problem']}")
+    follow(api, api.get(f"{ADMIN}/{step['operation']}"), shown=sys.stderr.isatty())
 
 
 def _names(model: str) -> tuple[str, str]:

@@ -47,6 +47,7 @@ class GatewayScript:
     states: list[dict[str, Any] | int] = field(default_factory=lambda: [document()])
     """What the batch is, question by question; the last one stays. A number: that status instead."""
     uploads: list[tuple[str, bytes]] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
     made: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
     pages: list[dict[str, str]] = field(default_factory=list)
@@ -69,6 +70,16 @@ class GatewayScript:
         return web.json_response(state)
 
 
+async def _broken_content(request: web.Request) -> web.StreamResponse:
+    """Sends a part of a file and closes the connection."""
+    response = web.StreamResponse(headers={"Content-Length": "1000"})
+    await response.prepare(request)
+    await response.write(ANSWERS)
+    assert request.transport is not None
+    request.transport.close()
+    return response
+
+
 def _application(script: GatewayScript) -> web.Application:
     async def upload(request: web.Request) -> web.Response:
         script.keys.append(request.headers.get("authorization"))
@@ -76,6 +87,7 @@ def _application(script: GatewayScript) -> web.Application:
         file = form["file"]
         assert isinstance(file, web.FileField)
         script.uploads.append((str(form["purpose"]), file.file.read()))
+        script.names.append(file.filename)
         return web.json_response({"id": "file-1"})
 
     async def create(request: web.Request) -> web.Response:
@@ -121,6 +133,7 @@ def _application(script: GatewayScript) -> web.Application:
     application.router.add_get("/v1/batches", list_all)
     application.router.add_get("/v1/batches/{id}", get)
     application.router.add_post("/v1/batches/{id}/cancel", get)
+    application.router.add_get("/v1/files/file-cut/content", _broken_content)
     application.router.add_get("/v1/files/{id}/content", content)
     return application
 
@@ -167,6 +180,17 @@ def test_submit_creates_a_batch_and_prints_only_its_id(script: GatewayScript) ->
             "window_seconds": 7200,
         }
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "sent"), [("my \u00fcber.jsonl", "my \u00fcber.jsonl"), ("a\udcff.jsonl", "a%3F.jsonl")]
+)
+def test_uploaded_file_keeps_its_name(script: GatewayScript, name: str, sent: str) -> None:
+    """A space was listed as %20, and a name that is not UTF-8 ended the command with a traceback."""
+    file = script.home / name
+    file.write_text(json.dumps(LINE))
+    assert script.run("submit", str(file)).exit_code == 0
+    assert script.names == [sent]
 
 
 def test_watch_shows_progress_and_ends_with_the_batch(script: GatewayScript) -> None:
@@ -244,6 +268,28 @@ def test_results_go_to_stdout_or_to_a_file(script: GatewayScript) -> None:
     to = script.home / "answers.jsonl"
     assert script.run("results", ID, "--to", str(to)).exit_code == 0
     assert to.read_bytes() == ANSWERS
+
+
+def test_results_that_break_off_leave_an_existing_file_unchanged(script: GatewayScript) -> None:
+    script.states = [document("completed", 3, output_file_id="file-cut")]
+    folder = script.home / "results"
+    folder.mkdir()
+    to = folder / "answers.jsonl"
+    to.write_bytes(b"earlier")
+    done = script.run("results", ID, "--to", str(to))
+    assert done.exit_code == 1
+    assert "bytes missing" in done.stderr
+    assert [(path, path.read_bytes()) for path in folder.iterdir()] == [(to, b"earlier")]
+
+
+def test_results_go_into_a_pipe(script: GatewayScript) -> None:
+    script.states = [document("completed", 3, output_file_id="file-out")]
+    pipe = script.home / "pipe"
+    os.mkfifo(pipe)
+    with os.fdopen(os.open(pipe, os.O_RDWR), "rb", buffering=0) as reader:
+        assert script.run("results", ID, "--to", str(pipe)).exit_code == 0
+        assert reader.read(len(ANSWERS)) == ANSWERS
+    assert pipe.is_fifo()
 
 
 @pytest.mark.parametrize(

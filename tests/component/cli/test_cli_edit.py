@@ -137,6 +137,12 @@ def test_failing_editor_applies_nothing(public: ScriptedMesh, editor: Editor) ->
     assert public.applied == []
 
 
+def test_editor_with_an_open_quote_is_refused(public: ScriptedMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VISUAL", "nano '")
+    done = public.run("config", "edit", "agent/reviewer")
+    assert (done.exit_code, done.stderr) == (2, 'weft: VISUAL: "nano \'" is no command line: No closing quotation\n')
+
+
 def test_resource_owned_by_weft_yaml_is_not_opened(mesh: ScriptedMesh, editor: Editor) -> None:
     own = some_model("own")
     own.kind, own.runner = model_pb2.Model.KIND_VIRTUAL, "r1"

@@ -307,6 +307,17 @@ def test_restarted_registry_restarts_event_numbering(mesh: ScriptedMesh, monkeyp
     assert [json.loads(line)["sequence"] for line in lines] == [1, 2, 3, 1]
 
 
+def test_events_of_one_resource_continue_after_the_registry_restarted_without_any(
+    mesh: ScriptedMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "RETRY_PAUSE_SECONDS", 0.0)
+    away = WeftError(Reason.SERVICE_UNAVAILABLE, "going down")
+    mesh.new_events = [some_event(3), away, some_event(2)]
+    mesh.reborn = [some_event(1, "solo")]
+    lines = mesh.run("events", "model", "qwen", "-w", "-o", "json").stdout.splitlines()
+    assert [json.loads(line)["sequence"] for line in lines][-2:] == [3, 2]
+
+
 def test_watch_of_a_missing_resource_is_rejected(mesh: ScriptedMesh) -> None:
     assert mesh.run("get", "model", "nix", "-w").exit_code == 3
 

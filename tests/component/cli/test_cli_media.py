@@ -14,6 +14,7 @@ from cli_samples import some_model
 from weft.api.common.v1 import audio_pb2, chat_pb2, event_pb2, image_pb2, receipt_pb2, usage_pb2
 from weft.api.registry.v1 import model_pb2
 from weft.api.router.v1 import inference_service_pb2
+from weft.api.router.v1.task_pb2 import TaskSpec
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft_app.cli import image, media, transcribe
@@ -305,6 +306,40 @@ def test_captions_fail_if_the_model_returns_no_timestamps(talk: ScriptedMesh) ->
     result = talk.run("media", "transcribe", "talk.wav", "--srt", "-o", "talk.srt")
     assert (result.exit_code, files()) == (1, ["talk.wav"])
     assert "the model reports no times" in result.stderr
+
+
+@pytest.mark.parametrize(("flag", "text"), [("--srt", ""), ("--vtt", "WEBVTT\n")])
+def test_recording_without_speech_has_no_captions(talk: ScriptedMesh, flag: str, text: str) -> None:
+    talk.media = [event(transcript=audio_pb2.TranscriptPart(language="en", duration_seconds=3.0)), ended()]
+    result = talk.run("media", "transcribe", "talk.wav", flag)
+    assert (result.exit_code, result.stdout) == (0, text), result.output
+
+
+def test_recording_without_speech_has_no_words(talk: ScriptedMesh) -> None:
+    talk.media = [event(transcript=audio_pb2.TranscriptPart(language="en", duration_seconds=3.0)), ended()]
+    result = talk.run("media", "transcribe", "talk.wav", "--words")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["words"] == []
+
+
+def test_words_fail_if_the_model_returns_times_of_segments_alone(talk: ScriptedMesh) -> None:
+    talk.media = [said(" One fish.", 0.0), ended()]
+    result = talk.run("media", "transcribe", "talk.wav", "--words")
+    assert (result.exit_code, result.stdout) == (1, ""), result.output
+    assert "the model reports no times" in result.stderr
+
+
+def test_fetched_words_of_a_task_without_them_are_a_usage_error(
+    studio: ScriptedMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said that the model reports no times."""
+    spec = TaskSpec(model="whisper")
+    spec.transcription.with_segments = True
+    monkeypatch.setattr(transcribe, "fetched", lambda *_: ([said(" One fish.", 0.0), ended()], spec))
+    result = studio.run("media", "transcribe", "--fetch", "task-1", "--words")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "--words: task task-1 was submitted without it" in result.stderr
+    assert studio.run("media", "transcribe", "--fetch", "task-1", "--json").exit_code == 0
 
 
 def test_oversized_recording_is_rejected_with_advice(talk: ScriptedMesh, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -191,6 +191,14 @@ def test_explain_shows_the_full_history_of_a_request(mesh: Mesh) -> None:
     assert lines[-1].split() == ["Remote:", "yes"]
 
 
+def test_captured_request_shows_the_command_for_its_content(mesh: Mesh) -> None:
+    """The command had no id, and showed the content of the request that had ended last."""
+    mesh.arrive(1, "req-1")
+    receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_COMPLETED, captured=True)
+    mesh.log.note_end(ending(1, mesh.arrive(2, "req-2"), Reason.UNSPECIFIED, receipt))
+    assert "yes; weft explain req-1 --content shows it" in mesh.run("explain", "req-1").stdout
+
+
 def test_explain_of_a_waiting_request_shows_what_it_waits_for(mesh: Mesh) -> None:
     at = mesh.arrive(1, "req-1")
     mesh.log.note_decisions([Waits(key=1, position=2, reason="VRAM: needs 5.1 GiB", eta_seconds=9.0)], at)

@@ -144,6 +144,17 @@ def test_async_chat_prints_only_its_task_id(script: TaskScript) -> None:
     assert (spec.model, spec.chat.sampling.max_tokens, spec.options.priority) == ("qwen", 7, 0)
 
 
+@pytest.mark.parametrize(("command", "asked"), [("image", "a cat"), ("transcribe", "talk.wav"), ("speak", "Hello.")])
+def test_detached_media_command_names_the_command_that_fetches(
+    script: TaskScript, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, asked: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("talk.wav").write_bytes(b"sound")
+    done = script.run("media", command, asked, "--model", "m", "--detach")
+    assert (done.exit_code, done.stdout) == (0, f"{ID}\n"), done.output
+    assert f"`weft media {command} --fetch {ID}` waits for it" in done.stderr
+
+
 def test_single_task_is_one_document(script: TaskScript) -> None:
     assert json.loads(script.run("get", f"task/{ID}", "-o", "json").stdout)["kind"] == "task"
     assert script.run("get", "tasks", "-o", "name").stdout == f"task/{ID}\n"
@@ -230,6 +241,12 @@ def test_logs_of_a_failed_task_end_with_its_error(script: TaskScript) -> None:
     done = script.run("logs", f"task/{ID}")
     assert (done.exit_code, done.stdout) == (1, "")
     assert "worker_lost: the runner went away" in done.stderr
+
+
+def test_logs_report_a_watch_that_ends_before_the_task_is_sent(script: TaskScript) -> None:
+    done = script.run("logs", f"task/{ID}")
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert done.stderr == "weft: the mesh ended the watch before it sent the task; try again\n"
 
 
 def test_cancel_reports_the_outcome_of_each_task(script: TaskScript) -> None:

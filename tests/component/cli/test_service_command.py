@@ -1,6 +1,7 @@
 """`weft mesh service` of a user, with a systemctl that writes down what it is asked."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,28 @@ def test_install_enables_and_starts_the_service_and_mentions_lingering(user: Use
     ]
 
 
+@pytest.mark.usefixtures("user")
+@pytest.mark.parametrize(("user_id", "option"), [(0, " --user"), (1000, "")])
+def test_next_command_shows_the_service_that_was_installed(
+    monkeypatch: pytest.MonkeyPatch, user_id: int, option: str
+) -> None:
+    """For root, the command without an option shows the services of the machine."""
+    monkeypatch.setattr(os, "geteuid", lambda: user_id)
+    assert f"  weft mesh service status{option}   journalctl --user -u" in _weft("install", "mesh").stdout
+
+
+def test_runners_whose_shared_arguments_change_are_named(user: User) -> None:
+    """The arguments of other runners changed without a word."""
+    enabled = user.units / "default.target.wants"
+    enabled.mkdir(parents=True)
+    (enabled / "weft-runner@gpu-0.service").symlink_to(user.units / "weft-runner@.service")
+    assert "gpu-0" not in _weft("install", "runner", "gpu-0", "--", "--config", "a.yaml").stderr
+    assert "gpu-0" not in _weft("install", "runner", "gpu-1", "--", "--config", "a.yaml").stderr
+    changed = _weft("install", "runner", "gpu-1", "--", "--config", "b.yaml")
+    assert changed.exit_code == EXIT_OK
+    assert "from its next start, weft-runner@gpu-0.service has these arguments, too" in changed.stderr
+
+
 def test_unit_file_of_another_owner_is_never_replaced(user: User) -> None:
     user.units.mkdir(parents=True)
     (user.units / "weft-mesh.service").write_text("[Service]\nExecStart=/mine\n")
@@ -115,6 +138,24 @@ def test_uninstall_stops_a_service_first_and_an_unknown_one_returns_not_found(us
     assert "--user --no-pager stop weft-registry.service" in user.asked
     assert not (user.units / "weft-registry.service").exists()
     assert _weft("remove", "registry").exit_code == EXIT_NOT_FOUND
+
+
+def test_runner_service_that_was_never_enabled_is_removed(user: User) -> None:
+    """It was said not to be installed, and its template stayed."""
+    assert _weft("install", "--no-start", "runner", "box").exit_code == EXIT_OK
+    template = user.units / "weft-runner@.service"
+    assert template.exists()
+    assert _weft("remove", "runner", "box").exit_code == EXIT_OK
+    assert not template.exists()
+    assert _weft("remove", "runner", "box").exit_code == EXIT_NOT_FOUND
+
+
+def test_runner_template_stays_while_another_runner_uses_it(user: User) -> None:
+    _weft("install", "runner", "box")
+    (user.units / "default.target.wants").mkdir()
+    (user.units / "default.target.wants" / "weft-runner@box.service").symlink_to(user.units / "weft-runner@.service")
+    assert _weft("remove", "runner", "other").exit_code == EXIT_NOT_FOUND
+    assert (user.units / "weft-runner@.service").exists()
 
 
 def test_systemd_errors_are_passed_through(user: User) -> None:

@@ -38,6 +38,29 @@ with home.claim():
 """
 
 
+DRAINING = """
+import asyncio, sys
+from pathlib import Path
+from types import SimpleNamespace
+from weft_app.cli import foreground
+from weft_app.compose.home import WeftHome
+
+class Host:
+    stage_count = 0
+    async def start(self, show): pass
+    async def stop(self): await asyncio.Event().wait()
+    def kill_runners(self): pass
+
+async def first_access(*_, **__): pass
+foreground.first_access, foreground.ready_text = first_access, lambda *_: "up\\n"
+home = WeftHome(Path(sys.argv[1]))
+home.create()
+with home.claim():
+    asyncio.run(foreground._run(Host(), SimpleNamespace(drain_seconds=600.0), home, None))
+"""
+"""`weft up` with a request that does not end."""
+
+
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
 
@@ -50,11 +73,19 @@ def start(tmp_path: Path) -> Iterator[Start]:
 @contextmanager
 def _mesh(home: Path, signals: int = 1, *announced: str) -> Iterator["subprocess.Popen[bytes]"]:
     command = [sys.executable, "-c", MESH, str(home), str(signals), *announced]
+    with _started(command) as process:
+        yield process
+
+
+@contextmanager
+def _started(command: list[str]) -> Iterator["subprocess.Popen[bytes]"]:
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
-        yield process
-        process.kill()
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def _weft(*words: str | Path) -> Result:
@@ -89,6 +120,14 @@ def test_stop_timeout_reports_draining_and_suggests_now(start: Start, tmp_path: 
     )
     assert mesh.poll() is None
     assert _weft("stop", "--home", tmp_path).exit_code == EXIT_OK
+
+
+@pytest.mark.slow("imports what `weft up` imports, and waits half a second between two signals")
+def test_stop_now_does_not_wait_for_running_requests(tmp_path: Path) -> None:
+    with _started([sys.executable, "-c", DRAINING, str(tmp_path)]) as mesh:
+        done = _weft("stop", "--now", "--home", tmp_path, "--timeout", "5s")
+        assert (done.exit_code, done.stdout) == (EXIT_OK, f"stopped the mesh on {tmp_path}\n"), done.stderr
+        assert mesh.wait(10) == 0
 
 
 def test_killed_mesh_does_not_count_as_running(start: Start, tmp_path: Path) -> None:

@@ -11,9 +11,8 @@ from weft_app.cli.records import CLIENTS
 
 
 def _shown(receipt: Receipt) -> list[str]:
-    return [
-        line.split(":", 1)[1].strip() for line in receipt_lines(document_of(receipt)) if line.strip().startswith("GPU:")
-    ]
+    lines = receipt_lines(document_of(receipt), "req-1")
+    return [line.split(":", 1)[1].strip() for line in lines if line.strip().startswith("GPU:")]
 
 
 def test_device_share_includes_energy_if_known() -> None:

@@ -30,6 +30,23 @@ def _findings(folder: Path, configuration: str) -> dict[str, Finding]:
     return {finding.check: finding for finding in examine(WeftHome(folder / "home"), path, NetworkOptions(port=0))}
 
 
+def test_killed_mesh_is_not_said_to_run(tmp_path: Path) -> None:
+    """Its file was taken for a mesh, and ports that another program had taken since for those of this mesh."""
+    home = WeftHome(tmp_path)
+    home.create()
+
+    def said() -> str:
+        found = examine(home, None, NetworkOptions(port=0))
+        return next(finding.detail for finding in found if finding.check == "home")
+
+    with home.claim():
+        home.announce({"state": "running", "url": "http://127.0.0.1:8080", "pids": {"host": 7}})
+        assert "a mesh runs here (pid 7, http://127.0.0.1:8080)" in said()
+        left = home.up_file.read_bytes()
+    home.up_file.write_bytes(left)
+    assert "a mesh" not in said()
+
+
 @contextmanager
 def _server(status: int, *names: str, owner: str = "library") -> Iterator[str]:
     class Answer(BaseHTTPRequestHandler):

@@ -1,9 +1,11 @@
 """What `weft doctor` says of the machine, on systems that are not this one as well."""
 
+import os
 import socket
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from weft.gpu.nvml import Health, NvmlReading
@@ -91,5 +93,14 @@ def test_every_start_port_is_checked_and_reported_with_a_remedy() -> None:
         assert "--join-port" in relay.remedy
         assert f"{ports[1]} (publishers.listen)" in publishers.detail
         # They are taken by the mesh that runs here.
-        running = {"url": "http://127.0.0.1:0"}
+        running = {"url": "http://127.0.0.1:1", "pids": {"host": os.getpid()}}
         assert {each.verdict for each in port_findings(parse_config(document), running)} == {Verdict.OK}
+
+
+def test_port_of_another_program_is_reported_while_a_mesh_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was reported as used by the mesh, and the next start failed."""
+    monkeypatch.setattr(psutil.Process, "net_connections", lambda *_: [])
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        config = parse_config({"port": 0, "publishers": {"listen": f"127.0.0.1:{taken.getsockname()[1]}"}})
+        *_, publishers = port_findings(config, {"url": "http://127.0.0.1:1", "pids": {"host": os.getpid()}})
+    assert publishers.verdict is Verdict.FAILED

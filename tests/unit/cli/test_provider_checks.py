@@ -58,6 +58,18 @@ def test_provider_check_connects_and_sends_nothing() -> None:
     assert b"".join(got) == b""
 
 
+def test_secret_of_a_model_without_a_key_is_not_reported() -> None:
+    with _provider() as (port, _):
+        (found,) = central_model_findings([_model(f"http://{HOST}:{port}/v1")], set())
+    assert (found.verdict, found.detail) == (Verdict.OK, "m: its provider can be reached")
+
+
+def test_provider_beyond_the_maximum_is_reported_as_not_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_checks, "MAX_PROVIDERS", 0)
+    (found,) = central_model_findings([_model(f"http://{HOST}:{free_port()}/v1")], set())
+    assert found.detail == "m: not checked, as only 0 providers are"
+
+
 def test_missing_secret_error_shows_the_command_that_creates_it() -> None:
     with _provider() as (port, _):
         (found,) = central_model_findings([_model(f"http://{HOST}:{port}/v1", "secret/gone")], {"k"})
@@ -69,6 +81,10 @@ def test_unreachable_provider_error_names_the_field() -> None:
     (found,) = central_model_findings([_model(f"http://{HOST}:{port}/v1")], set())
     assert f"{HOST}:{port} cannot be reached: Connection refused" in found.detail
     assert found.remedy == "check `provider.url`: weft get model m -o yaml"
+
+
+def test_host_that_is_no_name_cannot_be_reached() -> None:
+    assert unreached_words(("api..example", 443, True)).startswith("api..example:443 cannot be reached: ")
 
 
 def test_untrusted_certificate_and_port_without_tls_give_different_errors(tmp_path: Path) -> None:

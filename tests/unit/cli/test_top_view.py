@@ -2,6 +2,7 @@
 
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_app.cli import top
-from weft_app.cli.top import TopSource
+from weft_app.cli.top import TopScreen, TopSource
 from weft_app.cli.top_page import MIN_COLUMNS, MIN_ROWS, SELECTED, WARNING, Sort, View, page, targets
 
 GIB = 1024**3
@@ -118,6 +119,12 @@ def test_models_are_sorted_by_key(sort: Sort, first: str) -> None:
     assert f"s sort ({sort})" in texts[-1]
 
 
+def test_requests_beyond_the_listed_ones_are_counted() -> None:
+    """Beyond 100 requests, the page counted the listed ones as all."""
+    (first, *_) = _texts(View(columns=120, rows=30), requests={"running": 60, "waiting": 40, "total": 412})
+    assert first.startswith("weft top  running 60  waiting 40  tokens/s 12.3  not listed 312  ")
+
+
 def test_pause_is_shown() -> None:
     assert "p go on" in _texts(View(columns=100, rows=30, is_paused=True))[-1]
 
@@ -165,6 +172,15 @@ def test_models_and_requests_are_targets_in_the_order_of_the_page() -> None:
 def test_control_characters_in_names_are_removed() -> None:
     texts = _texts(View(columns=100, rows=30), models=[_model("evil\x1b[2Jname\n", detail="a\rb")])
     assert all(text.isprintable() for text in texts)
+
+
+def test_every_key_but_y_answers_the_question_with_no(monkeypatch: pytest.MonkeyPatch) -> None:
+    """q ended the program, and l showed a log and left the question open."""
+    pressed = iter([["j"] * 4, ["c"], ["q"], ["c"], ["l"], ["q"]])
+    monkeypatch.setattr(top, "_keys", lambda _: next(pressed))
+    source: Any = SimpleNamespace(document=lambda: DOCUMENT)
+    assert TopScreen(source, Path("/nowhere"), 60.0)._watch() is None
+    assert list(pressed) == []
 
 
 def test_empty_mesh_is_rendered() -> None:

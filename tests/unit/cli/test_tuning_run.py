@@ -1,14 +1,19 @@
 """How `weft models tune` leaves a model."""
 
+import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from weft_app.cli import tuning_run
-from weft_app.cli.tuning_run import TunedModel, TuningRun
+from runner_svc.policy.tuning import Figures, Trial, TrialEnd
+from weft_app.cli import tune, tuning_run
+from weft_app.cli.main import app
+from weft_app.cli.tuning_run import TunedModel, TuningReport, TuningRun
 
 MODEL = TunedModel(
     name="m", runner="r", runtime="fake", options={}, space={"threads": (1, 2)}, elsewhere=frozenset(), was_loaded=True
@@ -70,3 +75,30 @@ def test_load_that_ctrl_c_interrupts_before_its_answer_ends_before_the_model_is_
     with pytest.raises(KeyboardInterrupt):
         TuningRun(Path("home"), MODEL, search, min_agreement=0.9).run(60.0, lambda _: None)
     assert mesh.done == ["load", "unload", "/v1/completions"]
+
+
+def _trial(number: int, speed: float) -> Trial:
+    figures = Figures(prompt_tokens_per_second=speed, output_tokens_per_second=speed)
+    return Trial(number=number, settings={"threads": number}, end=TrialEnd.MEASURED, figures=figures)
+
+
+def test_failed_switch_reports_the_active_profile_and_keeps_the_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reported success with exit code 0, and a load that failed lost the document of the search."""
+    trials = [_trial(1, 10.0), _trial(2, 20.0)]
+    report = TuningReport(model=MODEL, trials=trials, present=trials[0], best=trials[1])
+    step = {"step": "load", "model": "m", "problem": "no runner has it"}
+    api = SimpleNamespace(
+        get=lambda *_: {"name": "m-before-tune"}, put=lambda *_: None, post=lambda *_: {"steps": [step]}
+    )
+    for name, fake in {
+        "find_model": lambda *_: MODEL,
+        "TuningSearch": lambda *_: None,
+        "TuningRun": lambda *_, **__: SimpleNamespace(run=lambda *_: report),
+        "connect": lambda *_: nullcontext(api),
+    }.items():
+        monkeypatch.setattr(tune, name, fake)
+    done = CliRunner().invoke(app, ["models", "tune", "m", "--apply", "-o", "json"])
+    document = json.loads(done.stdout)
+    assert (done.exit_code, document["applied"], len(document["trials"])) == (1, False, 2)
+    assert "weft: cannot load m: no runner has it; profile/m-tuned is active, undo it with: " in done.stderr
+    assert done.stderr.endswith("weft mesh profile switch m-before-tune\n")

@@ -24,21 +24,23 @@ def test_recording_usage_has_its_length() -> None:
 
 
 def test_image_receipt_shows_work_and_no_tokens() -> None:
-    text = "\n".join(receipt_lines(document_of(_receipt(Usage(image_steps=20, image_pixels=262_144)))))
+    text = "\n".join(receipt_lines(document_of(_receipt(Usage(image_steps=20, image_pixels=262_144))), "req"))
     assert "20 steps, 0.262 megapixels" in text
     assert "Tokens" not in text
 
 
 def test_receipt_of_a_chat_with_a_recording_shows_tokens_and_length() -> None:
     text = "\n".join(
-        receipt_lines(document_of(_receipt(Usage(prompt_tokens=7, completion_tokens=2, audio_milliseconds=500))))
+        receipt_lines(document_of(_receipt(Usage(prompt_tokens=7, completion_tokens=2, audio_milliseconds=500))), "req")
     )
     assert "7 in, 2 out" in text
     assert "0.5 s of audio" in text
 
 
 def test_chat_receipt_has_no_work_line() -> None:
-    assert "Work" not in "\n".join(receipt_lines(document_of(_receipt(Usage(prompt_tokens=7, completion_tokens=2)))))
+    assert "Work" not in "\n".join(
+        receipt_lines(document_of(_receipt(Usage(prompt_tokens=7, completion_tokens=2))), "req")
+    )
 
 
 def test_line_after_an_answer_shows_the_work() -> None:
