@@ -7,13 +7,14 @@ from pathlib import Path
 
 from runner_svc.supervise.logs import LogRing
 from runner_svc.supervise.process import SupervisedProcess, describe_exit
+from weft.kernel.principal import KEY_VARIABLES
 
 MAX_LINE_BYTES = 65_536
 """Maximum length of an output line, which may be a JSON message; the rest is cut."""
 LAST_OUTPUT_SECONDS = 5.0
 """Wait for the last output of an ended program."""
-_FOREIGN_VARIABLES = ("PYTHONHOME", "PYTHONPATH", "PYTHONSTARTUP", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
-"""Variables that refer to a Python outside the environment."""
+_DROPPED_VARIABLES = KEY_VARIABLES | {"PYTHONHOME", "PYTHONPATH", "PYTHONSTARTUP", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__"}
+"""The mesh's keys, and variables that refer to a Python outside the environment."""
 
 
 async def run_program(
@@ -25,10 +26,10 @@ async def run_program(
 ) -> str:
     """Runs a program in `folder` and returns how it failed; empty: it succeeded. `read` gets each line of its output.
 
-    The program ends with this process; cancelling the call ends its children too. Raises CONNECT_FAILED, and what
-    `read` raises, which ends the program.
+    It does not see the mesh's keys, and ends with this process; cancelling the call ends its children too. Raises
+    CONNECT_FAILED, and what `read` raises, which ends the program.
     """
-    environment = {name: value for name, value in os.environ.items() if name not in _FOREIGN_VARIABLES}
+    environment = {name: value for name, value in os.environ.items() if name not in _DROPPED_VARIABLES}
     fault: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
 
     def read_lines(lines: Sequence[str]) -> None:

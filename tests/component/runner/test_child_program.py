@@ -42,3 +42,12 @@ async def test_long_json_message_of_a_pull_was_cut(tmp_path: Path) -> None:
     lines: list[str] = []
     assert await _run(f"print('x' * {LONG})", lines.append, tmp_path) == ""
     assert [len(line) for line in lines] == [LONG]
+
+
+async def test_installed_packages_saw_the_keys_of_the_mesh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    monkeypatch.setenv("WEFT_API_KEY", "key")
+    monkeypatch.setenv("HF_TOKEN", "hub")
+    code = "import os; print(*map(os.environ.get, ('WEFT_API_KEY', 'HF_TOKEN')))"
+    assert await _run(code, lines.append, tmp_path) == ""
+    assert lines == ["None hub"]
