@@ -66,7 +66,7 @@ class RequestMedia:
 
     def __init__(self, config: MediaConfig, *, allow_remote: bool | None = None) -> None:
         """`allow_remote`: the request's option; False rejects URLs, since a fetch contacts another host."""
-        self._config = config
+        self.config = config
         self._allow_remote = allow_remote
         self._addresses: dict[str, MediaAddress] = {}
 
@@ -93,26 +93,26 @@ class RequestMedia:
 
     def encoded_image(self, data: str, media_type: str, field: str) -> chat_pb2.MediaPart:
         """Returns an image given in base64. Raises INVALID_ARGUMENT or REQUEST_TOO_LARGE naming `field`."""
-        return checked_image(self._decoded(data, field), media_type, field, self._config)
+        return checked_image(self._decoded(data, field), media_type, field, self.config)
 
     def encoded_audio(self, data: str, audio_format: str, field: str) -> chat_pb2.MediaPart:
         """Returns a recording given in base64; `audio_format` is `wav` or `mp3`. Raises as `encoded_image`."""
-        return checked_audio(self._decoded(data, field), audio_format, field, self._config)
+        return checked_audio(self._decoded(data, field), audio_format, field, self.config)
 
     def _note(self, url: str, field: str, *, optional: bool) -> None:
-        require_allowed(url, field, self._config)
+        require_allowed(url, field, self.config)
         if self._allow_remote is False:
             raise invalid_field(field, "is a remote address, which 'allow_remote': false forbids")
         if (known := self._addresses.get(url)) is not None:
             if known.optional and not optional:
                 self._addresses[url] = MediaAddress(url=url, field=field)
             return
-        if len(self._addresses) == self._config.max_files:
-            raise invalid_field(field, f"is one URL too many: at most {self._config.max_files} in one request")
+        if len(self._addresses) == self.config.max_files:
+            raise invalid_field(field, f"is one URL too many: at most {self.config.max_files} in one request")
         self._addresses[url] = MediaAddress(url=url, field=field, optional=optional)
 
     def _decoded(self, text: str, field: str) -> bytes:
-        limit = self._config.max_bytes
+        limit = self.config.max_bytes
         if len(text) > limit // 3 * 4 + 4:
             raise too_large(field, limit)
         try:

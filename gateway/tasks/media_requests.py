@@ -12,6 +12,7 @@ from gateway.config import RequestLimits
 from gateway.intake.multipart import Part
 from gateway.intake.request_model import MAX_ID_CHARS, StrictModel
 from gateway.media import RequestMedia
+from gateway.media.content import checked_image
 from gateway.openai import image_schema, speech, transcriptions
 from gateway.openai.image_schema import ImageRequest
 from gateway.openai.speech import SpeechRequest
@@ -86,10 +87,10 @@ def edit_payload(params: ImageEditTask, limits: RequestLimits, media: RequestMed
         raise invalid_field("image", "must be a file")
     if len(sources) > MAX_SOURCE_IMAGES:
         raise invalid_field("image", f"must be at most {MAX_SOURCE_IMAGES} files")
-    payload.images.extend(_part(text, field) for text, field in sources)
+    payload.images.extend(_image(text, field, media) for text, field in sources)
     if params.mask is not None:
         mask = params.mask if isinstance(params.mask, str) else _text_of(params.mask, "mask")
-        payload.mask.CopyFrom(_part(mask, "mask"))
+        payload.mask.CopyFrom(_image(mask, "mask", media))
     return payload
 
 
@@ -151,6 +152,12 @@ def _text_of(reference: FileReference, field: str) -> str:
 
 def _is_id(text: str) -> bool:
     return text.startswith(f"{FILE_PREFIX}-") and is_token(text, MAX_ID_CHARS)
+
+
+def _image(text: str, field: str, media: RequestMedia) -> chat_pb2.MediaPart:
+    """Returns an image by its id, or validated as those of a live request. Raises INVALID_ARGUMENT naming the field."""
+    part = _part(text, field)
+    return part if part.file_id else checked_image(part.data, part.media_type, field, media.config)
 
 
 def _part(text: str, field: str) -> chat_pb2.MediaPart:

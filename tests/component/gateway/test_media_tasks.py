@@ -13,14 +13,15 @@ from file_script import MemoryBatches, MemoryFiles
 from gateway_script import RawResponse, RunningGateway, finished, serving
 from task_script import ScriptedTasks, output
 
-from gateway.config import GatewayConfig, ResultConfig
+from gateway.config import GatewayConfig, MediaConfig, ResultConfig
 from weft.api.common.v1 import audio_pb2, chat_pb2, event_pb2, image_pb2
 from weft.api.router.v1 import file_service_pb2, task_pb2
 from weft.durable.batches import RESULT
+from weft_testing.media_files import png
 
 PATH = "/api/v1/inference-tasks"
 KEY = bytes(range(32))
-PNG = b"\x89PNG\r\n\x1a\n" + bytes(20)
+PNG = png(1, 1)
 PNG_TEXT = base64.b64encode(PNG).decode()
 IMAGE = {"endpoint": "/v1/images/generations", "body": {"model": "tiny", "prompt": "a lighthouse"}}
 
@@ -163,6 +164,17 @@ async def test_invalid_submission_names_the_member() -> None:
         ):
             status, answer = await post(gateway, {"endpoint": endpoint, "body": {"model": "tiny", **body}})
             assert (status, answer["error"]["param"]) == (400, param)
+
+
+async def test_image_to_edit_was_not_checked_in_a_task() -> None:
+    config = GatewayConfig(port=0, media=MediaConfig(max_pixels=1))
+    large = base64.b64encode(png(2, 1)).decode()
+    async with serving(tasks=ScriptedTasks(), files=MemoryFiles(), config=config) as gateway:
+        for members in ({"image": large}, {"image": "file-1", "mask": large}):
+            body = {"model": "tiny", "prompt": "x", **members}
+            status, answer = await post(gateway, {"endpoint": "/v1/images/edits", "body": body})
+            assert (status, answer["error"]["param"]) == (400, f"body.{list(members)[-1]}")
+            assert "gateway.media.max_pixels" in answer["error"]["message"]
 
 
 async def test_result_url_needs_no_key_and_grants_no_other_access() -> None:
