@@ -181,7 +181,8 @@ _READERS: Mapping[str, Callable[[bytes, int], ImageSize | None]] = {
 MAX_STEPS = 10_000
 """Maximum number of RIFF chunks read of one recording."""
 
-_UNKNOWN_LENGTHS = frozenset({0, 0xFFFFFFFF})
+_UNKNOWN_FROM = 0x7FFF_F000
+"""Programs that write to a pipe do not know the length in advance: SoX writes this, arecord 2^31, ffmpeg 2^32 - 1."""
 # kbit/s by the header's four bits, for MPEG 1 and for MPEG 2 and 2.5; 0 and 15 are invalid.
 _RATES_1 = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
 _RATES_2 = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
@@ -204,8 +205,7 @@ def wav_seconds(data: bytes) -> float | None:
             bytes_per_second = _wav_rate(data, position)
         elif kind == b"data":
             here = len(data) - position
-            # Programs that write to a pipe do not know the length in advance.
-            sound = here if length in _UNKNOWN_LENGTHS else length
+            sound = here if length == 0 or length >= _UNKNOWN_FROM else length
             return sound / bytes_per_second if bytes_per_second and 0 < sound <= here else None
         position += length + (length & 1)
     return None

@@ -180,6 +180,14 @@ def test_recording_is_kept_unchanged(data: bytes, audio_format: str, media_type:
     assert (file.data, file.media_type) == (data, media_type)
 
 
+@pytest.mark.parametrize("length", [0, 0x7FFF_F000, 2**31, 2**32 - 1], ids=["none", "SoX", "arecord", "ffmpeg"])
+def test_recording_that_a_program_wrote_to_a_pipe_is_read_to_its_end(length: int) -> None:
+    """Regression: those of SoX and arecord were refused as incomplete."""
+    data = wav(seconds=2)
+    place = data.index(b"data") + 4
+    assert wav_seconds(data[:place] + length.to_bytes(4, "little") + data[place + 4 :]) == pytest.approx(2)
+
+
 def test_recording_length_is_read_from_its_header() -> None:
     assert wav_seconds(wav(seconds=2)) == pytest.approx(2)
     assert mp3_seconds(mp3(frames=100)) == pytest.approx(2.6, abs=0.1)
