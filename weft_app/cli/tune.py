@@ -10,6 +10,7 @@ import typer
 from runner_svc.policy.tuning import Trial
 from weft.documents.yaml_documents import yaml_text
 from weft.kernel.errors import WeftError
+from weft.kernel.names import MAX_NAME_CHARS
 from weft.kernel.reasons import Reason
 from weft.kernel.units import size_words
 from weft_app.cli import profile
@@ -23,7 +24,6 @@ from weft_app.cli.tuning_search import TuningSearch
 
 DEFAULT_MINUTES = 10.0
 DEFAULT_AGREEMENT = 0.9
-MAX_NAME_CHARS = 40
 TIMEOUT_SECONDS = 60.0
 _COLUMNS = custom_columns(
     "TRIAL:trial SETTINGS END:end PROMPT_TOK/S:promptTokensPerSecond:{:.0f} "
@@ -126,8 +126,9 @@ def _follow(api: MeshApi, step: Document) -> None:
 
 def _names(model: str) -> tuple[str, str]:
     """Returns the names of the profiles before and after."""
-    stem = re.sub(r"[^a-z0-9-]+", "-", model.lower())[:MAX_NAME_CHARS].strip("-")
-    return f"{stem}-before-tune", f"{stem}-tuned"
+    before, after = "-before-tune", "-tuned"
+    stem = re.sub(r"[^a-z0-9-]+", "-", model.lower())[: MAX_NAME_CHARS - len(before)].strip("-")
+    return stem + before, stem + after
 
 
 def outcome(report: TuningReport) -> str:

@@ -340,12 +340,13 @@ class TuningRun:
         _, receipt = self._completed(api, prompt, MEASURED_ANSWER_TOKENS)
         timings = receipt.get("engineTimings", {})
         prefill, decode = timings.get("prefillSeconds", 0.0), timings.get("decodeSeconds", 0.0)
-        if not prefill or not decode:
-            raise WeftError(Reason.UNSUPPORTED_OPERATION, f"{self._model.name} reports no times of its requests")
-        processed = receipt["promptTokens"] - receipt.get("cachedPromptTokens", 0)
+        processed = receipt.get("promptTokens", 0) - receipt.get("cachedPromptTokens", 0)
+        generated = receipt.get("completionTokens", 0)
+        if not (prefill and decode and processed > 0 and generated):
+            raise WeftError(Reason.UNSUPPORTED_OPERATION, f"{self._model.name} reports no tokens or times of requests")
         return Figures(
             prompt_tokens_per_second=processed / prefill,
-            output_tokens_per_second=receipt["completionTokens"] / decode,
+            output_tokens_per_second=generated / decode,
         )
 
     def _completed(self, api: MeshApi, prompt: str, max_tokens: int) -> tuple[Document, Document]:

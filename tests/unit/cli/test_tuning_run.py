@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from runner_svc.policy.tuning import Figures, Trial, TrialEnd
+from weft.kernel.errors import WeftError
 from weft_app.cli import tune, tuning_run
 from weft_app.cli.main import app
 from weft_app.cli.tuning_run import TunedModel, TuningReport, TuningRun
@@ -77,6 +78,16 @@ def test_load_that_ctrl_c_interrupts_before_its_answer_ends_before_the_model_is_
     assert mesh.done == ["load", "unload", "/v1/completions"]
 
 
+def test_model_that_answers_nothing_is_not_measured(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: a receipt leaves out what is 0, and the search ended with a KeyError."""
+    receipt = {"promptTokens": 100, "engineTimings": {"prefillSeconds": 2.0, "decodeSeconds": 1.0}}
+    monkeypatch.setattr(mesh, "get", lambda *_, **__: {"receipt": receipt})
+    search: Any = Search()
+    api: Any = mesh
+    with pytest.raises(WeftError, match="m reports no tokens or times of requests"):
+        TuningRun(Path("home"), MODEL, search, min_agreement=0.9)._speeds(api)
+
+
 def _trial(number: int, speed: float) -> Trial:
     figures = Figures(prompt_tokens_per_second=speed, output_tokens_per_second=speed)
     return Trial(number=number, settings={"threads": number}, end=TrialEnd.MEASURED, figures=figures)
@@ -102,3 +113,9 @@ def test_failed_switch_reports_the_active_profile_and_keeps_the_measurements(mon
     assert (done.exit_code, document["applied"], len(document["trials"])) == (1, False, 2)
     assert "weft: cannot load m: no runner has it; profile/m-tuned is active, undo it with: " in done.stderr
     assert done.stderr.endswith("weft mesh profile switch m-before-tune\n")
+
+
+def test_profiles_of_models_with_long_names_replaced_each_other() -> None:
+    names = {name for model in ("0", "1") for name in tune._names(f"{'a' * 50}-{model}")}
+    assert len(names) == 4
+    assert max(map(len, tune._names("b" * 128))) == 128
