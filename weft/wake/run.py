@@ -86,7 +86,7 @@ async def run_command(argv: Sequence[str], *, timeout_seconds: float, environmen
             await _end(process)
         # Redact before cutting: half a secret is a secret, too.
         secrets = [*argv, *(argument.partition("=")[2] for argument in argv)]
-        last_line = redacted(tail.last_line(), secrets)[:MAX_LAST_LINE_CHARS]
+        last_line = redacted(tail.last_line(max(map(len, secrets))), secrets)[:MAX_LAST_LINE_CHARS]
     finally:
         tail.close()
     if return_code != 0:
@@ -144,11 +144,12 @@ class _ErrorTail:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._read_end, self._read)
 
-    def last_line(self) -> str:
-        """Returns the last line that is not blank, or ""."""
+    def last_line(self, longest_secret: int = 0) -> str:
+        """Returns the last line that is not blank, or "". If its beginning is lost, so may be that of a secret."""
         self._read()
-        lines = [line.strip() for line in self._kept.decode("utf-8", "replace").splitlines()]
-        return next((line for line in reversed(lines) if line), "")
+        text = self._kept.decode("utf-8", "replace")
+        lines = text[longest_secret if len(self._kept) == MAX_OUTPUT_BYTES else 0 :].splitlines()
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
     def close_write_end(self) -> None:
         """Closes this process's copy of the write end."""

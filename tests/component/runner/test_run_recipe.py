@@ -18,7 +18,7 @@ from kit.recipes import command_recipe, http_recipe, packet_recipe
 from weft.api.registry.v1.wake_pb2 import WakeRecipe
 from weft.kernel.reasons import Reason
 from weft.wake.recipes import magic_packet
-from weft.wake.run import _ErrorTail, run_recipe
+from weft.wake.run import MAX_OUTPUT_BYTES, _ErrorTail, run_recipe
 
 SECRET = "very-secret-token"
 
@@ -133,6 +133,14 @@ async def test_option_value_is_never_revealed_even_partially(said: str) -> None:
     code = f"import sys; sys.exit({said.replace(SECRET, '')!r} + sys.argv[1].partition('=')[2])"
     message = await _failure(command_recipe(argv=(sys.executable, "-I", "-S", "-c", code, f"--token={SECRET}")))
     assert not any(SECRET[:length] in message for length in range(4, len(SECRET)))
+
+
+async def test_secret_whose_beginning_was_cut_off_is_not_revealed() -> None:
+    """Regression: of a line of more than 4 KiB, a secret's end was no longer recognized."""
+    for rest in range(MAX_OUTPUT_BYTES - len(SECRET), MAX_OUTPUT_BYTES, 4):
+        code = f"import sys; sys.exit(sys.argv[1].partition('=')[2] + 'x' * {rest - 1})"
+        message = await _failure(command_recipe(argv=(sys.executable, "-I", "-S", "-c", code, f"--token={SECRET}")))
+        assert message.startswith("the recipe's command ended with exit code 1: xxx")
 
 
 async def test_arguments_are_not_quoted_in_errors_and_not_interpreted_by_a_shell(tmp_path: Path) -> None:
