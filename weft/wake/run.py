@@ -145,10 +145,11 @@ class _ErrorTail:
         self._loop.add_reader(self._read_end, self._read)
 
     def last_line(self, longest_secret: int = 0) -> str:
-        """Returns the last line that is not blank, or "". If its beginning is lost, so may be that of a secret."""
+        """Returns the last line that is not blank, or "", without what may be the end of a secret that was cut."""
         self._read()
-        text = self._kept.decode("utf-8", "replace")
-        lines = text[longest_secret if len(self._kept) == MAX_OUTPUT_BYTES else 0 :].splitlines()
+        lines = self._kept.decode("utf-8", "replace").splitlines()
+        if len(self._kept) == MAX_OUTPUT_BYTES:
+            lines[0] = lines[0][longest_secret:]
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
     def close_write_end(self) -> None:

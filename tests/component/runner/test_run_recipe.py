@@ -123,6 +123,11 @@ async def test_last_line_is_found_behind_output_that_was_not_read_yet() -> None:
     tail.close()
 
 
+async def test_whole_last_line_of_a_program_with_a_long_argument_is_reported() -> None:
+    code = "import sys; sys.stderr.write('x' * 10_000); sys.exit('\\nno power')" + "#" * MAX_OUTPUT_BYTES
+    assert (await _failure(_python(code))).endswith("exit code 1: no power")
+
+
 async def test_program_killed_by_an_unnamed_signal_is_a_failure() -> None:
     code = "import os, signal; os.kill(os.getpid(), signal.SIGRTMIN + 3)"
     assert await _failure(_python(code)) == "the recipe's command ended with signal 37"
