@@ -12,11 +12,13 @@ class HeadTurns:
     """Lets one connection at a time use a turn of the event loop.
 
     Between two of them, the loop serves all connections whose requests have been accepted. Otherwise, a flood of heads
-    that arrives together is parsed and refused in a single turn, and every request waits for all of it.
+    that arrives together is parsed and refused in a single turn, and every request waits for all of it. Addresses take
+    turns, so that a new connection waits for one head of each other address.
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[Callable[[], None], int]] = deque()
+        self._waiting: dict[str, deque[tuple[Callable[[], None], int]]] = {}
+        """By address, the next one first."""
         self._waiting_bytes = 0
         self._is_taken = False
         self._has_ended = False
@@ -31,12 +33,12 @@ class HeadTurns:
         loop.call_soon(self._next, loop)
         return True
 
-    def wait(self, serve: Callable[[], None], size_bytes: int) -> bool:
-        """Calls `serve` in a later turn, in the order of the calls; returns whether there is room for its bytes."""
+    def wait(self, address: str, serve: Callable[[], None], size_bytes: int) -> bool:
+        """Calls `serve` in a later turn, in the order of its address; returns whether there is room for its bytes."""
         if self._waiting_bytes + size_bytes > MAX_WAITING_BYTES:
             return False
         self._waiting_bytes += size_bytes
-        self._waiting.append((serve, size_bytes))
+        self._waiting.setdefault(address, deque()).append((serve, size_bytes))
         return True
 
     def end(self) -> None:
@@ -53,6 +55,10 @@ class HeadTurns:
         self._serve_first()
 
     def _serve_first(self) -> None:
-        serve, size_bytes = self._waiting.popleft()
+        address = next(iter(self._waiting))
+        waiting = self._waiting.pop(address)
+        serve, size_bytes = waiting.popleft()
+        if waiting:
+            self._waiting[address] = waiting
         self._waiting_bytes -= size_bytes
         serve()

@@ -45,42 +45,43 @@ class ConnectionCounts:
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits
-        self._by_origin: Counter[str] = Counter()
+        self._by_network: Counter[str] = Counter()
         self._total = 0
 
-    def admit(self, address: str) -> WeftError | None:
-        """Counts a connection; returns why it is refused, or None. `address`: the peer's; empty for a Unix socket."""
+    def admit(self, network: str) -> WeftError | None:
+        """Counts a connection; returns why it is refused, or None. `network`: of its peer, see `network_of`."""
         self._total += 1
-        origin = _origin(address)
-        if origin:
-            self._by_origin[origin] += 1
+        self._by_network[network] += 1
         if self._total > self._limits.max_connections:
             return WeftError(Reason.QUEUE_FULL, "too many connections")
-        if self._by_origin[origin] > self._limits.max_connections_per_address:
+        if self._by_network[network] > self._limits.max_connections_per_address and not _is_local(network):
             return WeftError(Reason.TOO_MANY_RESOURCES, "too many connections from this address")
         return None
 
-    def release(self, address: str) -> None:
+    def release(self, network: str) -> None:
         """Counts a connection as closed."""
         self._total -= 1
-        origin = _origin(address)
-        if origin:
-            self._by_origin[origin] -= 1
-            if not self._by_origin[origin]:
-                del self._by_origin[origin]
+        self._by_network[network] -= 1
+        if not self._by_network[network]:
+            del self._by_network[network]
 
 
-def _origin(address: str) -> str:
-    """Returns the key under which an address is counted; empty: no limit per address (loopback, Unix sockets)."""
+def network_of(address: str) -> str:
+    """Returns the network of a peer, whose connections are counted and read together; empty for a Unix socket."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return ""
     if isinstance(found, ipaddress.IPv6Address):
-        if found.ipv4_mapped is None:
-            return "" if found.is_loopback else str(ipaddress.ip_network((found, _NETWORK_BITS), strict=False))
-        found = found.ipv4_mapped
-    return "" if found.is_loopback else str(found)
+        if found.ipv4_mapped is not None:
+            return str(found.ipv4_mapped)
+        if not found.is_loopback:
+            return str(ipaddress.ip_network((found, _NETWORK_BITS), strict=False))
+    return str(found)
+
+
+def _is_local(network: str) -> bool:
+    return not network or ipaddress.ip_address(network.partition("/")[0]).is_loopback
 
 
 def within_open_files(limits: ConnectionLimits) -> ConnectionLimits:
@@ -139,6 +140,7 @@ class EdgeProtocol(HttpToolsProtocol):
         self._limits = config.limits
         self._server_config = config
         self._is_accepted = False
+        self._network = ""
         self._waiting: bytes | None = None
         self._head_bytes = 0
         self._is_reading_head = True
@@ -159,7 +161,8 @@ class EdgeProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         """Accepts the connection within the connection limits."""
         super().connection_made(transport)
-        refusal = self._server_config.counts.admit(self._peer)
+        self._network = network_of(self.client[0] if self.client else "")
+        refusal = self._server_config.counts.admit(self._network)
         if refusal is not None:
             self._refuse(refusal)
             transport.close()
@@ -174,7 +177,7 @@ class EdgeProtocol(HttpToolsProtocol):
             _notify_disconnect(running)
         _cancel(self._head_timer, self._linger_timer)
         self._waiting = None
-        self._server_config.counts.release(self._peer)
+        self._server_config.counts.release(self._network)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -190,7 +193,7 @@ class EdgeProtocol(HttpToolsProtocol):
             return
         turns = self._server_config.turns
         kept = b"" if self._is_refused else self._possible_head(data)
-        if turns.take(self.loop) or not turns.wait(self._receive_waiting, len(kept)):
+        if turns.take(self.loop) or not turns.wait(self._network, self._receive_waiting, len(kept)):
             self._receive(kept)
         else:
             self._waiting = kept
@@ -397,10 +400,6 @@ class EdgeProtocol(HttpToolsProtocol):
             await app(scope, receive, send_and_linger)
 
         return serve
-
-    @property
-    def _peer(self) -> str:
-        return self.client[0] if self.client else ""
 
     def _require_few_bytes(self, count: int, what: str) -> None:
         limit = self._limits.max_header_bytes

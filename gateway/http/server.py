@@ -32,6 +32,8 @@ _FINAL_WRITES_SECONDS = 2.0
 _POLL_SECONDS = 0.005
 _BACKLOG = 2048
 """Maximum number of connections that wait to be accepted."""
+_ACCEPTED_PER_TURN = 4
+"""Connections that are accepted before other requests run."""
 _STARTING_TURNS = 3
 """Turns within which any event loop starts the protocol of an accepted connection."""
 
@@ -65,32 +67,26 @@ class EdgeServer(Server):
 
     @override
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._tls is not None:
-            await self._startup_with_tls(sockets or [], self._tls)
-        elif sockets and sockets[0].family == socket.AF_UNIX:
-            await self.lifespan.startup()
-            loop = asyncio.get_running_loop()
-            self.servers = [await loop.create_unix_server(self._protocol, sock=each) for each in sockets]
-            self.started = True
-        else:
-            await super().startup(sockets)
-        self._started.set()
-
-    async def _startup_with_tls(self, sockets: list[socket.socket], context: ssl.SSLContext) -> None:
-        """Starts as uvicorn does, with a handshake timeout: uvicorn allows a minute, without a setting."""
+        """Starts as uvicorn does, except that connections are accepted a few at a time, with a handshake timeout."""
         await self.lifespan.startup()
         loop = asyncio.get_running_loop()
-        self.servers = [
-            await loop.create_server(
-                self._protocol,
-                sock=listener,
-                ssl=context,
-                ssl_handshake_timeout=HANDSHAKE_TIMEOUT_SECONDS,
-                backlog=self._edge_config.backlog,
-            )
-            for listener in sockets
-        ]
+        self.servers = []
+        for listener in sockets or ():
+            if listener.family == socket.AF_UNIX:
+                server = await loop.create_unix_server(self._protocol, sock=listener, backlog=_ACCEPTED_PER_TURN)
+            else:
+                server = await loop.create_server(
+                    self._protocol,
+                    sock=listener,
+                    ssl=self._tls,
+                    ssl_handshake_timeout=None if self._tls is None else HANDSHAKE_TIMEOUT_SECONDS,
+                    backlog=_ACCEPTED_PER_TURN,
+                )
+            # asyncio uses one number for both.
+            listener.listen(_BACKLOG)
+            self.servers.append(server)
         self.started = True
+        self._started.set()
 
     def _protocol(self) -> asyncio.Protocol:
         config = self._edge_config

@@ -60,7 +60,7 @@ _YAML_TYPES = frozenset({b"application/yaml", b"application/x-yaml"})
 _JSON_TYPE = b"application/json"
 _FORM_TYPE = b"multipart/form-data"
 _MAX_LENGTH_DIGITS = 20
-_DECODED_STEP_BYTES = 1024 * 1024
+_DECODED_STEP_BYTES = 64 * 1024
 """Maximum decoded bytes of a body before other requests run."""
 _OF_PAGES = frozenset({b"origin", b"referer", b"sec-fetch-site"})
 """Headers that browsers send for a page. Its scripts cannot leave all of them out."""

@@ -4,14 +4,14 @@ import pytest
 import structlog
 
 from gateway.config import ConnectionLimits
-from gateway.http.protocol import ConnectionCounts, within_open_files
+from gateway.http.protocol import ConnectionCounts, network_of, within_open_files
 from weft.kernel.reasons import Reason
 
 FEW = ConnectionLimits(max_connections=5, max_connections_per_address=2)
 
 
 def reason_of(counts: ConnectionCounts, address: str) -> Reason | None:
-    refusal = counts.admit(address)
+    refusal = counts.admit(network_of(address))
     return None if refusal is None else refusal.reason
 
 
@@ -28,8 +28,8 @@ def test_address_has_a_connection_limit_and_released_connections_are_reusable(fi
     counts = ConnectionCounts(FEW)
     assert [reason_of(counts, first), reason_of(counts, again)] == [None, None]
     assert reason_of(counts, again) is Reason.TOO_MANY_RESOURCES
-    counts.release(again)
-    counts.release(first)
+    counts.release(network_of(again))
+    counts.release(network_of(first))
     assert reason_of(counts, again) is None
 
 
@@ -44,7 +44,7 @@ def test_addresses_without_connections_are_forgotten() -> None:
     for number in range(200):
         counts.admit(f"192.0.2.{number}")
         counts.release(f"192.0.2.{number}")
-    assert not counts._by_origin
+    assert not counts._by_network
 
 
 def test_half_of_the_open_files_are_reserved_for_the_process_and_this_is_logged(

@@ -26,8 +26,8 @@ OWN_BYTES = 32 * 1024
 class Peer(asyncio.Transport):
     """A transport that remembers what was written, and whether it is read."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, address: str = "192.0.2.1") -> None:
+        super().__init__({"peername": (address, 4711)})
         self.written = b""
         self.is_read = True
         self.is_gone = False

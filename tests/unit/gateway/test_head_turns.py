@@ -40,9 +40,9 @@ class Edge:
         self.turns = self._config.turns
         self._open = list[EdgeProtocol]()
 
-    def connection(self) -> EdgeProtocol:
+    def connection(self, address: str = "192.0.2.1") -> EdgeProtocol:
         made = EdgeProtocol(self._config, ServerState(), {}, asyncio.get_running_loop())
-        made.connection_made(Peer())
+        made.connection_made(Peer(address))
         self._open.append(made)
         return made
 
@@ -106,6 +106,16 @@ async def test_first_requests_are_answered_in_the_order_of_their_arrival(edge: E
         await asyncio.sleep(0)
         answered += [each for each in callers if _peer(each).written and each not in answered]
     assert answered == callers
+
+
+async def test_first_request_of_an_address_waits_for_one_head_of_each_other_address(edge: Edge) -> None:
+    for attacker in ["192.0.2.1", "192.0.2.2"] * FLOOD:
+        edge.connection(attacker).data_received(REFUSED["too large"])
+    caller = edge.connection("192.0.2.3")
+    caller.data_received(GOOD)
+    for _ in range(2 + FEW_TURNS):
+        await asyncio.sleep(0)
+    assert _peer(caller).written.startswith(b"HTTP/1.1 200")
 
 
 async def test_head_that_waits_is_not_read_further_and_holds_no_more_than_its_limit(edge: Edge) -> None:
