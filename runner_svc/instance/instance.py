@@ -263,8 +263,8 @@ class Instance:
         `priority`: that of the waiting request; models of a higher priority are not evicted for it.
 
         Raises WAKE_FAILED with the cause: immediately during a pause after a crash, when it is unloaded meanwhile, or
-        if it never fits; INSUFFICIENT_MEMORY if no memory became available in time; SHUTTING_DOWN if the runner is
-        stopping.
+        if it never fits; INSUFFICIENT_MEMORY if no memory became available in time; SHUTTING_DOWN if it is
+        being stopped; BACKEND_NOT_READY before its start.
         """
         self._require_running()
         if self.phase is Phase.READY:
@@ -357,7 +357,7 @@ class Instance:
 
         Also ends a process that already sleeps. With `config.unload_keeps_process`, a process that can sleep is kept,
         as by the idle timer. Raises UNSUPPORTED_OPERATION for a server that weft can neither end nor put to sleep,
-        BACKEND_ERROR if its sleep action fails, SHUTTING_DOWN if the runner is stopping.
+        BACKEND_ERROR if its sleep action fails, SHUTTING_DOWN if it is being stopped.
         """
         # After the unload with which a load with other options begins, or that load would undo this unload.
         async with self._load_lock:
@@ -397,8 +397,14 @@ class Instance:
         self.slots.resize(min(slots, self.config.target_inflight or slots))
 
     def _require_running(self) -> None:
-        if self._lifecycle.stopping or self._task is None:
+        if self._lifecycle.stopping:
             raise _shutting_down(self.model)
+        if self._task is None:
+            raise WeftError(
+                Reason.BACKEND_NOT_READY,
+                f"{self.model} starts here once its earlier version has ended",
+                retry_after_seconds=LOADING_RETRY_SECONDS,
+            )
 
 
 class _WakeWaiters:
@@ -476,4 +482,4 @@ def _last_log_lines(lines: Sequence[str]) -> tuple[str, ...]:
 
 
 def _shutting_down(model: str) -> WeftError:
-    return WeftError(Reason.SHUTTING_DOWN, f"{model} accepts no requests here: the runner is stopping")
+    return WeftError(Reason.SHUTTING_DOWN, f"{model} accepts no requests here: it is being stopped")

@@ -188,7 +188,7 @@ class LifecycleLoop:
         finally:
             serves = self.state.doing is Command.SERVE
             self._note(Event(EventKind.END_ASKED))
-            gone = WeftError(Reason.SHUTTING_DOWN, "the runner is stopping")
+            gone = WeftError(Reason.SHUTTING_DOWN, f"{self.loader.config.name} is being stopped here")
             self.awake.settle(gone)
             self.asleep.settle(gone)
             try:

@@ -300,6 +300,14 @@ async def test_refused_request_has_the_reason(prepare: str, reason: Reason) -> N
     await stage.instance.stop()
 
 
+async def test_wake_of_a_model_whose_earlier_version_still_ends_is_told_to_come_again() -> None:
+    """It was told that the runner is stopping, which it was not."""
+    stage = Stage()
+    with pytest.raises(WeftError, match="once its earlier version has ended") as refused:
+        await stage.instance.wake()
+    assert (refused.value.reason, refused.value.retry_after_seconds) == (Reason.BACKEND_NOT_READY, 1.0)
+
+
 async def test_stop_ends_the_backend_in_any_state_and_is_idempotent() -> None:
     stage = Stage()
     await stage.instance.start()
