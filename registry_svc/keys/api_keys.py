@@ -22,7 +22,7 @@ from typing_extensions import override
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.policy.limits import require_room
 from registry_svc.mesh.records import extended
-from registry_svc.store.owner_file import read_owner_file, write_owner_file
+from registry_svc.store.owner_file import create_owner_file, read_owner_file
 from registry_svc.watchers import Watcher, Watchers
 from weft.api.registry.v1 import key_service_pb2 as pb
 from weft.api.registry.v1 import key_service_pb2_grpc
@@ -465,10 +465,8 @@ def read_pepper(path: Path) -> bytes | None:
 
 
 def make_pepper(path: Path) -> bytes:
-    """Writes a new pepper to disk and returns it. Raises INVALID_ARGUMENT if it cannot be written."""
-    pepper = secrets.token_bytes(PEPPER_BYTES)
-    write_owner_file(path, pepper, _PEPPER_FIELD)
-    return pepper
+    """Writes a new pepper to disk, unless there is one; returns it. Raises INVALID_ARGUMENT if it cannot be written."""
+    return create_owner_file(path, secrets.token_bytes(PEPPER_BYTES), _PEPPER_FIELD)
 
 
 def pepper_mark(pepper: bytes) -> bytes:

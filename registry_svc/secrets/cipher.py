@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
 
-from registry_svc.store.owner_file import read_owner_file, write_owner_file
+from registry_svc.store.owner_file import create_owner_file, read_owner_file
 from weft.kernel.errors import invalid_field
 
 KEY_BYTES = 32
@@ -86,10 +86,9 @@ def read_keys(path: Path) -> tuple[bytes, ...]:
 
 
 def make_keys(path: Path) -> tuple[bytes, ...]:
-    """Writes a file with one new key to disk, and returns the key. Raises INVALID_ARGUMENT naming the setting."""
-    key = secrets.token_bytes(KEY_BYTES)
-    write_owner_file(path, base64.b64encode(key) + b"\n", SETTING)
-    return (key,)
+    """Writes a file with one new key to disk, unless there is one; returns its keys. Raises as `read_keys`."""
+    create_owner_file(path, base64.b64encode(secrets.token_bytes(KEY_BYTES)) + b"\n", SETTING)
+    return read_keys(path)
 
 
 def _key_of(line: bytes) -> bytes | None:

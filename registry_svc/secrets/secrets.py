@@ -156,7 +156,7 @@ class Secrets:
                     Reason.UNSUPPORTED_OPERATION,
                     "this registry has no key file, so it can store neither secrets nor captures",
                 )
-            self._cipher = SecretCipher(read_keys(path) or make_keys(path))
+            self._cipher = SecretCipher(make_keys(path))
         return self._cipher
 
     def has_key(self, key_id: str) -> bool:

@@ -5,6 +5,7 @@ import stat
 from pathlib import Path
 
 from weft.kernel.errors import invalid_field
+from weft.kernel.file_replacement import lock_file, replace_file
 
 _NOT_OWNER = stat.S_IRWXG | stat.S_IRWXO
 
@@ -27,25 +28,22 @@ def read_owner_file(path: Path, setting: str, *, max_bytes: int) -> bytes | None
     return content
 
 
-def write_owner_file(path: Path, content: bytes, setting: str) -> None:
-    """Writes a file durably. Raises INVALID_ARGUMENT naming the setting if that fails."""
-    fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
+def create_owner_file(path: Path, content: bytes, setting: str) -> bytes:
+    """Writes a file durably, unless there is one: registries that start together use the same. Returns its content.
+
+    Raises INVALID_ARGUMENT naming the setting if that fails.
+    """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fresh.unlink(missing_ok=True)
-        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
-        _sync_folder(path.parent)
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            lock_file(folder, waits=True)
+            if path.exists():
+                return path.read_bytes()
+            replace_file(path, content)
+            os.fsync(folder)
+        finally:
+            os.close(folder)
     except OSError as error:
         raise invalid_field(setting, f"{path} cannot be written: {error.strerror}") from error
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    return content

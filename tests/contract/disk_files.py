@@ -19,7 +19,7 @@ from types import MappingProxyType
 
 from registry_svc.operations.governance import RollbackGuard
 from registry_svc.operations.policy.governance import Marks
-from registry_svc.store.owner_file import read_owner_file, write_owner_file
+from registry_svc.store.owner_file import create_owner_file, read_owner_file
 from router_svc.policy.promises import Loss, LossKind, Promise
 from router_svc.store.promises import PromiseFile
 from runner_svc.added_models_file import AddedModelsFile
@@ -188,6 +188,12 @@ def _model(folder: Path) -> int:
     return 0 if found is None else _version_in(Path(found.path).read_bytes())
 
 
+def _create_owner_file(folder: Path, version: int) -> None:
+    """Version 1 is no file."""
+    if version > 1:
+        create_owner_file(folder / "file", bytes([version]) * MANY, "pepper_file")
+
+
 def _write_certificate(folder: Path, version: int) -> None:
     """Version 1 is no certificate."""
     if version > 1:
@@ -205,8 +211,8 @@ WRITERS: Mapping[str, Writer] = MappingProxyType(
     {
         "replaced file": Writer(_write_small_file, _small_file, names_file=False),
         "owner's file": Writer(
-            lambda folder, version: write_owner_file(folder / "file", bytes([version]) * MANY, "pepper_file"),
-            lambda folder: _version_in(read_owner_file(folder / "file", "pepper_file", max_bytes=MANY)),
+            _create_owner_file,
+            lambda folder: _version_in(read_owner_file(folder / "file", "pepper_file", max_bytes=MANY) or b"\1" * MANY),
         ),
         "signing key": Writer(_new_key, _key, is_kept=False),
         "marks of tokens": Writer(_write_marks, _marks, is_kept=False, names_file=False),

@@ -284,6 +284,11 @@ async def test_first_start_creates_the_pepper_for_its_owner_only_and_the_next_re
     assert names_in(tmp_path, PEPPER_NAME) == [PEPPER_NAME], "no half-made one"
 
 
+def test_registries_that_first_start_together_use_one_pepper(tmp_path: Path) -> None:
+    """Each wrote its own: the keys of one did not work with the other."""
+    assert make_pepper(tmp_path / PEPPER_NAME) == make_pepper(tmp_path / PEPPER_NAME)
+
+
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o666, 0o610, 0o602])
 async def test_registry_does_not_start_if_others_can_access_the_pepper(tmp_path: Path, mode: int) -> None:
     path = tmp_path / PEPPER_NAME
