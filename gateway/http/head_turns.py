@@ -8,8 +8,12 @@ MAX_WAITING_BYTES = 16 * 1024 * 1024
 """Received bytes that wait for their turn, of all connections; with more, connections are read in any order."""
 
 
+TURNS = 4
+"""Of the event loop, for one connection. A request of an accepted connection takes about twice as many."""
+
+
 class HeadTurns:
-    """Lets one connection at a time use a turn of the event loop.
+    """Lets one connection at a time use one of TURNS turns of the event loop.
 
     Between two of them, the loop serves all connections whose requests have been accepted. Otherwise, a flood of heads
     that arrives together is parsed and refused in a single turn, and every request waits for all of it. Addresses take
@@ -24,13 +28,13 @@ class HeadTurns:
         self._has_ended = False
 
     def take(self, loop: asyncio.AbstractEventLoop) -> bool:
-        """Takes this turn of the loop; returns whether it was free."""
+        """Takes the turn of now; returns whether it was free."""
         if self._has_ended:
             return True
         if self._is_taken:
             return False
         self._is_taken = True
-        loop.call_soon(self._next, loop)
+        loop.call_soon(self._next, loop, TURNS - 1)
         return True
 
     def wait(self, address: str, serve: Callable[[], None], size_bytes: int) -> bool:
@@ -47,12 +51,14 @@ class HeadTurns:
         while self._waiting:
             self._serve_first()
 
-    def _next(self, loop: asyncio.AbstractEventLoop) -> None:
-        if not self._waiting:
+    def _next(self, loop: asyncio.AbstractEventLoop, turns_left: int) -> None:
+        if turns_left:
+            loop.call_soon(self._next, loop, turns_left - 1)
+        elif self._waiting:
+            loop.call_soon(self._next, loop, TURNS - 1)
+            self._serve_first()
+        else:
             self._is_taken = False
-            return
-        loop.call_soon(self._next, loop)
-        self._serve_first()
 
     def _serve_first(self) -> None:
         address = next(iter(self._waiting))

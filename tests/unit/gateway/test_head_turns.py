@@ -1,4 +1,4 @@
-"""The order in which connections are read: without an accepted head, one per turn of the loop, and others between."""
+"""The order in which connections are read: without an accepted head, one at a time, and others between."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -62,6 +62,11 @@ async def edge() -> AsyncIterator[Edge]:
     made.close()
 
 
+async def _next_turn() -> None:
+    for _ in range(head_turns.TURNS):
+        await asyncio.sleep(0)
+
+
 def _peer(connection: EdgeProtocol) -> Peer:
     return cast("Peer", connection.transport)
 
@@ -83,7 +88,7 @@ async def test_heads_that_arrive_together_are_refused_one_per_turn(edge: Edge, h
         edge.connection().data_received(head)
     for turn in range(1, FLOOD + 1):
         assert len(edge.refused) == turn
-        await asyncio.sleep(0)
+        await _next_turn()
     assert len(edge.refused) == FLOOD
 
 
@@ -114,7 +119,7 @@ async def test_first_request_of_an_address_waits_for_one_head_of_each_other_addr
     caller = edge.connection("192.0.2.3")
     caller.data_received(GOOD)
     for _ in range(2 + FEW_TURNS):
-        await asyncio.sleep(0)
+        await _next_turn()
     assert _peer(caller).written.startswith(b"HTTP/1.1 200")
 
 
@@ -124,7 +129,7 @@ async def test_head_that_waits_is_not_read_further_and_holds_no_more_than_its_li
     waiting.data_received(REFUSED["too large"])
     assert not _peer(waiting).is_read
     assert len(cast("bytes", waiting._waiting)) == LIMITS.max_header_bytes + 1
-    await asyncio.sleep(0)
+    await _next_turn()
     assert _peer(waiting).is_read
     assert _peer(waiting).written.startswith(b"HTTP/1.1 431")
 
@@ -134,7 +139,7 @@ async def test_rest_of_a_body_after_a_head_in_the_same_segment_is_kept_while_it_
     waiting = edge.connection()
     body = b"a" * 2 * LIMITS.max_header_bytes
     waiting.data_received(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
-    await asyncio.sleep(0)
+    await _next_turn()
     assert bytes(waiting.cycle.body) == body
 
 
@@ -142,12 +147,12 @@ async def test_input_after_a_refusal_is_dropped_one_connection_per_turn(edge: Ed
     refused = [edge.connection() for _ in range(3)]
     for each in refused:
         each.data_received(REFUSED["invalid"])
-        await asyncio.sleep(0)
+        await _next_turn()
     for each in refused:
         each.data_received(b"a" * 1000)
     for reading in (1, 2, 3):
         assert [_peer(each).is_read for each in refused] == [True] * reading + [False] * (3 - reading)
-        await asyncio.sleep(0)
+        await _next_turn()
 
 
 async def test_connection_that_closes_while_it_waits_is_skipped(edge: Edge) -> None:
@@ -157,7 +162,7 @@ async def test_connection_that_closes_while_it_waits_is_skipped(edge: Edge) -> N
         each.data_received(REFUSED["invalid"])
     edge.lose(lost)
     for _ in range(2):
-        await asyncio.sleep(0)
+        await _next_turn()
     assert edge.refused == [400]
 
 
