@@ -101,9 +101,10 @@ def _page(found: "Discovered", settings: "DiscoverySettings") -> Iterator[str]:
     elif not found.servers:
         from weft_app.compose.discovery import probed_addresses  # noqa: PLC0415 - `up` imports this
 
-        files = "model files that can be served" if found.left_out else "model files"
-        addresses = ", ".join(probed_addresses(settings))
-        yield f"nothing found: no engine answers at {addresses}, and no program has {files}"
+        files = "no program has model files" + " that can be served" * bool(found.left_out)
+        if not settings.max_files:
+            files = "model files were not looked for (discovery.max_files is 0)"
+        yield f"nothing found: no engine answers at {', '.join(probed_addresses(settings))}, and {files}"
         yield "weft run hf:OWNER/REPO pulls and serves a model of the Hugging Face hub"
 
 

@@ -47,6 +47,11 @@ def test_files_that_cannot_be_served_are_not_reported_as_missing() -> None:
     )
 
 
+def test_files_that_are_not_looked_for_are_not_reported_as_missing() -> None:
+    nothing, _ = _page(Discovered(), DiscoverySettings(addresses=("127.0.0.1:1",), max_files=0))
+    assert nothing.endswith("and model files were not looked for (discovery.max_files is 0)")
+
+
 def test_source_without_a_runner_is_not_served() -> None:
     assert found_here(frozenset()) == ([False, False], [False])
 
