@@ -141,8 +141,10 @@ class LeaderPlacement(RouterPort, RouterSource):
             self._search()
 
     def _lose_leader(self) -> None:
-        self.leader = None
-        self._led.clear()
+        # Another one that claims to lead: only a change of its health would be noted.
+        self.leader = next((link for link in self._links.values() if link.is_there), None)
+        if self.leader is None:
+            self._led.clear()
 
     def _search(self) -> None:
         for link in self._links.values():

@@ -222,3 +222,29 @@ async def test_closed_link_does_not_become_the_leader_by_its_last_health_check()
     assert placement.leader is not old
     await placement.close()
     await configured.close()
+
+
+async def test_router_that_still_leads_is_used_when_a_later_claim_ends() -> None:
+    """A frozen leader thaws, claims to lead until it reads that its heir does, and then steps down."""
+    configured = grpc.aio.insecure_channel("unix:/nowhere")
+    placement = LeaderPlacement(configured, "unix:/nowhere", CLOCK)
+    routers = {name: RegisteredRouter(name=name, incarnation="1", address="unix:/nowhere") for name in ("r1", "r2")}
+    placement.update_view(mesh(1, routers))
+    heir, thawed = placement._links["r2"], placement._links["r1"]
+    await claimed_by(heir, placement)
+    await claimed_by(thawed, placement)
+    thawed.note_lost()
+    assert placement.leader is heir
+    heir.note_lost()
+    assert placement.leader is None
+    await placement.close()
+    await configured.close()
+
+
+async def claimed_by(link: RemoteRouter, placement: LeaderPlacement) -> None:
+    async def serving(*_: object, **__: object) -> health_pb2.HealthCheckResponse:
+        return health_pb2.HealthCheckResponse(status=SERVING)
+
+    link._health = cast("Any", SimpleNamespace(Check=serving))
+    link.hurry()
+    await until(lambda: placement.leader is link)
