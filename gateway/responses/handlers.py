@@ -12,7 +12,7 @@ from gateway.answers.unary import json_response, list_after
 from gateway.config import KeepResponses
 from gateway.deps import GatewayDeps
 from gateway.intake.body import read_json_body
-from gateway.intake.json_guard import parse
+from gateway.intake.json_guard import parse, without_halves
 from gateway.intake.query import Query, begin_owned
 from gateway.openai.sampling import wants_events
 from gateway.request_facts import facts_of
@@ -64,7 +64,8 @@ def responses_of(
 async def create_response(responses: Stored, request: Request) -> Response:
     """Creates a response, as one answer, as server-sent events, or in the background."""
     deps, scope = responses.deps, request.scope
-    raw = await read_json_body(scope, request.receive, deps.config)
+    # The origin of a background response is read again, by a stricter parser.
+    raw = without_halves(await read_json_body(scope, request.receive, deps.config))
     params = parse(ResponsesRequest, raw, max_depth=deps.config.limits.max_json_depth)
     context = deps.context(scope, surface=SURFACE, params=params, model=params.model, operation=Operation.CHAT)
     background = _background(params, responses) if params.background else None

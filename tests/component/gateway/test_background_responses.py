@@ -54,6 +54,15 @@ async def test_background_response_is_queued_immediately_and_readable_while_runn
     assert json.loads(store.kept[made["id"]].body) == done.to_dict()
 
 
+async def test_half_a_surrogate_pair_is_replaced_as_in_a_response_that_is_waited_for() -> None:
+    tasks = ScriptedTasks(at_once=hello_pieces())
+    async with stage(tasks) as gateway:
+        made = await made_whole(gateway, input="cut \ud83d", metadata={"cut": "\ud83d"})
+        items = await gateway.read(f"{PATH}/{made['id']}/input_items")
+    assert (made["status"], made["metadata"]) == ("completed", {"cut": "\ufffd"})
+    assert items["data"][0]["content"][0]["text"] == "cut \ufffd"
+
+
 async def test_stored_response_outlives_its_task() -> None:
     tasks = ScriptedTasks(at_once=hello_pieces())
     async with stage(tasks) as gateway:
