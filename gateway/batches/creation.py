@@ -15,7 +15,7 @@ from gateway.batches.chunks import EventLoopYielder
 from gateway.batches.documents import WINDOW_SECONDS, BatchRequest
 from gateway.config import BatchEdgeConfig
 from gateway.deps import InferenceDeps
-from gateway.intake.json_guard import require_strict_json
+from gateway.intake.json_guard import require_strict_json, without_halves
 from gateway.request_facts import facts_of
 from gateway.tasks.task_apis import AnyTaskApi, SpecContext, TaskApis
 from weft.api.router.v1 import batch_service_pb2 as batch_pb
@@ -119,7 +119,7 @@ class BatchLines:
             limit = self._config.max_line_bytes
             self.fail("line_too_long", f"the line is longer than {limit} bytes", line.number)
             return None
-        members = self._members(line.text, line.number)
+        members = self._members(without_halves(line.text), line.number)
         return None if members is None else self._task(members, line.number)
 
     def fail(self, code: str, message: str, number: int = 0, field: str = "") -> None:

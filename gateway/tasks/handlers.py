@@ -21,8 +21,9 @@ from gateway.answers.sse_writer import EventStream, encoded_records
 from gateway.answers.unary import json_response
 from gateway.deps import Gateway
 from gateway.errors import public_message
-from gateway.intake.body import read_model
+from gateway.intake.body import read_json_body
 from gateway.intake.headers import idempotency_key_of, tenant_of
+from gateway.intake.json_guard import parse, without_halves
 from gateway.intake.query import Query, begin_change, begin_owned, begin_read, whole_number
 from gateway.intake.request_model import JsonMap, StrictModel
 from gateway.request_facts import facts_of, headers_of
@@ -305,7 +306,8 @@ async def submit_task(deps: Gateway, tasks: Tasks, task_apis: Apis, request: Req
     """
     scope = request.scope
     begin_read(request, SURFACE)
-    wanted = await read_model(request, NewTaskBody, deps.config)
+    raw = without_halves(await read_json_body(scope, request.receive, deps.config))
+    wanted = parse(NewTaskBody, raw, max_depth=deps.config.limits.max_json_depth)
     deps.note(scope, surface=SURFACE, model=model_of(wanted))
     submission = await submission_of(scope, wanted, task_apis, count=partial(deps.count, scope, tenant_of(scope)))
     accepted = await submitted(tasks, scope, submission)

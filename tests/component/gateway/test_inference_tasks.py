@@ -113,6 +113,16 @@ async def test_request_the_live_route_rejects_is_rejected_here_with_its_field_pa
             assert tasks.kept == {}
 
 
+async def test_half_a_surrogate_pair_is_replaced_as_by_the_live_route() -> None:
+    tasks = ScriptedTasks()
+    async with serving(tasks=tasks) as gateway:
+        answer = await submit(
+            gateway, {"body": {"model": "tiny", "messages": [{"role": "user", "content": "cut \ud83d"}]}}
+        )
+    assert answer.status == 202, answer.body
+    assert tasks.one.new.spec.chat.messages[0].content[0].text == "cut \ufffd"
+
+
 async def test_submissions_count_as_requests_of_their_tenant() -> None:
     config = GatewayConfig(port=0, rate_limits=RateLimitConfig(default=Rate(1, 60)))
     async with serving(tasks=ScriptedTasks(), config=config) as gateway:
