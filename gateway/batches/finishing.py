@@ -112,6 +112,9 @@ class BatchResults:
             try:
                 body = await self._answer(result)
             except WeftError as error:
+                if error.reason is Reason.SERVICE_UNAVAILABLE:
+                    # An outage of the file store, after which the results are written again.
+                    raise
                 return _line(result, _refusal(result, error), None), False
             except Exception:
                 # A fault in weft becomes the line's error, so that it does not withhold the other lines.

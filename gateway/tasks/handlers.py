@@ -356,6 +356,8 @@ async def get_task(deps: Gateway, tasks: Tasks, task_apis: Apis, request: Reques
             answer = answer_of(details, task_apis, outputs, link_of(deps, base, tenant))
             body["result"] = msgspec.Raw(answer)
         except WeftError as error:
+            if error.reason is Reason.SERVICE_UNAVAILABLE:
+                raise
             body["error"] = error_json(error)
     return json_response(body)
 

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from batch_stage import PATH as BATCHES
-from batch_stage import jsonl, line
+from batch_stage import Stage, jsonl, line
 from file_script import MemoryBatches, MemoryFiles
 from gateway_script import RawResponse, RunningGateway, finished, serving
 from task_script import ScriptedTasks, output
@@ -17,6 +17,8 @@ from gateway.config import GatewayConfig, MediaConfig, ResultConfig
 from weft.api.common.v1 import audio_pb2, chat_pb2, event_pb2, image_pb2
 from weft.api.router.v1 import file_service_pb2, task_pb2
 from weft.durable.batches import RESULT
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
 from weft_testing.media_files import png
 
 PATH = "/api/v1/inference-tasks"
@@ -273,6 +275,37 @@ async def test_batch_lines_generate_images(response_format: str) -> None:
             assert entry == {"b64_json": PNG_TEXT, "seed": 7}
         else:
             assert (await opened(gateway, entry["url"])).body == PNG
+
+
+async def test_outage_while_an_image_is_read_becomes_the_error_of_no_line() -> None:
+    files, batches = MemoryFiles(), MemoryBatches()
+    result = await saved(files, PNG)
+    endpoint = "/v1/images/generations"
+    async with serving(files=files, batches=batches, result_key=KEY) as gateway:
+        at = Stage(gateway, files, batches)
+        made = await at.make(line(url=endpoint, body={"model": "tiny", "prompt": "a lighthouse"}), endpoint=endpoint)
+        batches.end(made["id"], 0, outputs=(output([image(result)], [finished()]),))
+        files.failure = WeftError(Reason.SERVICE_UNAVAILABLE, "file store timed out")
+        batches.close(made["id"])
+        found = await at.until_failed(made["id"])
+        files.failure = None
+        batches.in_hand.clear()
+        done = await at.until(made["id"], "completed")
+    assert [error["code"] for error in found["errors"]["data"]] == ["service_unavailable"]
+    (row,) = at.lines_of(done["output_file_id"])
+    assert (row["response"]["status_code"], done["error_file_id"]) == (200, None)
+
+
+async def test_outage_while_an_image_is_read_is_no_error_of_its_task() -> None:
+    files = MemoryFiles()
+    tasks = ScriptedTasks(at_once=[output([image(await saved(files, PNG))], [finished()])])
+    async with serving(tasks=tasks, files=files) as gateway:
+        _, task = await post(gateway, IMAGE)
+        files.failure = WeftError(Reason.SERVICE_UNAVAILABLE, "file store timed out")
+        answer = await gateway.request("GET", f"{PATH}/{task['id']}")
+        files.failure = None
+        again = await gateway.read(f"{PATH}/{task['id']}")
+    assert (answer.status, again["error"], again["result"]["data"][0]["b64_json"]) == (503, None, PNG_TEXT)
 
 
 async def test_images_and_recordings_can_be_uploaded_for_tasks() -> None:
