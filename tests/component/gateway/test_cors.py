@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import re
+from pathlib import Path
 
 import pytest
 from gateway_script import RawResponse, ScriptedDispatcher, delta, serving
@@ -11,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from gateway.config import CorsConfig, GatewayConfig
 from gateway.endpoints import GATEWAY_ROUTERS
-from gateway.http.cors import EXPOSED_HEADERS, METHODS
+from gateway.http.cors import EXPOSED_HEADERS, METHODS, REQUEST_HEADERS
 from gateway.routing import routes_of
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -156,6 +158,14 @@ async def test_preflight_for_headers_sent_by_apps_is_answered(names: str) -> Non
     async with serving() as gateway:
         answer = await gateway.request("OPTIONS", "/v1/models", headers={"Origin": "app://obsidian.md", **wanted})
     assert answer.status == 200
+
+
+def test_pages_may_send_every_documented_header() -> None:
+    table = (Path(__file__).parents[3] / "docs" / "api.md").read_text().split("## Headers in\n")[1].split("\n## ")[0]
+    cells = [row.split("|")[1] for row in table.splitlines() if row.startswith("|")]
+    named = {name.lower() for cell in cells for name in re.findall("`([^`]+)`", cell)}
+    assert len(named) > 10
+    assert named <= set(REQUEST_HEADERS)
 
 
 async def test_caller_without_an_origin_gets_no_cors_headers() -> None:
