@@ -29,14 +29,12 @@ from gateway.openai.sampling import (
 )
 from weft.api.common.v1 import completion_pb2, event_pb2
 from weft.dispatch.frames import texts_of
+from weft.dispatch.payload_checks import MAX_PROMPTS
 from weft.kernel.errors import invalid_field
 from weft.kernel.request import Operation
 
 if TYPE_CHECKING:
     from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
-
-MAX_PROMPTS = 128
-"""Maximum prompts of one text completion."""
 
 
 class CompletionRequest(GenerationRequest):

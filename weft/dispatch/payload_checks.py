@@ -47,7 +47,9 @@ MAX_MESSAGES = 10_000
 MAX_CHOICES = 8
 MAX_TOP_LOGPROBS = 20
 MAX_EMBEDDING_INPUTS = 2_048
-MAX_TOOLS = 128
+MAX_TOOLS = 1_024
+MAX_PROMPTS = 128
+"""Maximum prompts of one text completion."""
 
 
 def check_chat(
@@ -109,7 +111,7 @@ def _replace(
 
 def check_completion(payload: completion_pb2.CompletionPayload) -> None:
     """Raises INVALID_ARGUMENT naming the field."""
-    check_count("payload.prompts", len(payload.prompts), 1, MAX_CHOICES)
+    check_count("payload.prompts", len(payload.prompts), 1, MAX_PROMPTS)
     _check_prompts("payload.prompts", list(payload.prompts))
     if payload.HasField("choice_count"):
         check_number("payload.choice_count", payload.choice_count, 1, MAX_CHOICES)

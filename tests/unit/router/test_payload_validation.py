@@ -7,11 +7,12 @@ import pytest
 from google.protobuf.descriptor import Descriptor
 from kit.refusals import refused
 
+from gateway.config import RequestLimits
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, completion_pb2, json_value_pb2, sampling_pb2
 from weft.api.router.v1 import inference_service_pb2
 from weft.api.runner.v1 import generation_service_pb2
 from weft.dispatch.parameter_checks import MAX_EXTRA_BYTES, MAX_EXTRA_FIELDS
-from weft.dispatch.payload_checks import check_chat, check_completion
+from weft.dispatch.payload_checks import MAX_PROMPTS, check_chat, check_completion
 from weft.kernel.errors import FieldError
 from weft.kernel.json_objects import plain_object, to_json_object
 from weft.kernel.json_schema import SchemaLimits
@@ -47,6 +48,22 @@ def test_a_limit_of_minus_one_token_is_none() -> None:
     payload.sampling.max_tokens = -2
     with pytest.raises(FieldError, match=r"sampling\.max_tokens"):
         check_chat(payload, SchemaLimits())
+
+
+def test_tools_and_prompts_are_limited_as_over_http() -> None:
+    """Requests that the live routes serve can be tasks and lines of batches."""
+    tool = chat_pb2.Tool(function=chat_pb2.FunctionTool(name="f"))
+    chat = chat_pb2.ChatPayload(tools=[tool] * RequestLimits().max_tools)
+    chat.messages.add(role=chat_pb2.ROLE_USER).content.add(text="hi")
+    check_chat(chat, SchemaLimits())
+    chat.tools.add().function.name = "f"
+    with refused(field="payload.tools"):
+        check_chat(chat, SchemaLimits())
+    text = completion_pb2.CompletionPayload(prompts=[completion_pb2.PromptInput(text="hi")] * MAX_PROMPTS)
+    check_completion(text)
+    text.prompts.add(text="hi")
+    with refused(field="payload.prompts"):
+        check_completion(text)
 
 
 @pytest.mark.parametrize("check", [chat_with, completion_with])
