@@ -1,6 +1,6 @@
 """Multipart forms (RFC 7578): parsed as a stream, and their fields by name."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -65,7 +65,7 @@ def part_of(head: bytes, data: bytes) -> Part:
     return Part(
         name=name,
         data=data,
-        filename=None if filename is None else _last_segment(_text(filename)),
+        filename=None if filename is None else _last_segment(_text(filename, shown=_shown)),
         media_type=media_type.decode("ascii", "replace"),
     )
 
@@ -77,14 +77,20 @@ def _header(line: bytes) -> tuple[bytes, bytes]:
     return name.lower(), value.strip()
 
 
-def _text(raw: bytes) -> str:
+def _text(raw: bytes, shown: Callable[[str], str] = str) -> str:
     try:
-        text = raw.decode()
+        text = shown(raw.decode())
     except UnicodeDecodeError:
         raise malformed("a name in the body is not valid UTF-8") from None
     if not text.isprintable():
         raise malformed(f"a name in the body holds control characters: {text[:_SHOWN_CHARS]!a}")
     return text
+
+
+def _shown(name: str) -> str:
+    """Replaces characters without a glyph, such as the space U+202F in a screenshot's name; control characters stay."""
+    kept = (each if each.isprintable() or each < "\xa0" else " " if each.isspace() else "_" for each in name)
+    return "".join(kept)
 
 
 def _last_segment(filename: str) -> str:

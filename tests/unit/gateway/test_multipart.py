@@ -40,6 +40,20 @@ async def test_fields_and_files_round_trip() -> None:
 
 
 @pytest.mark.parametrize(
+    ("sent", "kept"),
+    [
+        # A screenshot of macOS 14, which has a narrow no-break space.
+        ("Screenshot 2026-11-29 at 3.45.12\u202fPM.png", "Screenshot 2026-11-29 at 3.45.12 PM.png"),
+        ("\u4f1a\u8b70\u3000\u9332\u97f3.wav", "\u4f1a\u8b70 \u9332\u97f3.wav"),
+        ("\U0001f468\u200d\U0001f469.png", "\U0001f468_\U0001f469.png"),
+    ],
+)
+async def test_file_name_with_characters_without_a_glyph_is_accepted(sent: str, kept: str) -> None:
+    (file,) = await parts_of(EDGE + field("file", b"x", f'; filename="{sent}"'.encode()) + END)
+    assert (file.filename, kept.isprintable()) == (kept, True)
+
+
+@pytest.mark.parametrize(
     ("raw", "reason", "words"),
     [
         (b"", Reason.MALFORMED_REQUEST, "begin with its boundary"),
