@@ -6,7 +6,7 @@ from weft.api.registry.v1.alias_pb2 import AliasManifest
 from weft.api.router.v1.task_pb2 import TaskSpec
 from weft.dispatch.agents import named
 from weft.dispatch.fleet import FleetView
-from weft.kernel.names import ANY, AUTO_MODEL, KIND_PREFIXES, is_resource_id, matches
+from weft.kernel.names import ANY, AUTO_MODEL, KIND_PREFIXES, ascii_name, is_resource_id, matches
 from weft.kernel.value import value_class
 
 
@@ -25,7 +25,7 @@ def asked_name(view: FleetView, text: str, tenant: str) -> AskedName:
 
     Resources take precedence over aliases. An alias never refers to another alias, so one step is enough.
     """
-    model = named(view, text)
+    model = named(view, ascii_name(text))
     if model in view.models or model == AUTO_MODEL or model.startswith(KIND_PREFIXES) or is_resource_id(model):
         return AskedName(model)
     found = alias_for((each.manifest for each in view.aliases.values()), model, tenant)

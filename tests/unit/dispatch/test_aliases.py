@@ -35,6 +35,14 @@ def test_mesh_names_take_precedence_over_aliases(name: str) -> None:
     assert asked_name(mesh(("*", "solo"), (name, "solo")), name, "t") == AskedName(name)
 
 
+def test_model_named_in_any_script_takes_precedence_over_an_alias() -> None:
+    view = mesh(("*", "solo"))
+    name = "xn--ber-goa/tiny"
+    named = FleetView(1, models={**view.models, name: expected_model(name, name, "box")}, aliases=view.aliases)
+    assert asked_name(named, "\u00fcber/tiny", "t") == asked_name(named, name, "t") == AskedName(name)
+    assert asked_name(named, "\u00fcber/large", "t") == AskedName("solo", "xn--ber-goa/large")
+
+
 def test_exact_alias_takes_precedence_over_patterns_and_longer_patterns_come_first() -> None:
     view = mesh(("*", "one"), ("claude-*", "two"), ("claude-opus-*", "three"), ("claude-opus-4", "four"))
     assert [meant(view, name) for name in ("gpt", "claude-x", "claude-opus-3", "claude-opus-4")] == [
