@@ -8,7 +8,7 @@ import hmac
 import json
 import secrets
 import string
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -301,11 +301,13 @@ class ApiKeys:
         return self._pepper, tuple(self._keys[key_id] for key_id in self._good), self._watchers.subscribe()
 
     async def sweep(self) -> None:
-        """Publishes expired keys, deletes keys that ended long ago, and corrects times that are in the future."""
+        """Publishes expired keys, deletes keys that ended long ago, and corrects times that are in the future.
+
+        A key that expired while the clock was ahead is valid again once the clock is set back.
+        """
         self._core.require_open()
         now = self._core.clock.utc_now()
-        is_any_over = any(not self._keys[key_id].is_good(now) for key_id in self._good)
-        if is_any_over or self._forgettable(now) or self._ahead(now):
+        if self._valid(now) != self._good or self._forgettable(now) or self._ahead(now):
             await self._core.writer.run(self._sweep)
 
     async def _with_pepper(self, stored: StoredKeys, now: datetime) -> tuple[tuple[ApiKey, ...], bytes]:
@@ -372,9 +374,7 @@ class ApiKeys:
     async def _keep(self, key: ApiKey) -> None:
         await self._store.save([key])
         self._keys[key.id] = key
-        self._good.add(key.id)
-        self._ring = None
-        self._watchers.publish([pb.WatchKeysResponse(changed=verifier_message(key))])
+        self._tell_valid([key.id])
 
     async def _make_room(self, now: datetime) -> None:
         limit = MAX_KEYS
@@ -387,8 +387,13 @@ class ApiKeys:
     async def _sweep(self) -> None:
         now = self._core.clock.utc_now()
         await self._bring_back(self._ahead(now))
-        self._tell_removed([key_id for key_id in self._good if not self._keys[key_id].is_good(now)])
+        valid = self._valid(now)
+        self._tell_removed(self._good - valid)
+        self._tell_valid(valid - self._good)
         await self._forget([key.id for key in self._forgettable(now)])
+
+    def _valid(self, now: datetime) -> set[str]:
+        return {key.id for key in self._keys.values() if key.is_good(now)}
 
     def _ahead(self, now: datetime) -> list[ApiKey]:
         """Returns corrected copies of keys with times in the future."""
@@ -400,9 +405,7 @@ class ApiKeys:
         await self._store.save(keys)
         log.warning("keys have a creation time in the future: the clock was set back", count=len(keys))
         self._keys |= {key.id: key for key in keys}
-        self._ring = None
-        good = [key for key in keys if key.id in self._good]
-        self._watchers.publish([pb.WatchKeysResponse(changed=verifier_message(key)) for key in good])
+        self._tell_valid([key.id for key in keys if key.id in self._good])
 
     def _forgettable(self, now: datetime) -> list[ApiKey]:
         longest = timedelta(days=KEPT_DAYS)
@@ -418,6 +421,12 @@ class ApiKeys:
         for key_id in key_ids:
             del self._keys[key_id]
         log.info("keys forgotten", count=len(key_ids))
+
+    def _tell_valid(self, key_ids: Collection[str]) -> None:
+        changed = [pb.WatchKeysResponse(changed=verifier_message(self._keys[key_id])) for key_id in key_ids]
+        self._good.update(key_ids)
+        self._ring = None
+        self._watchers.publish(changed)
 
     def _tell_removed(self, key_ids: Iterable[str]) -> None:
         gone = [key_id for key_id in key_ids if key_id in self._good]

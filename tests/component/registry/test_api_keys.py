@@ -87,6 +87,19 @@ async def test_expired_key_is_invalid_to_the_second_and_remains_listed(stage: Ke
     await stage.revoke(key_id)
 
 
+async def test_key_that_expired_while_the_clock_was_ahead_is_valid_once_it_is_set_back(stage: KeyStage) -> None:
+    """It stayed invalid until the next start of the registry, although it was listed as unexpired."""
+    _, text = await stage.create(seconds=600)
+    stage.mesh.clock.set_wall(3_600.0)
+    await stage.mesh.advance(10.0)
+    assert not await stage.is_good(text)
+    stage.mesh.clock.set_wall(-3_600.0)
+    await stage.mesh.advance(10.0)
+    assert await stage.is_good(text)
+    await stage.mesh.advance(600.0)
+    assert not await stage.is_good(text)
+
+
 async def test_rotation_creates_a_new_secret_and_keeps_the_old_one_for_an_hour(stage: KeyStage) -> None:
     key_id, first = await stage.create(tenant="team-a", scopes=["models:view"])
     await stage.mesh.advance(10.0)
