@@ -22,7 +22,7 @@ from gateway.result_links import KEY_BYTES
 from gateway.watch.queues import queues_by_name
 from gateway.watch.resources import resource_sources
 from gateway.watch.sources import event_source, figures_of_mesh, memory_source, operation_source, requests_of_tenant
-from registry_svc.store.owner_file import read_owner_file, write_owner_file
+from registry_svc.store.owner_file import create_owner_file, read_owner_file
 from weft.api.registry.v1.capture_service_pb2_grpc import CaptureServiceStub
 from weft.api.registry.v1.join_token_service_pb2_grpc import JoinTokenServiceStub
 from weft.api.registry.v1.key_service_pb2_grpc import KeyServiceStub
@@ -84,9 +84,7 @@ def result_key(config: WeftConfig, home: WeftHome) -> bytes:
     path = home.state / "results.key" if named is None else named.expanduser()
     key = read_owner_file(path, RESULT_KEY_SETTING, max_bytes=KEY_BYTES)
     if key is None:
-        key = secrets.token_bytes(KEY_BYTES)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_owner_file(path, key, RESULT_KEY_SETTING)
+        key = create_owner_file(path, secrets.token_bytes(KEY_BYTES), RESULT_KEY_SETTING)
     if len(key) != KEY_BYTES:
         raise invalid_field(RESULT_KEY_SETTING, f"{path} must hold {KEY_BYTES} bytes; delete it to make another")
     return key
