@@ -127,8 +127,9 @@ class RequestStore(RequestHistory):
             "number": ended.number,
             "ended_at": ended.ended_wall.timestamp(),
             "reason": ended.reason.value,
-            "message": ended.message,
-            "cancelled_by": ended.cancelled_by,
+            # PostgreSQL cannot store NUL, and would refuse the whole batch again and again.
+            "message": ended.message.replace("\0", ""),
+            "cancelled_by": ended.cancelled_by.replace("\0", ""),
             "decisions": ended.decisions,
             "receipt": _without_quotes(ended.receipt) if ended.quotes_content else ended.receipt,
         }

@@ -13,8 +13,9 @@ from kit.request_endings import ending
 
 from router_svc.loop import LoopDeps, SchedulingLoop, TicketIssuer, WakeFinished
 from router_svc.placement import LocalPlacement
-from router_svc.policy.decisions import Rejects, Wakes
+from router_svc.policy.decisions import FailedAttempt, Rejects, Wakes
 from router_svc.policy.limits import SchedulerLimits
+from router_svc.policy.request import Request
 from router_svc.policy.settings import Settings
 from router_svc.request_log import RequestLogLimits
 from weft.api.common.v1 import warning_pb2
@@ -64,6 +65,26 @@ async def test_request_that_ended_before_a_kill_is_explained_as_before(database_
     assert before.receipt.usage.completion_tokens == 5
     assert before.decisions[0].detail
     assert (before.end_time.ToDatetime() - before.arrive_time.ToDatetime()) == timedelta(seconds=2.5)
+    await again.kill()
+
+
+async def test_error_with_a_nul_and_all_later_requests_are_recorded(database_url: str) -> None:
+    """PostgreSQL refuses NUL: the batch with it was never written, and so no request after it."""
+    router = await KeptRouter(database_url).start()
+    key = router.arrive("r-1")
+    error = FailedAttempt(1, Reason.BACKEND_ERROR, "cannot parse 'a\x00b'")
+    router.records.requests.note_failed(key, error, router.clock.monotonic())
+    router.end(key, "r-1", reason=Reason.BACKEND_ERROR)
+    cancelled = Request.of(99, router.asked("r-2", TENANT), router.clock.monotonic())
+    cancelled.cancelled_by = "ann\x00"
+    router.records.requests.note_arrival(cancelled, router.clock.utc_now())
+    router.records.requests.note_end(ending(cancelled.key, router.clock.monotonic()))
+    router.chat("r-3")
+    await router.flush()
+    again = await router.restarted()
+    assert await again.ended_ids() == ["r-3", "r-2", "r-1"]
+    assert (await again.requests.request("r-1")).message == "cannot parse 'ab'"
+    assert (await again.requests.request("r-2")).cancelled_by == "ann"
     await again.kill()
 
 
