@@ -139,6 +139,8 @@ _Stamp = tuple[tuple[int, int, int], ...]
 """Inode, size and modification time of each file."""
 _READS = 3
 """Attempts to read files that change meanwhile."""
+RETRY_SECONDS = 1.0
+"""Minimum time between two reads of files that cannot be used."""
 
 
 class TlsSource:
@@ -160,6 +162,9 @@ class TlsSource:
         self._stamp = _stamp(files)
         self._material = read_material(files)
         self._version = 1
+        self._refused: _Stamp = ()
+        """The last files that could not be used."""
+        self._retry_at = 0.0
 
     @property
     def files(self) -> TlsFiles:
@@ -171,20 +176,22 @@ class TlsSource:
         if self._has_files and (now := self._monotonic()) - self._looked >= self._interval_seconds:
             with self._lock:
                 self._looked = now
-                self._look()
+                self._look(now)
         return self._version, self._material
 
-    def _look(self) -> None:
+    def _look(self, now: float) -> None:
         for _ in range(_READS):
             stamp = _stamp(self._files)
-            if stamp == self._stamp:
+            if stamp == self._stamp or (stamp == self._refused and now < self._retry_at):
                 return
             try:
                 material = read_material(self._files)
             except WeftError as error:
                 # Log once per state of the files: a certificate is often replaced before its key.
-                self._stamp = stamp
-                log.error("new TLS files cannot be used, the old ones stay", why=error.message)  # noqa: TRY400
+                if stamp != self._refused:
+                    log.error("new TLS files cannot be used, the old ones stay", why=error.message)  # noqa: TRY400
+                # Read again even if they stay the same: a certificate becomes valid, a key gets another mode.
+                self._refused, self._retry_at = stamp, now + RETRY_SECONDS
                 return
             if _stamp(self._files) == stamp:
                 self._take(stamp, material)

@@ -13,7 +13,15 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from weft.kernel.errors import FieldError
-from weft.kernel.tls import MAX_FILE_BYTES, ServerTls, TlsFiles, TlsMaterial, TlsSource, read_material
+from weft.kernel.tls import (
+    MAX_FILE_BYTES,
+    RETRY_SECONDS,
+    ServerTls,
+    TlsFiles,
+    TlsMaterial,
+    TlsSource,
+    read_material,
+)
 from weft_testing.certificates import Authority
 
 
@@ -143,6 +151,40 @@ def test_certificate_replaced_before_its_key_takes_effect_with_the_key(ca: Autho
     (tmp_path / "own.key").write_bytes(second.key)
     version, material = source.current()
     assert (version, material.certificate, material.key) == (2, second.certificate, second.key)
+
+
+def test_key_takes_effect_once_its_mode_is_corrected(ca: Authority, tmp_path: Path) -> None:
+    """The log asked for chmod 600, which had no effect until the files were written again."""
+    now = 100.0
+    first, second = ca.issue("host"), ca.issue("host")
+    source = TlsSource(first.write(tmp_path), monotonic=lambda: now)
+    files = second.write(tmp_path)
+    assert files.key_file is not None
+    files.key_file.chmod(0o644)
+    assert source.current()[1].certificate == first.certificate
+    files.key_file.chmod(0o600)
+    now += RETRY_SECONDS
+    version, material = source.current()
+    assert (version, material.certificate) == (2, second.certificate)
+
+
+def test_unusable_files_are_logged_once_and_read_once_a_second(
+    ca: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now, reads = 100.0, list[TlsFiles]()
+
+    def count(files: TlsFiles) -> TlsMaterial:
+        reads.append(files)
+        return read_material(files)
+
+    source = TlsSource(ca.issue("host").write(tmp_path), monotonic=lambda: now)
+    monkeypatch.setattr("weft.kernel.tls.read_material", count)
+    ca.issue("host", begins=timedelta(hours=1)).write(tmp_path)
+    for _ in range(20):
+        source.current()
+        now += RETRY_SECONDS / 4
+    assert len(reads) == 5
+    assert capsys.readouterr().out.count("is not valid yet") == 1
 
 
 def test_files_that_change_during_a_read_are_read_again(
