@@ -47,7 +47,7 @@ class RouterDatabase(Store):
         self._users = 0
         self._opening = asyncio.Lock()
         self.write_count = 0
-        """Number of started write transactions; while it is unchanged, this process has changed nothing."""
+        """Number of ended write transactions; while it is unchanged since before a read, the read saw all of them."""
 
     @property
     def is_shared(self) -> bool:
@@ -89,8 +89,10 @@ class RouterDatabase(Store):
 
     @override
     async def run(self, work: Work[T], *, vital: bool = False) -> T:
-        self.write_count += 1
-        return await super().run(work, vital=vital)
+        try:
+            return await super().run(work, vital=vital)
+        finally:
+            self.write_count += 1
 
     async def rows(self, sql: str, /, **values: Any) -> list[Row]:
         """Returns the rows of a read. Raises as `run`."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import threading
 from collections import Counter
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from kit.request_endings import ending
 from kit.scheduling import placement_request
-from stored_tasks import CRASH, LEASE, NOW, a_task
+from stored_tasks import CRASH, LANE, LEASE, NOW, a_task
 from typing_extensions import override
 
 from router_svc.durable.limits import UsageLimits
@@ -30,7 +31,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 from weft.kernel.timestamps import stamp_of
 from weft.sql.store import T, Work
-from weft_testing.fake_clock import FakeClock
+from weft_testing.fake_clock import FakeClock, let_all_run
 
 pytest_plugins = ("database_fixtures",)
 
@@ -300,6 +301,22 @@ async def test_double_counted_or_missing_end_is_detected(sqlite_url: str) -> Non
     assert await mismatches(router, chaos.live) != []
     for each in chaos.routers:
         await each.stop()
+
+
+async def test_task_that_ends_while_entries_are_read_is_counted(database_url: str) -> None:
+    """The read was taken for one after the write that it did not see: usage lacked the task until the next write."""
+    router, goes_on = Router(database_url), threading.Event()
+    await router.start()
+    await router.store.submit(a_task("task-1"))
+    database_is_busy = asyncio.create_task(router.database.read(lambda _: goes_on.wait()))
+    await let_all_run()
+    end = asyncio.create_task(router.store.cancel(LANE.tenant, "task-1", NOW))
+    look = asyncio.create_task(router.usage.servicer.flush())
+    await let_all_run()
+    goes_on.set()
+    await asyncio.gather(database_is_busy, end, look)
+    assert (await router.listed()).total.cancelled_count == 1
+    await router.stop()
 
 
 async def test_killed_router_loses_only_live_requests_since_its_last_write(sqlite_url: str) -> None:
