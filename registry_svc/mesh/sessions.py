@@ -93,6 +93,12 @@ class SessionManager:
         if replaced and (earlier := mesh.of_session(replaced)) is not None and earlier.pulse.active:
             log.warning("a runner without its session id answers at its own address", runner=opening.runner.name)
             earlier.lose(Standing.SILENT, self._clock.monotonic(), self._clock.utc_now())
+            try:
+                return await self._open(opening, "")
+            except BaseException:
+                # Its process is gone, whatever becomes of the new one. After a success watchers see only that one.
+                self._core.publish(mesh.changes_for([earlier]))
+                raise
         own, named = mesh.of_session(opening.session_id), mesh.of_runner(opening.runner.name)
         decision = decide_opening(
             _identity(opening),

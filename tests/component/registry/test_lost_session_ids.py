@@ -10,6 +10,7 @@ from registry_svc.config import RegistryConfig
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.sessions import SessionManager
 from registry_svc.mesh.store import SqlStore
+from weft.api.registry.v1.runner_pb2 import Runner
 from weft.api.registry.v1.runner_session_service_pb2 import OpenSessionRequest
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -69,6 +70,27 @@ async def test_runner_that_lost_its_session_id_reregisters_immediately_at_its_ol
     assert member.session == session
     assert (member.pulse.active, list(member.publications)) == (True, ["m1"])
     assert [stored.session.id for stored in (await core.store.load()).sessions] == [session.id]
+
+
+async def test_watchers_learn_that_the_earlier_process_is_gone_even_if_its_successor_is_refused(
+    core: RegistryCore, roster: SessionManager, addresses: Addresses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Routers placed requests on the process that was gone for as long as the disk was full, at most for hours."""
+
+    async def fail(*_: object, **__: object) -> None:
+        raise WeftError(Reason.SERVICE_UNAVAILABLE, "the disk is full")
+
+    addresses.incarnations["a"] = "life-2"
+    monkeypatch.setattr(core.store, "save_session", fail)
+    _, watcher = core.watch()
+    before = core.revision
+    assert await _refused(roster, LOST) is Reason.SERVICE_UNAVAILABLE
+    assert core.revision > before
+    with watcher:
+        told = (await anext(watcher)).change.runner.runner
+    assert (told.name, told.incarnation, told.status) == ("r1", "life-1", Runner.STATUS_INACTIVE)
+    monkeypatch.undo()
+    await roster.open_session(LOST)
 
 
 @pytest.mark.parametrize("answering", ["", "life-1", "life-3"])
