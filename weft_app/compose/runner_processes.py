@@ -279,8 +279,12 @@ async def retire_others(
     names_waited_for: Callable[[], Awaitable[Collection[str]]],
 ) -> list[str]:
     """Retires runners that are not in `names`; returns sentences about them."""
-    retired = await StartedRunners(home).retire_others(names, registry)
-    return retirement_notes(retired, await names_waited_for()) if retired else []
+    retired, waited_for = await StartedRunners(home).retire_others(names, registry), frozenset[str]()
+    try:
+        waited_for = frozenset(await names_waited_for() if retired else ())
+    except WeftError as error:
+        log.warning("tasks that wait for removed runners are not shown", why=error.message)
+    return retirement_notes(retired, waited_for)
 
 
 def retirement_notes(retired: Iterable[RetiredRunner], waited_for: Collection[str]) -> list[str]:

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from weft.api.registry.v1 import runner_session_service_pb2 as pb
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
 from weft_app.compose.home import WeftHome
-from weft_app.compose.runner_processes import RetiredRunner, StartedRunners, retirement_notes
+from weft_app.compose.runner_processes import RetiredRunner, StartedRunners, retire_others, retirement_notes
 
 if TYPE_CHECKING:
     import grpc
@@ -73,6 +75,18 @@ async def test_runner_unknown_to_the_mesh_is_not_reported(home: WeftHome) -> Non
     registry = Registry(Response.OUTCOME_UNKNOWN)
     await _start(home, registry, "a", "b")
     assert await _start(home, registry, "a") == []
+
+
+async def test_removed_runner_is_retired_even_if_its_waiting_tasks_cannot_be_read(home: WeftHome) -> None:
+    """A reload ended there: it counted as done, and the runners that it adds were not started until a restart."""
+
+    async def fail() -> frozenset[str]:
+        raise WeftError(Reason.SERVICE_UNAVAILABLE, "the router's database failed")
+
+    registry = Registry(Response.OUTCOME_RETIRED)
+    await _start(home, registry, "a", "b")
+    (note,) = await retire_others(home, ["a"], cast("grpc.aio.Channel", registry), fail)
+    assert note == "runner b is not in the configuration any more and was taken out of the mesh with m-b"
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"a": 1}', b'["../a"]', b"[1]", b"\xff"])
