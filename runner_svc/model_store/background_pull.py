@@ -1,11 +1,14 @@
 """Runs a pull in a separate process, so that a runner need not import the hub library.
 
-    python -m runner_svc.model_store.background_pull ORDER
+    WEFT_PULL_ORDER=ORDER python -m runner_svc.model_store.background_pull
+
+A URL in the order may contain a credential, and command lines are visible to all users of a machine.
 
 Each line of the program's output is JSON: a `PullProgress` without the stored model, or the error that ended the pull.
 """
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -21,17 +24,18 @@ from runner_svc.policy.repository_files import ModelForm
 from runner_svc.supervise.child_program import run_program
 from weft.api.runner.v1 import model_store_pb2 as pb
 from weft.kernel.errors import WeftError
-from weft.kernel.model_source import ModelSource, parse_source
+from weft.kernel.model_source import ModelSource, parse_source, shown_source
 from weft.kernel.reasons import Reason
 
 PROGRAM = "runner_svc.model_store.background_pull"
 MAX_SAID_CHARS = 300
+_ORDER_VARIABLE = "WEFT_PULL_ORDER"
 _ERROR, _REASON, _MESSAGE = "error", "reason", "message"
 """Keys in an error line."""
 
 
 class _Order(msgspec.Struct):
-    """The program's argument, as JSON."""
+    """What to pull, as JSON in the program's environment."""
 
     source: str
     store: str
@@ -70,20 +74,20 @@ async def pull_in_background(
 
     limit, memory = settings.disk_limit_bytes, settings.memory_bytes
     order = _Order(str(source), str(store.root), form, limit, memory, settings.allow_http)
-    command = [sys.executable, "-m", PROGRAM, msgspec.json.encode(order).decode()]
-    failure = await run_program(command, read, variables={}, folder=store.root)
+    variables = {_ORDER_VARIABLE: msgspec.json.encode(order).decode()}
+    failure = await run_program([sys.executable, "-m", PROGRAM], read, variables=variables, folder=store.root)
     if raised:
         raise raised[0]
     found = store.find(source, form)
     if failure or found is None:
-        raise WeftError(Reason.BACKEND_ERROR, f"{source} was not pulled: {last or failure}")
+        raise WeftError(Reason.BACKEND_ERROR, f"{shown_source(source)} was not pulled: {last or failure}")
     return found
 
 
 def main() -> int:
     """Pulls a model. Returns the exit status."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    order = msgspec.json.decode(sys.argv[1], type=_Order)
+    order = msgspec.json.decode(os.environ[_ORDER_VARIABLE], type=_Order)
     settings = PullSettings(disk_limit_bytes=order.limit, memory_bytes=order.memory, allow_http=order.allow_http)
     try:
         Puller(ModelStore(Path(order.store)), settings, _print).pull(parse_source(order.source, "source"), order.form)

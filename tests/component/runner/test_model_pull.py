@@ -376,6 +376,18 @@ async def test_runner_pull_checks_the_machine_memory(pulls: Pulls, monkeypatch: 
         await pull_in_background(source, None, pulls.store, pulls.settings, pulls.shown.append)
 
 
+async def test_key_in_a_url_was_shown_by_ps_and_in_the_failure_of_a_pull(
+    pulls: Pulls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = parse_source("https://host.example/m.gguf?key=secret", "source")
+    pulls.store.create()
+    (pulls.store.root / "printing.py").write_text("import sys; print(sys.orig_argv)")
+    monkeypatch.setattr("runner_svc.model_store.background_pull.PROGRAM", "printing")
+    with fails(Reason.BACKEND_ERROR, match="m.gguf.* was not pulled: .*'-m', 'printing'") as raised:
+        await pull_in_background(source, None, pulls.store, pulls.settings, pulls.shown.append)
+    assert "secret" not in raised.value.message
+
+
 def test_full_disk_is_reported_before_the_first_byte(pulls: Pulls, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(pulls.store.root.parent)
     little = usage._replace(free=store_module.MIN_FREE_BYTES + 400_000)
