@@ -12,6 +12,8 @@ _ROOT = "/"
 _STREAMS = ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w"))
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 _EXIT_FAILED = 1
+_NO_USER = "Could not determine home directory."
+"""Message of `Path.expanduser` for a path such as `~models/m.gguf`."""
 
 
 def make_usable() -> None:
@@ -64,7 +66,7 @@ def leave_deleted_folder(folder: str | os.PathLike[str]) -> None:
 
 @contextmanager
 def failures_of_system_in_one_line() -> Iterator[None]:
-    """Ends the program with one line if its output cannot be written or its working folder was deleted."""
+    """Ends the program with one line if its output cannot be written, or a path has no user or working folder."""
     try:
         yield
         sys.stdout.flush()
@@ -74,6 +76,10 @@ def failures_of_system_in_one_line() -> Iterator[None]:
         if has_working_folder():
             raise
         _end("the working directory was deleted: change to another one, or use absolute paths")
+    except RuntimeError as error:
+        if str(error) != _NO_USER:
+            raise
+        _end("a path starts with ~ and an unknown user; the own home is ~/ and a path in it")
     except OSError as error:
         if error.errno not in _FULL:
             raise

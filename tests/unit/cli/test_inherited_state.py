@@ -66,6 +66,13 @@ def test_relative_path_in_a_deleted_folder_is_reported_in_one_line(tmp_path: Pat
     assert "the working directory was deleted" in error
 
 
+def test_path_of_an_unknown_user_is_reported_in_one_line() -> None:
+    """`weft pull ~models/m.gguf` ended with a traceback."""
+    code, _, error = run(IN_ONE_LINE + "from pathlib import Path; Path('~models/m.gguf').expanduser()")
+    assert (code, error.count("\n")) == (EXIT_FAILED, 1)
+    assert "an unknown user" in error
+
+
 def test_service_leaves_a_deleted_folder(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
