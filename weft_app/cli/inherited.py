@@ -11,6 +11,8 @@ _ROOT = "/"
 """HOME of a user without an entry in the user database, as container runtimes set it."""
 _STREAMS = ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w"))
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+_REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR})
+"""Errors of a path that the user gave."""
 _EXIT_FAILED = 1
 _NO_USER = "Could not determine home directory."
 """Message of `Path.expanduser` for a path such as `~models/m.gguf`."""
@@ -66,25 +68,14 @@ def leave_deleted_folder(folder: str | os.PathLike[str]) -> None:
 
 @contextmanager
 def failures_of_system_in_one_line() -> Iterator[None]:
-    """Ends the program with one line if its output cannot be written, or a path has no user or working folder."""
+    """Ends the program with one line if its output cannot be written, or a path cannot be used."""
     try:
         yield
         sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except FileNotFoundError:
-        if has_working_folder():
+    except (OSError, RuntimeError) as error:
+        if not (words := _words_of(error)):
             raise
-        _end("the working directory was deleted: change to another one, or use absolute paths")
-    except RuntimeError as error:
-        if str(error) != _NO_USER:
-            raise
-        _end("a path starts with ~ and an unknown user; the own home is ~/ and a path in it")
-    except OSError as error:
-        if error.errno not in _FULL:
-            raise
-        where = f"{error.filename}: " if error.filename else "the output cannot be written: "
-        _end(f"{where}{error.strerror}; free some space, or write elsewhere")
+        _end(words)
     except SystemExit:
         # Otherwise the interpreter would report the failure with a traceback and its own exit code.
         try:
@@ -92,6 +83,19 @@ def failures_of_system_in_one_line() -> Iterator[None]:
         except OSError as error:
             _end(f"the output cannot be written: {error.strerror}")
         raise
+
+
+def _words_of(error: OSError | RuntimeError) -> str:
+    """Returns the line for a failure; empty: it is none of the system or of a path that the user gave."""
+    if isinstance(error, RuntimeError):
+        unknown = "a path starts with ~ and an unknown user; the own home is ~/ and a path in it"
+        return unknown if str(error) == _NO_USER else ""
+    if isinstance(error, FileNotFoundError) and not has_working_folder():
+        return "the working directory was deleted: change to another one, or use absolute paths"
+    if error.errno in _FULL:
+        where = f"{error.filename}: " if error.filename else "the output cannot be written: "
+        return f"{where}{error.strerror}; free some space, or write elsewhere"
+    return f"{error.filename}: {error.strerror}" if error.errno in _REFUSED and error.filename else ""
 
 
 def _end(text: str) -> None:

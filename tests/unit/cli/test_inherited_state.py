@@ -73,6 +73,21 @@ def test_path_of_an_unknown_user_is_reported_in_one_line() -> None:
     assert "an unknown user" in error
 
 
+@pytest.mark.parametrize(
+    ("action", "words"),
+    [
+        ("Path('x' * 300).exists()", "xxx: File name too long"),
+        ("Path('/dev/null/weft.yaml').open()", "/dev/null/weft.yaml: Not a directory"),
+        ("raise PermissionError(13, 'Permission denied', '/root/mesh')", "/root/mesh: Permission denied"),
+    ],
+)
+def test_path_that_the_system_refuses_is_reported_in_one_line(action: str, words: str) -> None:
+    """`weft models ls --home` of another user's folder ended with a traceback."""
+    code, _, error = run(IN_ONE_LINE + f"from pathlib import Path; {action}")
+    assert (code, error.count("\n")) == (EXIT_FAILED, 1)
+    assert error.endswith(f"{words}\n")
+
+
 def test_service_leaves_a_deleted_folder(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
