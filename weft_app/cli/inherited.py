@@ -16,6 +16,8 @@ _REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG
 _EXIT_FAILED = 1
 _NO_USER = "Could not determine home directory."
 """Message of `Path.expanduser` for a path such as `~models/m.gguf`."""
+_NO_TEXT = "surrogates not allowed"
+"""Reason of an error about text with other bytes, which Python keeps as surrogates."""
 
 
 def make_usable() -> None:
@@ -68,11 +70,11 @@ def leave_deleted_folder(folder: str | os.PathLike[str]) -> None:
 
 @contextmanager
 def failures_of_system_in_one_line() -> Iterator[None]:
-    """Ends the program with one line if its output cannot be written, or a path cannot be used."""
+    """Ends the program with one line if its output cannot be written, or a path or argument cannot be used."""
     try:
         yield
         sys.stdout.flush()
-    except (OSError, RuntimeError) as error:
+    except (OSError, RuntimeError, UnicodeEncodeError) as error:
         if not (words := _words_of(error)):
             raise
         _end(words)
@@ -85,8 +87,10 @@ def failures_of_system_in_one_line() -> Iterator[None]:
         raise
 
 
-def _words_of(error: OSError | RuntimeError) -> str:
-    """Returns the line for a failure; empty: it is none of the system or of a path that the user gave."""
+def _words_of(error: OSError | RuntimeError | UnicodeEncodeError) -> str:
+    """Returns the line for a failure; empty: it is none of the system, or of what the user gave."""
+    if isinstance(error, UnicodeEncodeError):
+        return "an argument or a name is not UTF-8 text" if error.reason == _NO_TEXT else ""
     if isinstance(error, RuntimeError):
         unknown = "a path starts with ~ and an unknown user; the own home is ~/ and a path in it"
         return unknown if str(error) == _NO_USER else ""

@@ -88,6 +88,14 @@ def test_path_that_the_system_refuses_is_reported_in_one_line(action: str, words
     assert error.endswith(f"{words}\n")
 
 
+def test_argument_that_is_not_text_is_reported_in_one_line() -> None:
+    """`weft chat` with a prompt in Latin-1 ended with a traceback, as did `weft explain`."""
+    action = "import sys; from weft.api.common.v1 import chat_pb2; chat_pb2.ContentPart(text=sys.argv[1])"
+    code, _, error = run(IN_ONE_LINE + action, shell='"$@" "$(printf "caf\\351")"')
+    assert (code, error.count("\n")) == (EXIT_FAILED, 1)
+    assert "not UTF-8 text" in error
+
+
 def test_service_leaves_a_deleted_folder(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
