@@ -31,10 +31,10 @@ def make_usable() -> None:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - its own arguments
     for descriptor, name, mode in _STREAMS:
         _open(descriptor, name, mode)
-    for stream in (sys.stdout, sys.stderr):
+    for stream, errors in ((sys.stdin, "replace"), (sys.stdout, "backslashreplace"), (sys.stderr, "backslashreplace")):
         # PYTHONIOENCODING may select an encoding without characters of names and output.
         with suppress(AttributeError, ValueError):
-            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+            stream.reconfigure(errors=errors)  # type: ignore[union-attr]
     # Without an entry for the user, expanduser returns its argument.
     if os.path.expanduser(_NO_HOME) == _NO_HOME:  # noqa: PTH111 - Path.expanduser raises
         os.environ["HOME"] = _ROOT

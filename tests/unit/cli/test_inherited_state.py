@@ -96,6 +96,14 @@ def test_argument_that_is_not_text_is_reported_in_one_line() -> None:
     assert "not UTF-8 text" in error
 
 
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])
+def test_typed_bytes_that_are_not_text_are_replaced(errors: str) -> None:
+    """A word in Latin-1 ended `weft chat`, and its conversation was lost."""
+    shell = 'printf "caf\\351\\n" | "$@"'
+    program = RUN + "print(ascii(input()))"
+    assert run(program, shell=shell, environment={"PYTHONIOENCODING": f":{errors}"})[1] == "'caf\\ufffd'\n"
+
+
 def test_service_leaves_a_deleted_folder(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
