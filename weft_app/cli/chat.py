@@ -196,9 +196,10 @@ def only_message(message: str | None, field: str, remedy: str = "") -> str | Non
     """
     if message is None and sys.stdin.isatty():
         return None
-    text = message if message is not None else sys.stdin.buffer.read(MAX_PIPED_BYTES + 1).decode("utf-8", "replace")
-    if len(text) > MAX_PIPED_BYTES:
+    piped = b"" if message is not None else sys.stdin.buffer.read(MAX_PIPED_BYTES + 1)
+    if len(piped) > MAX_PIPED_BYTES:
         raise WeftError(Reason.REQUEST_TOO_LARGE, f"standard input is larger than {MAX_PIPED_BYTES // 1024**2} MiB")
+    text = piped.decode("utf-8", "replace") if message is None else message
     if not text.strip():
         raise invalid_field(field, f"the message is empty{remedy}")
     return text

@@ -9,6 +9,7 @@ from weft.api.common.v1 import event_pb2, json_value_pb2, signal_pb2, warning_pb
 from weft.client import connect
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft_app.cli import chat
 from weft_app.cli.chat import HISTORY_NAME, Conversation, converse, prompt_history
 from weft_app.cli.output import shown
 
@@ -131,6 +132,14 @@ def test_timeout_error_names_the_option_to_extend_it(mesh: ScriptedMesh) -> None
 def test_piped_input_need_not_be_valid_utf8(mesh: ScriptedMesh) -> None:
     assert mesh.run("chat", "qwen", stdin=b"what is \xff?").exit_code == 0
     assert mesh.asked[-1].payload.messages[-1].content[0].text == "what is \ufffd?"
+
+
+def test_long_piped_message_is_rejected_rather_than_cut(mesh: ScriptedMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bytes were read up to the limit, and its characters, which are fewer, compared with it."""
+    monkeypatch.setattr(chat, "MAX_PIPED_BYTES", 1024)
+    result = mesh.run("chat", "qwen", stdin="ü" * 600)
+    assert (result.exit_code, mesh.asked) == (2, [])
+    assert mesh.run("chat", "qwen", stdin="ü" * 512).exit_code == 0
 
 
 def test_answers_are_stripped_of_terminal_escapes() -> None:
