@@ -210,8 +210,9 @@ class ImageTarget:
             self.output = str(free_paths(slug(self.prompt), suffix, self.count)[0])
             if self.count > 1:
                 self.output = f"{self.output.removesuffix(f'-1.{suffix}')}.{suffix}"
-        paths = numbered(Path(self.output), self.count)
-        return paths[min(made.index, len(paths) - 1)]
+        # Workflows may make more images than were asked for.
+        path, is_only = Path(self.output), self.count == 1 and not made.index
+        return path if is_only else path.with_name(f"{path.stem}-{made.index + 1}{path.suffix}")
 
     def finish(self, model: str) -> None:
         """Prints the document, and the work of the request."""

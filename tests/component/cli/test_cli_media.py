@@ -117,6 +117,14 @@ def test_default_file_name_comes_from_the_prompt_and_never_overwrites(studio: Sc
     assert files()[:2] == ["a-lighthouse-at-night-1.png", "a-lighthouse-at-night-2.png"]
 
 
+def test_further_images_of_a_workflow_get_their_own_files(studio: ScriptedMesh) -> None:
+    """The second one failed because the first one's file exists, or overwrote it with --force."""
+    studio.media = [picture(0), picture(1), picture(2), ended()]
+    assert studio.run("media", "image", "a cat", "-o", "cat.png").stdout == "cat.png\ncat-2.png\ncat-3.png\n"
+    result = studio.run("media", "image", "a cat", "-o", "dog.png", "-n", "2")
+    assert result.stdout == "dog-1.png\ndog-2.png\ndog-3.png\n"
+
+
 def test_existing_file_is_kept_and_no_request_is_sent(studio: ScriptedMesh) -> None:
     Path("cat-2.png").write_text("mine")
     refused = studio.run("media", "image", "a cat", "-o", "cat.png", "-n", "2")
