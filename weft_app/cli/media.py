@@ -155,14 +155,20 @@ def require_writable(paths: list[Path], *, force: bool) -> None:
 def written(path: Path, *, force: bool) -> Iterator[BinaryIO]:
     """Yields a file that gets its name when the block succeeds. Raises as `require_writable`.
 
-    Until then it is PATH.part, which is removed if the block fails.
+    Until then it is PATH.part, which is removed if the block fails. A pipe or device is written directly.
     """
-    part = path.with_name(f"{path.name}.part")
+    target = path.resolve()
+    part = target.with_name(f"{target.name}.part")
     try:
+        if path.exists() and not path.is_file():
+            require_writable([path], force=force)
+            with path.open("wb") as file:
+                yield file
+            return
         with part.open("wb") as file:
             yield file
         require_writable([path], force=force)
-        part.replace(path)
+        part.replace(target)
     except OSError as error:
         raise invalid_field(OUTPUT_OPTION, f"{path} cannot be written: {(error.strerror or '').lower()}") from error
     finally:

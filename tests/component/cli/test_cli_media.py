@@ -390,6 +390,19 @@ def test_piped_speech_is_bytes_and_text_can_come_from_a_file_or_pipe(studio: Scr
     assert files() == ["text.txt"]
 
 
+def test_device_is_written_and_not_replaced_by_a_file(studio: ScriptedMesh) -> None:
+    """As root, --force replaced /dev/null itself. A link keeps pointing to its file."""
+    studio.media = spoken()
+    Path("null").symlink_to("/dev/null")
+    Path("link").symlink_to("said.wav")
+    for name in ("null", "link"):
+        result = studio.run("media", "speak", "Hello.", "--format", "wav", "-o", name, "--force")
+        assert (result.exit_code, Path(name).is_symlink()) == (0, True), result.output
+    assert Path("null").is_char_device()
+    assert Path("said.wav").read_bytes() == b"RIFFsound"
+    assert files() == ["link", "null", "said.wav"]
+
+
 def test_file_names_are_built_from_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert slug("../../etc/passwd") == "etc-passwd"
