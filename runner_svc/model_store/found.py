@@ -277,10 +277,11 @@ def _blob(root: Path, layer: Mapping[str, object]) -> Path | None:
 
 
 def _folders(root: Path, pattern: str, *, files: bool = False) -> list[Path]:
-    """Returns the matches in a folder, sorted; empty if it is unreadable."""
+    """Returns the matches in a folder with printable names, sorted; empty if it is unreadable."""
     try:
         found = islice(root.glob(pattern), MAX_FILES)
-        return sorted(path for path in found if (path.is_file() if files else path.is_dir()))
+        named = (path for path in found if is_safe_path(path.relative_to(root).as_posix()))
+        return sorted(path for path in named if (path.is_file() if files else path.is_dir()))
     except OSError:
         return []
 

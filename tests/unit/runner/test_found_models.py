@@ -169,3 +169,13 @@ def test_folders_follow_the_program_variables(tmp_path: Path) -> None:
 def test_unreadable_folder_has_no_models(tmp_path: Path) -> None:
     _write(tmp_path / ".lmstudio", b"a file in its place")
     assert found_models(program_folders({"HOME": str(tmp_path), "OLLAMA_MODELS": os.devnull})) == []
+
+
+def test_name_that_is_not_text_hides_no_other_model(tmp_path: Path) -> None:
+    """`weft models ls --found` and a start without a configuration failed with a UnicodeEncodeError."""
+    odd = os.fsdecode(b"caf\xe9")
+    for name in ("caf", odd):
+        _ollama(tmp_path / ".ollama/models", f"registry.ollama.ai/library/{name}/latest", WEIGHTS)
+        _write(tmp_path / ".lmstudio/models/acme" / name / "tiny-Q4_K_M.gguf", WEIGHTS)
+    found = found_models(program_folders({"HOME": str(tmp_path)}))
+    assert [one.source for one in found] == ["ollama:caf:latest", "lmstudio:acme/caf:tiny-Q4_K_M.gguf"]
