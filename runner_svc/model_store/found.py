@@ -93,8 +93,16 @@ def found_models(folders: ProgramFolders) -> list[pb.FoundModel]:
 def locate(source: FoundSource, form: ModelForm | None, folders: ProgramFolders) -> FoundFiles:
     """Returns the files of a model of another program.
 
-    Raises NOT_FOUND if it is not on this machine, and INVALID_ARGUMENT if its files cannot be loaded.
+    Raises NOT_FOUND if it is not on this machine or not readable, INVALID_ARGUMENT if its files cannot be loaded.
     """
+    try:
+        return _located(source, form, folders)
+    except OSError as error:
+        message = f"{source} cannot be read on this machine: {error.strerror} ({error.filename})"
+        raise WeftError(Reason.NOT_FOUND, message) from error
+
+
+def _located(source: FoundSource, form: ModelForm | None, folders: ProgramFolders) -> FoundFiles:
     match source:
         case OllamaSource():
             return _ollama_files(source, form, folders)

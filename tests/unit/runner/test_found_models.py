@@ -179,3 +179,10 @@ def test_name_that_is_not_text_hides_no_other_model(tmp_path: Path) -> None:
         _write(tmp_path / ".lmstudio/models/acme" / name / "tiny-Q4_K_M.gguf", WEIGHTS)
     found = found_models(program_folders({"HOME": str(tmp_path)}))
     assert [one.source for one in found] == ["ollama:caf:latest", "lmstudio:acme/caf:tiny-Q4_K_M.gguf"]
+
+
+def test_folder_that_cannot_be_searched_is_an_error_of_the_source(tmp_path: Path) -> None:
+    """As that of Ollama's service for users outside of its group: the load failed with an internal error."""
+    folders = program_folders({"HOME": str(tmp_path), "OLLAMA_MODELS": f"{tmp_path}/{'x' * 300}"})
+    with fails(Reason.NOT_FOUND, match="ollama:x:latest"):
+        locate(_source("ollama:x"), None, folders)
