@@ -6,21 +6,21 @@ from array import array
 from pathlib import Path
 from random import Random
 
-LAYERS, WIDTH = 30, 576
+LAYERS, WIDTH, RANK = 30, 576, 8
 
 
-def write_peft_adapter(folder: Path, *, rank: int = 8, strength: float = 0.5) -> Path:
+def write_peft_adapter(folder: Path, *, strength: float = 0.5) -> Path:
     """Writes an adapter for the query projections (`q_proj`) of SmolLM2-135M; returns its folder.
 
     With a `strength` of 0.5 the model's answers are nonsense; with 0 the adapter has no effect.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": ["q_proj"], "bias": "none"}
+    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "target_modules": ["q_proj"], "bias": "none"}
     (folder / "adapter_config.json").write_text(json.dumps({**config, "task_type": "CAUSAL_LM"}))
     random, header, data = Random(7), {}, b""
     for layer in range(LAYERS):
-        for half, shape in (("A", (rank, WIDTH)), ("B", (WIDTH, rank))):
-            raw = array("f", (random.gauss(0.0, strength) for _ in range(rank * WIDTH))).tobytes()
+        for half, shape in (("A", (RANK, WIDTH)), ("B", (WIDTH, RANK))):
+            raw = array("f", (random.gauss(0.0, strength) for _ in range(RANK * WIDTH))).tobytes()
             name = f"base_model.model.model.layers.{layer}.self_attn.q_proj.lora_{half}.weight"
             header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + len(raw)]}
             data += raw

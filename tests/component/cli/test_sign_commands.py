@@ -37,8 +37,8 @@ def token(tmp_path: Path) -> Path:
     return tmp_path / "op.json"
 
 
-def _sign(registry: GovernedRegistry, token: Path, *words: str, name: str = "alice") -> None:
-    result = registry.run("keys", "sign", *words, "--key", registry.key(name), "--as", name, "--out", str(token))
+def _sign(registry: GovernedRegistry, token: Path, *words: str) -> None:
+    result = registry.run("keys", "sign", *words, "--key", registry.key("alice"), "--as", "alice", "--out", str(token))
     assert (result.exit_code, result.stdout) == (0, ""), result.stderr
 
 

@@ -78,11 +78,11 @@ def knows(ring: KeyRing, text: str, clock: FakeClock) -> bool:
 
 @asynccontextmanager
 async def registry_with_keys(
-    folder: Path, *, clock: FakeClock | None = None, database_url: str = "", config: KeysConfig | None = None
+    folder: Path, *, clock: FakeClock | None = None, config: KeysConfig | None = None
 ) -> AsyncIterator[KeyStage]:
     """Serving in `folder`; the pepper is there too."""
     keys = config or KeysConfig(pepper_file=folder / PEPPER_NAME)
-    async with running_registry(folder, clock=clock, database_url=database_url, keys=cast("float", keys)) as mesh:
+    async with running_registry(folder, clock=clock, keys=cast("float", keys)) as mesh:
         yield KeyStage(mesh, cast("KeyServiceAsyncStub", key_service_pb2_grpc.KeyServiceStub(mesh.channel)))
 
 

@@ -102,11 +102,11 @@ GRAPH = {
 }
 
 
-def a_workflow(name: str = "turbo", model: str = "m1", *, node: str = "6", text: str = "") -> ResourceDocument:
+def a_workflow(name: str = "turbo", model: str = "m1", *, text: str = "") -> ResourceDocument:
     prompt = workflows.WorkflowInput(
         name="prompt",
         type=workflows.WORKFLOW_INPUT_TYPE_TEXT,
-        node=node,
+        node="6",
         input="text",
         source=workflows.WORKFLOW_SOURCE_PROMPT,
     )

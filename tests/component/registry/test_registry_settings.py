@@ -96,8 +96,8 @@ TENANT = "tenant"
 MINUTE = TenantLimit.WINDOW_MINUTE
 
 
-def a_tenant(name: str = "a", requests: int = 10, **fields: object) -> ResourceDocument:
-    limit = TenantLimit(window=MINUTE, requests=requests)
+def a_tenant(name: str = "a", **fields: object) -> ResourceDocument:
+    limit = TenantLimit(window=MINUTE, requests=10)
     return declared(tenant=TenantManifest(name=name, limits=[limit], **fields))  # type: ignore[arg-type]
 
 

@@ -166,16 +166,14 @@ def wish(model: str = "m", size: int = GIB) -> pb.AcquireLeaseRequest:
 
 @asynccontextmanager
 async def keeping(
-    folder: Path, host: SeenHost, clock: Clock, *, max_wait_seconds: float = 60.0, devices: tuple[int, ...] = ()
+    folder: Path, host: SeenHost, clock: Clock, *, devices: tuple[int, ...] = ()
 ) -> AsyncIterator[tuple[LeaseManager, ScriptedLeases, list[str]]]:
     """Yields a started lease manager, its registry, and its session id, in a list that the test may change."""
     server, leases, session = new_server(), ScriptedLeases(), ["session-1"]
     lease_service_pb2_grpc.add_LeaseServiceServicer_to_server(leases, server)
     server.add_insecure_port(f"unix:{folder}/registry.sock")
     await server.start()
-    config = LeaseManagerConfig(
-        runner="r1", incarnation="life-1", device_indexes=devices, max_wait_seconds=max_wait_seconds
-    )
+    config = LeaseManagerConfig(runner="r1", incarnation="life-1", device_indexes=devices, max_wait_seconds=60.0)
     keeper = LeaseManager(config, host, lambda: session[0], clock, lambda: 1.0)
     async with open_channel(f"unix:{folder}/registry.sock") as channel:
         await keeper.start(channel)

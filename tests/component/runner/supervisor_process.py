@@ -145,12 +145,10 @@ def running_family(how: str, *, script: str = FAMILY, **settings: Any) -> Iterat
 
 
 @asynccontextmanager
-async def supervised(
-    how: str, script: str = FAMILY, *, graces: StopGraces | None = None, leftovers: Leftovers | None = None
-) -> AsyncGenerator[tuple[SupervisedProcess, LogRing, str]]:
+async def supervised(how: str, script: str = FAMILY) -> AsyncGenerator[tuple[SupervisedProcess, LogRing, str]]:
     """The same in this process: the child, its output and its mark, once it says FAMILY_READY."""
     mark, ring, ready = uuid4().hex, LogRing(), asyncio.Event()
-    process = SupervisedProcess(ring, graces or QUICK, leftovers=leftovers, system=SYSTEMS[how]())
+    process = SupervisedProcess(ring, QUICK, system=SYSTEMS[how]())
 
     def hear(lines: list[str]) -> None:
         if FAMILY_READY in lines:

@@ -236,9 +236,9 @@ INPUT = completion_pb2.PromptInput(text="a")
 INPUTS = embedding_pb2.EmbeddingPayload(inputs=[completion_pb2.PromptInput(text=text) for text in ("a", "b")])
 
 
-def _vectors(*places: int, tokens: int = 2) -> dict[str, Any]:
+def _vectors(*places: int) -> dict[str, Any]:
     data = [{"index": place, "embedding": [float(place)]} for place in places]
-    return {"data": data, "usage": {"prompt_tokens": tokens}}
+    return {"data": data, "usage": {"prompt_tokens": 2}}
 
 
 async def test_vectors_are_in_input_order() -> None:

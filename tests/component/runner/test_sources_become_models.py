@@ -84,9 +84,9 @@ def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
     return made
 
 
-def _gguf(folder: Path, name: str = "tiny-Q4_0.gguf") -> Path:
+def _gguf(folder: Path) -> Path:
     folder.mkdir(exist_ok=True)
-    file = folder / name
+    file = folder / "tiny-Q4_0.gguf"
     file.write_bytes(b"GGUF and more")
     return file
 

@@ -21,7 +21,6 @@ from runner_svc.cache.prompt_store import MIN_MEASURED_BYTES, PRIOR_BYTES_PER_SE
 from runner_svc.policy.cache_directory import Partition
 from runner_svc.policy.engine_blocks import PromptPrefixes
 from runner_svc.policy.kept_prompts import KeptPrompt
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from weft.api.common.v1 import receipt_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.kernel.errors import WeftError
@@ -41,8 +40,8 @@ def _call(use: CacheUse | None) -> CallInfo:
 class _Runner:
     """The cache of one model whose prompts are stored in a folder."""
 
-    def __init__(self, folder: Path, backend: LlamaServerBackend | None = None) -> None:
-        self.backend = backend or fake_engine(name=MODEL, slots=2, context_tokens=4096)
+    def __init__(self, folder: Path) -> None:
+        self.backend = fake_engine(name=MODEL, slots=2, context_tokens=4096)
         self.model = OneModel(self.backend)
         self.store = PromptStore(folder, BUDGET)
         self.desk = CacheManager([self.model], store=self.store)

@@ -66,17 +66,10 @@ def _python(code: str) -> WakeRecipe:
 
 
 @asynccontextmanager
-async def _http_recipe(
-    server: OtherServer, answers: list[int], gate: asyncio.Event | None = None
-) -> AsyncIterator[WakeRecipe]:
-    """A controller that begins the server with every answer of 200; `answers` holds what comes before.
-
-    It answers nothing until `gate` is set.
-    """
+async def _http_recipe(server: OtherServer, answers: list[int]) -> AsyncIterator[WakeRecipe]:
+    """A controller that begins the server with every answer of 200; `answers` holds what comes before."""
 
     async def answer(request: web.Request) -> web.Response:
-        if gate is not None:
-            await gate.wait()
         status = answers.pop(0) if answers else 200
         if request.headers.get("Authorization") != "Bearer controller-secret":
             status = 401

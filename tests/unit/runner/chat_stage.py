@@ -57,8 +57,8 @@ def end(
 class ScriptedWork:
     """A ChatEngine that plays one script per turn."""
 
-    def __init__(self, *turns: Sequence[Frame], clock: FakeClock | None = None) -> None:
-        clock = clock or FakeClock()
+    def __init__(self, *turns: Sequence[Frame]) -> None:
+        clock = FakeClock()
         self.record = RequestRecord(
             request_id="req-1", model="m", clock=clock, started=0.0, started_at=clock.utc_now(), last_progress=0.0
         )

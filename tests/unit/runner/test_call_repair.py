@@ -66,8 +66,8 @@ def receipt_of(events: Sequence[Event]) -> receipt_pb2.Receipt:
     return events[-1].finished.receipt
 
 
-async def frames_passed(work: ScriptedWork, payload: chat_pb2.ChatPayload | None = None) -> list[Frame]:
-    return [frame async for frame in converse(work, request(payload or asked()), setup())]
+async def frames_passed(work: ScriptedWork) -> list[Frame]:
+    return [frame async for frame in converse(work, request(asked()), setup())]
 
 
 async def test_valid_call_is_passed_on_unchanged_once_complete() -> None:

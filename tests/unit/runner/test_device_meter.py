@@ -26,8 +26,8 @@ ENGINE, CHILD, FOREIGN = ProcessId(10, 1), ProcessId(11, 2), ProcessId(99, 3)
 GRANT = Lease(lease_id="a", shares=[DeviceBytes(device_index=0, bytes=GIB)])
 
 
-def holder(process: ProcessId, amount: int = GIB, *, device: int = 0, unknown: bool = False) -> ProcessSnapshot:
-    held = () if unknown else ((device, amount),)
+def holder(process: ProcessId, amount: int = GIB, *, unknown: bool = False) -> ProcessSnapshot:
+    held = () if unknown else ((0, amount),)
     return ProcessSnapshot(process=process, alive=True, bytes_by_device=held, memory_unknown=unknown)
 
 

@@ -21,8 +21,8 @@ def _prompt(*digests: int, tenant: str = "t", tag: str = "") -> PromptPrefixes:
     return PromptPrefixes(digests, 1_024 * len(digests), Partition(tenant, tag))
 
 
-def _stored(*hashes: int, parent: int | None = None, by: str = "r", tokens: int = BLOCK_TOKENS) -> StoredBlocks:
-    return StoredBlocks(hashes=hashes, parent=parent, token_count=tokens, request_id=by)
+def _stored(*hashes: int, parent: int | None = None, by: str = "r") -> StoredBlocks:
+    return StoredBlocks(hashes=hashes, parent=parent, token_count=BLOCK_TOKENS, request_id=by)
 
 
 def _processed(blocks: EngineBlocks, by: str, prompt: PromptPrefixes, *stored: StoredBlocks) -> None:

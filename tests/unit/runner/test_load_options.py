@@ -30,8 +30,8 @@ class _Backend(StepBackend):
     )
 
 
-def _wish(options: LoadOptions, own: str = "Q4_K_M") -> LoadSpec:
-    return load_spec_from(options, cast("Any", _Backend()), VARIANTS, own)
+def _wish(options: LoadOptions) -> LoadSpec:
+    return load_spec_from(options, cast("Any", _Backend()), VARIANTS, "Q4_K_M")
 
 
 def _options(name: str, value: LoadValue) -> LoadOptions:

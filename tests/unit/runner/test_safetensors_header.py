@@ -28,8 +28,8 @@ CONFIG = {
 }
 
 
-def _tensor(begin: int, end: int, shape: Any = (1,)) -> dict[str, Any]:
-    return {"dtype": "BF16", "shape": list(shape), "data_offsets": [begin, end]}
+def _tensor(begin: int, end: int) -> dict[str, Any]:
+    return {"dtype": "BF16", "shape": [1], "data_offsets": [begin, end]}
 
 
 def _content(tensors: dict[str, Any], data: int, header: bytes | None = None) -> bytes:

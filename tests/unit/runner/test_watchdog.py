@@ -65,23 +65,14 @@ class SilentBackend(Backend):
         raise AssertionError("not the watchdog's business")
 
 
-class SuspendedClock(FakeClock):
-    """A clock that advances `slept` seconds more than its sleeps, as after a suspension of the machine."""
-
-    slept = 0.0
-
-    def monotonic(self) -> float:
-        return super().monotonic() + self.slept
-
-
 class WatchdogStage:
     """A running watchdog, its records, and requests in the engine."""
 
-    def __init__(self, profile: TimeoutProfile) -> None:
-        self.clock = SuspendedClock()
+    def __init__(self) -> None:
+        self.clock = FakeClock()
         self.backend = SilentBackend()
         self.records = RequestRecords("m", self.clock)
-        self.watching = asyncio.create_task(Watchdog(self.records, self.backend, profile, self.clock).run())
+        self.watching = asyncio.create_task(Watchdog(self.records, self.backend, PROFILE, self.clock).run())
         self._requests: list[asyncio.Task[None]] = []
 
     async def request(self, request_id: str = "r1") -> tuple[RequestRecord, "asyncio.Task[None]"]:
@@ -108,9 +99,9 @@ class WatchdogStage:
 
 
 @asynccontextmanager
-async def watchdog_stage(profile: TimeoutProfile = PROFILE) -> AsyncGenerator[WatchdogStage]:
+async def watchdog_stage() -> AsyncGenerator[WatchdogStage]:
     """Yields a stage, ended with the block."""
-    made = WatchdogStage(profile)
+    made = WatchdogStage()
     try:
         yield made
     finally:
