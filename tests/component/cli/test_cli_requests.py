@@ -490,13 +490,3 @@ def test_last_hour_metrics_are_shown_as_table_and_document(mesh: Mesh) -> None:
     assert table.exit_code == 0, table.output
     assert table.stdout.splitlines()[1].split()[:7] == ["unknown", "1", "0", "0", "0", "12", "0"]
     assert (document["kind"], sum(document["all"]["completionTokens"])) == ("figures", 34)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "ids"),
-    [(("requests",), ["req-1"]), (("requests", "--state", "ended"), ["req-2"]), (("requests", "req-2"), ["req-2"])],
-)
-def test_request_watch_ends_on_ctrl_c_without_an_error(mesh: Mesh, arguments: tuple[str, ...], ids: list[str]) -> None:
-    mesh.arrive(1, "req-1")
-    mesh.log.note_end(ending(2, mesh.arrive(2, "req-2") + 1, Reason.UNSPECIFIED))
-    assert _watched(mesh, *arguments, "-o", "name") == ids

@@ -85,11 +85,6 @@ def test_given_name_and_size_are_passed_to_the_load(stage: Stage) -> None:
     assert parameters == {"context_tokens": 4096, "slots": 2}
 
 
-def test_bare_hub_id_is_a_source(stage: Stage) -> None:
-    stage.run("run", "acme/tiny-GGUF", "hi")
-    assert stage.load.source == "hf:acme/tiny-GGUF"
-
-
 def test_served_model_is_used_without_a_load(stage: Stage) -> None:
     done = stage.run("run", "tiny", "-v", stdin="hi")
     assert (done.stdout, stage.script.created) == ("I am tiny\n", [])

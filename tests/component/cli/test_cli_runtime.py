@@ -138,14 +138,6 @@ def test_option_of_a_program_that_does_not_fit_is_refused(stage: Stage, words: s
     assert refused.stderr.startswith(f"weft: {fault}")
 
 
-def test_wrong_hash_exits_with_code_1_and_a_reason(stage: Stage) -> None:
-    write_wheel(stage.index.wheels, filling_bytes=10)
-    refused = stage.install()
-    assert refused.returncode == 1
-    assert "weft: gravel was not installed: a package differs from the lock file" in refused.stderr
-    assert stage.versions() == []
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 128 + signal.SIGTERM)])
 def test_signal_stops_an_installation_and_its_processes(stage: Stage, number: signal.Signals, code: int) -> None:
     installing = stage.start_slow_install()
@@ -173,18 +165,6 @@ def test_files_of_a_killed_installation_are_never_used_and_the_next_one_works(st
     assert stage.install().returncode == 0
     assert stage.row()["state"] == "installed"
     assert not set(left) & set(stage.versions())
-
-
-def test_second_installation_is_rejected_while_the_first_runs(stage: Stage) -> None:
-    installing = stage.start_slow_install()
-    try:
-        assert stage.row()["state"] == "changing"
-        second = stage.install()
-        assert second.returncode == 4
-        assert second.stderr == "weft: another process is installing or removing gravel; wait for it\n"
-    finally:
-        installing.send_signal(signal.SIGINT)
-        installing.communicate(timeout=WAIT_SECONDS)
 
 
 def test_mesh_with_a_missing_runtime_does_not_start_and_suggests_the_install_command(stage: Stage) -> None:

@@ -97,14 +97,6 @@ def test_signature_covers_the_action_of_the_command(
     assert done.exit_code == 0, (done.stderr, registry.refused)
 
 
-def test_token_for_other_options_is_rejected(registry: GovernedRegistry, token: Path) -> None:
-    _sign(registry, token, "load", "qwen", "--ctx", "4096")
-    _approve(registry, token)
-    result = registry.run("load", "qwen", "--ctx", "8192", "--token", str(token))
-    assert (result.exit_code, registry.refused) == (1, ["it is for another action, or for other options"])
-    assert "other options" not in result.stderr
-
-
 def test_approver_sees_the_signed_action(registry: GovernedRegistry, token: Path) -> None:
     _sign(registry, token, "load", "qwen", *OPTIONS)
     lines = _approve(registry, token).splitlines()
