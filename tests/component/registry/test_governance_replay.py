@@ -147,38 +147,6 @@ async def test_used_tokens_are_rejected_after_a_database_restore(tmp_path: Path,
         assert "used tokens are known" in await _refused(operations, load(), used, "after another restart")
 
 
-async def test_rollback_guard_restored_with_the_database_cannot_detect_replay(tmp_path: Path, clock: FakeClock) -> None:
-    """The control of the test before, and what docs/security.md warns of: delete the witness after a restore."""
-    stage = _makers(clock)
-    used = stage.signed(load())
-    async with _life(tmp_path, clock) as operations:
-        await operations.create(asked(load(), stage.signed(load()), "before the copy"))
-    shutil.copy(tmp_path / DATABASE, tmp_path / "copy.db")
-    shutil.copy(tmp_path / WITNESS, tmp_path / "copy.json")
-    async with _life(tmp_path, clock) as operations:
-        await operations.create(asked(load(), used, "after the copy"))
-    shutil.copy(tmp_path / "copy.db", tmp_path / DATABASE)
-    shutil.copy(tmp_path / "copy.json", tmp_path / WITNESS)
-    async with _life(tmp_path, clock) as operations:
-        _, existed = await operations.create(asked(load(), used, "again"))
-        assert not existed
-
-
-async def test_tokens_issued_before_startup_are_rejected_without_a_rollback_guard(
-    tmp_path: Path, clock: FakeClock
-) -> None:
-    stage = _makers(clock)
-    unused = stage.signed(load())
-    async with _life(tmp_path, clock) as operations:
-        await operations.create(asked(load(), stage.signed(load()), "one"))
-    (tmp_path / WITNESS).unlink()
-    async with _life(tmp_path, clock) as operations:
-        assert "used tokens are known" in await _refused(operations, load(), unused, "two")
-        stage.seconds_later = SKEW + 1.0
-        await clock.advance(SKEW + 1.0)
-        await operations.create(asked(load(), stage.signed(load()), "three"))
-
-
 async def test_clock_set_back_does_not_revalidate_used_tokens(tmp_path: Path, clock: FakeClock) -> None:
     stage = _makers(clock)
     used, unused = stage.signed(load()), stage.signed(load())
