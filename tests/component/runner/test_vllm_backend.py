@@ -18,10 +18,7 @@ from kit.own_children import own_children
 from kit.presence import present
 
 from runner_svc.backend.port import BackendFacts, CallInfo, LoadOrder
-from runner_svc.instance.instance import Instance
-from runner_svc.instance.settings import HibernationSettings, ServedModel, SleepSettings
 from runner_svc.metrics import add_runner_metrics
-from runner_svc.policy.lifecycle import Phase
 from runner_svc.runtimes import engine_figures
 from runner_svc.runtimes.vllm import backend as module
 from runner_svc.runtimes.vllm.backend import VllmBackend
@@ -30,7 +27,6 @@ from weft.api.common.v1 import sampling_pb2
 from weft.api.registry.v1.lease_pb2 import DeviceBytes
 from weft.api.runner.v1 import runner_service_pb2
 from weft.dispatch.frames import Frame
-from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.metrics import MetricsPage
 from weft.kernel.reasons import Reason
@@ -203,38 +199,6 @@ async def test_model_sleeps_and_wakes_in_its_process() -> None:
         assert await _frames(backend)
 
 
-class _OnADevice(VllmBackend):
-    """Is started with memory of a device by whatever order."""
-
-    async def start(self, order: LoadOrder | None = None) -> BackendFacts:
-        return await super().start(ON_A_DEVICE)
-
-
-async def test_unload_ends_the_sleeping_process() -> None:
-    command = tuple(fake_backend_command(answer_tokens=4))
-    given = {"name": "smol", "model": "org/model", "sleep_level": 1, "graces": GRACES, "command": command}
-    backend = _OnADevice(*engine_settings(VllmModel, **given))
-    hibernation = HibernationSettings(sleep=SleepSettings(after_seconds=0.1))
-    served = ServedModel(name="smol", make_backend=lambda: backend, hibernation=hibernation)
-    instance = Instance(served, backend, SystemClock(), lambda: None)
-
-    async def sleeps() -> bool:
-        return instance.phase is Phase.HIBERNATING
-
-    await instance.start()
-    try:
-        async with asyncio.timeout(20.0):
-            await instance.wake()
-            process = psutil.Process(backend.process_id)
-            await _until(sleeps)
-            assert process.is_running(), "an idle time leaves it"
-            await instance.unload()
-        assert not process.is_running()
-        assert backend.process_id is None
-    finally:
-        await instance.stop()
-
-
 async def test_weights_dropped_by_sleep_are_reloaded() -> None:
     backend = _backend({"answer_tokens": 4}, sleep_level=2)
     async with _started(backend, ON_A_DEVICE) as (_, process):
@@ -262,6 +226,15 @@ async def test_sleeping_process_is_replaced_for_a_different_load() -> None:
         facts = await backend.start(other)
         assert facts.slots == 2
         assert not process.is_running()
+
+
+async def test_stop_ends_a_sleeping_process() -> None:
+    backend = _backend(sleep_level=1)
+    async with _started(backend, ON_A_DEVICE) as (_, process):
+        assert await backend.sleep()
+        await backend.stop()
+        assert not process.is_running()
+        assert backend.process_id is None
 
 
 async def test_sleeping_process_that_died_is_restarted() -> None:
