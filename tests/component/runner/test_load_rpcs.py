@@ -101,20 +101,8 @@ async def test_options_are_validated_reported_and_effective_until_the_next_load(
         assert not (await runner.described()).load_options.parameters
 
 
-@pytest.mark.parametrize(
-    ("options", "field"),
-    [
-        (_options(layers=3), "options.parameters.layers"),
-        (_options(context_tokens=0), "options.parameters.context_tokens"),
-        (
-            load_pb2.LoadOptions(parameters={"context_tokens": load_pb2.LoadValue()}),
-            "options.parameters.context_tokens",
-        ),
-        (load_pb2.LoadOptions(quantization="q1"), "options.quantization"),
-        (load_pb2.LoadOptions(memory_budget_bytes=-1), "options.memory_budget_bytes"),
-    ],
-)
-async def test_invalid_option_is_reported(options: load_pb2.LoadOptions, field: str, tmp_path: Path) -> None:
+async def test_invalid_option_is_reported(tmp_path: Path) -> None:
+    options, field = _options(layers=3), "options.parameters.layers"
     async with ready_runner(tmp_path, [_model()]) as runner:
         before = (await runner.described()).process_id
         permit = await runner.permit(Action.LOAD)

@@ -118,40 +118,16 @@ async def test_dotted_names_are_mapped_for_a_provider_that_rejects_dots() -> Non
     assert payload.tools[1].function.name == "files.read"
 
 
-async def test_names_with_slashes_are_mapped_for_every_engine_and_back() -> None:
-    stage = Stage()
-    async with _client(stage, LLAMA_SERVER) as client:
-        assert _called(await _events(client, _chat("files/read"))) == ["files/read"]
-    assert stage.bodies[0]["tools"][0]["function"]["name"] == "files_read"
-
-
-async def test_long_name_is_shortened_for_a_provider_and_restored() -> None:
-    stage, long = Stage(), "mcp__" + "x" * 100
-    async with _client(stage, PROVIDER) as client:
-        assert _called(await _events(client, _chat(long))) == [long]
-    assert len(stage.bodies[0]["tools"][0]["function"]["name"]) == 64
-
-
-async def test_dotted_names_reach_an_engine_that_allows_them() -> None:
-    stage = Stage()
-    async with _client(stage, LLAMA_SERVER) as client:
-        assert _called(await _events(client, _chat("files.read"))) == ["files.read"]
-    assert stage.bodies[0]["tools"][0]["function"]["name"] == "files.read"
-
-
 @pytest.mark.parametrize(
-    ("mode", "field"),
+    ("engine", "name", "sent"),
     [
-        (chat_pb2.ToolChoice.MODE_AUTO, "tools"),
-        (chat_pb2.ToolChoice.MODE_REQUIRED, "response_format"),
+        (LLAMA_SERVER, "files/read", "files_read"),
+        (LLAMA_SERVER, "files.read", "files.read"),
+        (PROVIDER, "mcp__" + "x" * 100, "mcp__" + "x" * 59),
     ],
 )
-async def test_tools_with_a_response_format_yield_a_warning(
-    mode: chat_pb2.ToolChoice.Mode.ValueType, field: str
-) -> None:
-    payload = _chat("look", tool_choice=chat_pb2.ToolChoice(mode=mode))
-    payload.response_format.json_schema.name = "x"
+async def test_name_is_mapped_for_an_engine_that_rejects_it(engine: EngineParameters, name: str, sent: str) -> None:
     stage = Stage()
-    async with _client(stage, LLAMA_SERVER) as client:
-        assert _warned(await _events(client, payload)) == [field]
-    assert ("response_format" in stage.bodies[0]) is (field == "tools")
+    async with _client(stage, engine) as client:
+        assert _called(await _events(client, _chat(name))) == [name]
+    assert stage.bodies[0]["tools"][0]["function"]["name"] == sent

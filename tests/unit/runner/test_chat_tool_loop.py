@@ -396,17 +396,6 @@ class HangingTool:
         return ""
 
 
-async def test_disconnect_while_a_tool_runs_cancels_the_tool() -> None:
-    tool = HangingTool()
-    work = ScriptedWork([*call("search", ASK), *end(TOOL_CALLS)])
-    reading = asyncio.create_task(events_of(work, request(tools=["search"]), setup(tool_box(tool))))
-    await tool.started.wait()
-    reading.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await reading
-    assert tool.cancelled.is_set()
-
-
 async def test_external_cancellation_ends_a_running_tool() -> None:
     tool = HangingTool()
     records = RequestRecords("m", FakeClock())

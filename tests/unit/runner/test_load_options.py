@@ -76,9 +76,11 @@ def test_keep_alive_may_be_up_to_a_year_or_unlimited(seconds: int, kept: float) 
     ("options", "field"),
     [
         (LoadOptions(keep_alive=Duration(seconds=366 * 86_400 + 1)), "options.keep_alive"),
+        (LoadOptions(memory_budget_bytes=-1), "options.memory_budget_bytes"),
         (LoadOptions(memory_budget_bytes=2**51), "options.memory_budget_bytes"),
         (LoadOptions(quantization="q2_k"), "options.quantization"),
         (_options("context_tokens", LoadValue(integer=15)), "options.parameters.context_tokens"),
+        (_options("context_tokens", LoadValue()), "options.parameters.context_tokens"),
         (_options("context_tokens", LoadValue(number=99.5)), "options.parameters.context_tokens"),
         (_options("attention", LoadValue(word="maybe")), "options.parameters.attention"),
         (_options("attention", LoadValue(flag=True)), "options.parameters.attention"),
