@@ -504,7 +504,6 @@ def test_local_file_and_folder_are_copied_into_the_store(pulls: Pulls, tmp_path:
     assert (Path(whole.path) / "model.safetensors").read_bytes() == WEIGHTS
 
 
-@pytest.mark.slow("starts processes that pull")
 def test_model_beside_a_file_with_an_unprintable_name_was_not_copied(pulls: Pulls, tmp_path: Path) -> None:
     """Screenshots of macOS have such a name, in the folder of downloads."""
     folder = tmp_path / "downloads"
@@ -517,6 +516,7 @@ def test_model_beside_a_file_with_an_unprintable_name_was_not_copied(pulls: Pull
     assert "invalid name" in pulls.refusal(f"{folder}/a\\b.gguf").message
 
 
+@pytest.mark.slow("starts processes that pull")
 def test_two_concurrent_pulls_of_one_model_download_it_once(pulls: Pulls) -> None:
     pulls.hub.faults.chunk_seconds = 0.01
     # Not multiprocessing: its resource tracker would stay a child of the test session.
