@@ -24,6 +24,7 @@ def model_facts(
     out_of_memory: bool = False,
     loaded_at: int | None = None,
     memory_bytes: int | None = None,
+    quantization: str = "",
     cache: pb.CacheFigures | None = None,
     called: frozenset[str] = frozenset(),
     **state: Any,
@@ -31,6 +32,7 @@ def model_facts(
     """Returns a model as its runner would describe it."""
     isolation = {True: pb.CACHE_ISOLATION_SLOTS, False: pb.CACHE_ISOLATION_NONE, None: pb.CACHE_ISOLATION_UNSPECIFIED}
     description = pb.InstanceDescription(model=name, cache_isolation=isolation[tenants_apart], cache=cache)
+    description.load_options.quantization = quantization
     description.load_parameters.add(name="context_tokens", integer=True, minimum=16, maximum=32_768)
     if loaded_at is not None:
         description.last_ready_time.seconds = loaded_at
