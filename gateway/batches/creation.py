@@ -18,6 +18,7 @@ from gateway.deps import InferenceDeps
 from gateway.intake.json_guard import require_strict_json, without_halves
 from gateway.request_facts import facts_of
 from gateway.tasks.task_apis import AnyTaskApi, SpecContext, TaskApis
+from gateway.visible_names import with_visible_names
 from weft.api.router.v1 import batch_service_pb2 as batch_pb
 from weft.api.router.v1 import task_pb2
 from weft.durable.batches import BATCH_INPUT, MAX_CUSTOM_ID_CHARS, MAX_LINE_ERRORS, BatchClient, FileClient
@@ -231,6 +232,7 @@ class BatchCreator:
         self._batches = batches
         self._surfaces = task_apis
         self._config = deps.config
+        self._fleet = deps.fleet
         self._clock = deps.clock
         self._links = deps.links
 
@@ -256,7 +258,7 @@ class BatchCreator:
         try:
             return await self._batches.create(new, self._tasks(new, lines), caller=caller)
         except WeftError as error:
-            _note(error, lines)
+            _note(with_visible_names(error, self._fleet.view, facts_of(scope).principal), lines)
             if not lines.errors:
                 raise
         # A line failed while items were created, so only the failed batch is stored.

@@ -71,7 +71,11 @@ def invalid_field(field: str, message: str) -> FieldError:
 def with_field(error: WeftError, field: str) -> WeftError:
     """Returns the error with the name by which the caller knows the field."""
     own = error.metadata.get("field", "")
-    return error if field == own else FieldError(field, error.message.removeprefix(f"{own}: "), error.reason)
+    if field == own:
+        return error
+    renamed = FieldError(field, error.message.removeprefix(f"{own}: "), error.reason)
+    renamed.metadata, renamed.retry_after_seconds = error.metadata | renamed.metadata, error.retry_after_seconds
+    return renamed
 
 
 @contextmanager

@@ -3,14 +3,18 @@
 from typing import Any
 
 import pytest
+from batch_stage import Stage, line
+from file_script import MemoryBatches, MemoryFiles
 from gateway_script import FixedFleet, RunningGateway, ScriptedDispatcher, model, serving
 from kit.keys import Keys
 from registry_script import ScriptedRegistry
+from task_script import ScriptedTasks
 
 from gateway.endpoints import GATEWAY_ROUTERS, RUNNER_ROUTERS
 from gateway.openapi import shown_path
 from gateway.routing import needs_of, routes_of
 from weft.documents.resource_kinds import ResourceKind
+from weft.kernel.unknown_names import unknown_field_target
 
 HOLDERS = {
     "everything00": ("inference:create", "models:edit", "operations:create"),
@@ -64,6 +68,29 @@ async def test_only_requests_within_the_keys_names_are_dispatched_on_every_surfa
         answer = await gateway.request("POST", path, {**body, "model": "tiny"}, key="tiny00000000")
         assert answer.status != 403
         assert [context.model for context in gateway.dispatcher.contexts] == ["tiny"]
+
+
+async def test_unknown_model_of_a_task_does_not_tell_names_that_the_key_may_not_see() -> None:
+    """A router suggests names that the gateway may see, which it calls for every key."""
+    known = ("shared", "small", "team-a", "tiny")
+    tasks = ScriptedTasks(failure=unknown_field_target("team-x1y2z3", known, "spec.model"))
+    batches = MemoryBatches(line_failure=unknown_field_target("team-x1y2z3", known, "lines[0].spec.model"))
+    asked = {"model": "team-x1y2z3", "messages": MESSAGES}
+    files = MemoryFiles()
+    async with serving(tasks=tasks, files=files, batches=batches, keys=KEYS, fleet=FLEET) as gateway:
+        key = "team00000000"
+        task = await gateway.request("POST", "/api/v1/inference-tasks", {"body": asked}, key=key)
+        waiting = await gateway.request("POST", "/v1/chat/completions", {**asked, "durable": "wait"}, key=key)
+        source = await Stage(gateway, files, batches).file(line(body=asked), tenant="ann")
+        made = {"input_file_id": source, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+        batch = (await gateway.request("POST", "/v1/batches", made, key=key)).of(200)
+    told = [task.error["message"], waiting.error["message"], batch["errors"]["data"][0]["message"]]
+    assert [(task.status, task.error["param"]), (waiting.status, waiting.error["param"])] == [
+        (404, "body.model"),
+        (404, "model"),
+    ]
+    assert all("there are shared, team-a" in message for message in told), told
+    assert not any(name in message for name in ("small", "tiny") for message in told)
 
 
 OLLAMA: tuple[tuple[str, dict[str, Any]], ...] = (
