@@ -300,7 +300,7 @@ class BatchCreator:
 
 def _note(error: WeftError, lines: BatchLines) -> None:
     """Records a store error that concerns one line as that line's error."""
-    place = _PLACE.fullmatch(error.field) if isinstance(error, FieldError) else None
+    place = _PLACE.fullmatch(error.metadata.get("field", ""))
     if place is None or lines.errors:
         return
     number, field = lines.number_of(int(place[1])), place[2]

@@ -174,6 +174,21 @@ async def test_store_error_about_a_line_is_reported_for_that_line() -> None:
     assert (status, answer["error"]["code"]) == (429, "too_many_resources")
 
 
+async def test_error_about_a_line_from_a_router_of_another_process_is_reported_for_that_line() -> None:
+    """gRPC restores a FieldError for INVALID_ARGUMENT only."""
+    field = "lines[1].spec.model"
+    unknown = WeftError(Reason.MODEL_NOT_FOUND, f"{field}: there is no model b", metadata={"field": field})
+    async with stage(batches=MemoryBatches(line_failure=unknown)) as at:
+        made = await at.make(line("a"), line("b"))
+    (error,) = made["errors"]["data"]
+    assert (made["status"], error["line"], error["code"], error["message"]) == (
+        "failed",
+        2,
+        "model_not_found",
+        "spec.model: there is no model b",
+    )
+
+
 async def test_image_url_that_needs_fetching_is_invalid() -> None:
     content = [{"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}]
     body = BODY | {"messages": [{"role": "user", "content": content}]}
