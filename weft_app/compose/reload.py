@@ -23,7 +23,7 @@ from weft_app.compose.mesh_runners import MeshRunners
 from weft_app.compose.runner_processes import left_behind_notes, retire_others
 from weft_app.compose.service_configs import gateway_config_behind_edge, registry_config, router_config
 from weft_app.compose.startable import expected_mesh, require_environments, require_startable
-from weft_app.config.config import CONFIG_NAME
+from weft_app.config.config import CONFIG_NAME, WeftConfig
 from weft_app.config.reload_plan import ReloadPlan, plan_reload
 
 START_SECONDS = 60.0
@@ -74,10 +74,14 @@ class MeshReload:
         if dry_run:
             response.notes.extend(await self._replacements(wanted, plan))
             return response
+        # Whatever may fail comes first: a reload after this one sees only what this one did not put in force.
+        live = await asyncio.to_thread(with_edge_certificate, wanted.config, self.home) if plan.live_settings else None
         # In force from here on: a runner that dies restarts with it.
         await asyncio.to_thread(write_snapshot, self.config_file, wanted.document)
-        self.current = wanted
         self.changed(wanted)
+        self.current = wanted
+        if live is not None:
+            self._take_settings(wanted.config, live)
         touched = {*plan.restarted, *plan.updated}
         refused = [each.name for each in wanted.runners if each.name not in touched and self._is_refused(each.name)]
         response.notes.extend(f"runner {name} did not start, and is started again" for name in refused)
@@ -132,8 +136,6 @@ class MeshReload:
     ) -> None:
         sections = {runner.name: runner for runner in wanted.runners}
         grace = wanted.config.drain_seconds
-        if plan.live_settings:
-            await self._take_settings(wanted)
         await asyncio.gather(*(self.runners.stop(name, grace) for name in plan.stopped))
         response.notes.extend(await retire_others(self.home, sections, self.registry, self.names_waited_for))
         await asyncio.gather(
@@ -142,11 +144,10 @@ class MeshReload:
         )
         await asyncio.gather(*(self._start(sections[name], response) for name in plan.started))
 
-    async def _take_settings(self, wanted: ReadConfiguration) -> None:
-        config = await asyncio.to_thread(with_edge_certificate, wanted.config, self.home)
-        self.edge.reconfigure(gateway_config_behind_edge(config))
-        self.router.reconfigure(router_config(wanted.config, ""))
-        self.names.reconfigure(registry_config(wanted.config, self.home))
+    def _take_settings(self, config: WeftConfig, with_certificate: WeftConfig) -> None:
+        self.edge.reconfigure(gateway_config_behind_edge(with_certificate))
+        self.router.reconfigure(router_config(config, ""))
+        self.names.reconfigure(registry_config(config, self.home))
 
     async def _restart(self, section: RunnerSettings, grace: float, response: pb.ReloadConfigurationResponse) -> None:
         await self.runners.stop(section.name, grace)

@@ -10,6 +10,7 @@ import pytest
 
 from runner_svc.settings import RunnerSettings
 from weft.dispatch.fleet import ExpectedMesh
+from weft.kernel.errors import WeftError
 from weft_app.compose.configuration import ConfigurationSource
 from weft_app.compose.home import WeftHome
 from weft_app.compose.reload import MeshReload
@@ -102,46 +103,72 @@ async def test_runner_exit_is_reported_with_its_last_output(tmp_path: Path, monk
     await child.stop(0.0)
 
 
-async def test_reload_restarts_a_runner_that_does_not_start_although_nothing_has_changed(tmp_path: Path) -> None:
-    view = SimpleNamespace(runners={}, models={})
-    started = list[str]()
+class Runners:
+    """Runner processes, of which those in `refused` do not start before a reload."""
 
-    class Runners:
-        def refusal(self, _: str) -> str:
-            return "its process cannot be started: full"
+    def __init__(self, refused: str = "") -> None:
+        self.view: Any = SimpleNamespace(runners={}, models={})
+        self.started = list[str]()
+        self._refused = refused
 
-        async def stop(self, _: str, grace_seconds: float) -> None:
-            assert grace_seconds > 0
+    def refusal(self, name: str) -> str:
+        return "its process cannot be started: full" if name == self._refused else ""
 
-        async def start(self, section: RunnerSettings) -> None:
-            started.append(section.name)
-            view.runners[section.name] = SimpleNamespace(active=True)
+    async def stop(self, _: str, grace_seconds: float) -> None:
+        assert grace_seconds > 0
 
-    (tmp_path / "weft.yaml").write_text("runners: [{name: a, models: [{name: m, path: /m.gguf}]}]\n")
-    home = WeftHome(tmp_path / "home")
+    async def start(self, section: RunnerSettings) -> None:
+        self.started.append(section.name)
+        self.view.runners[section.name] = SimpleNamespace(active=True)
+
+
+def reload_of(file: Path, home: WeftHome, runners: Runners) -> MeshReload:
     home.create()
-    source = ConfigurationSource(path=tmp_path / "weft.yaml")
-    nothing: Any = SimpleNamespace(expect=lambda _: None, expect_not=lambda _: None)
-    runners: Any = Runners()
-    reload = MeshReload(
+    source = ConfigurationSource(path=file)
+    nothing: Any = SimpleNamespace(expect=lambda _: None, expect_not=lambda _: None, reconfigure=lambda _: None)
+    return MeshReload(
         source=source,
         current=source.read(),
         changed=lambda _: None,
         home=home,
         config_file=home.run / "config.yaml",
-        runners=runners,
+        runners=cast("Any", runners),
         registry=nothing,
         names=nothing,
-        fleet=cast("Any", SimpleNamespace(view=view)),
+        fleet=cast("Any", SimpleNamespace(view=runners.view)),
         router=nothing,
         edge=nothing,
         expected=ExpectedMesh(),
         names_waited_for=nothing,
         clock=FakeClock(),
     )
+
+
+async def test_reload_restarts_a_runner_that_does_not_start_although_nothing_has_changed(tmp_path: Path) -> None:
+    (tmp_path / "weft.yaml").write_text("runners: [{name: a, models: [{name: m, path: /m.gguf}]}]\n")
+    runners = Runners(refused="a")
+    reload = reload_of(tmp_path / "weft.yaml", WeftHome(tmp_path / "home"), runners)
     await reload.reload(dry_run=True)
-    assert not started
+    assert not runners.started
     answer = await reload.reload(dry_run=False)
-    assert (started, list(answer.notes)) == (["a"], ["runner a did not start, and is started again"])
+    assert (runners.started, list(answer.notes)) == (["a"], ["runner a did not start, and is started again"])
     await reload.reload(dry_run=False)
-    assert started == ["a"], "it serves, and is not interrupted"
+    assert runners.started == ["a"], "it serves, and is not interrupted"
+
+
+async def test_reload_whose_certificate_cannot_be_written_changes_nothing_and_can_be_repeated(tmp_path: Path) -> None:
+    """It was in force already, so a later reload saw no change and did not start the new runner."""
+    file, home, runners = tmp_path / "weft.yaml", WeftHome(tmp_path / "home"), Runners()
+    file.write_text("gateway: {tls: {self_signed: true}}\nrunners: []\n")
+    reload = reload_of(file, home, runners)
+    file.write_text(
+        "gateway: {tls: {self_signed: true}, allowed_hosts: [new.example]}\n"
+        "runners: [{name: a, models: [{name: m, path: /m.gguf}]}]\n"
+    )
+    (home.state / "edge").write_text("in the way")
+    with pytest.raises(WeftError, match="edge"):
+        await reload.reload(dry_run=False)
+    assert not runners.started
+    (home.state / "edge").unlink()
+    await reload.reload(dry_run=False)
+    assert runners.started == ["a"]
