@@ -25,7 +25,8 @@ async def model_digest(path: Path, cache: Path) -> str:
 
 def _digest(path: Path, cache: Path) -> str:
     stat = path.stat()
-    key = f"{path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
+    # A link may lead to a name that is not UTF-8.
+    key = f"{path.resolve()}|{stat.st_size}|{stat.st_mtime_ns}".encode(errors="backslashreplace").decode()
     known = _read(cache)
     if key not in known:
         with path.open("rb") as file:

@@ -1,5 +1,6 @@
 """Texts that say where a model comes from, and what is said of wrong ones; digests of files."""
 
+import os
 from hashlib import sha256
 from pathlib import Path
 
@@ -147,3 +148,15 @@ async def test_damaged_digest_cache_is_replaced(model: Path, tmp_path: Path, con
 async def test_unwritable_digest_cache_only_disables_caching(model: Path, tmp_path: Path) -> None:
     (tmp_path / "digests.json").mkdir()
     assert await model_digest(model, tmp_path / "digests.json") == f"sha256:{sha256(b'weights').hexdigest()}"
+
+
+async def test_digest_of_a_file_below_a_name_that_is_not_text_is_kept(tmp_path: Path) -> None:
+    """The task that computes digests died of it, and no model after this one had a digest or a price."""
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    (folder / "m.gguf").write_bytes(b"weights")
+    (tmp_path / "link.gguf").symlink_to(folder / "m.gguf")
+    expected = f"sha256:{sha256(b'weights').hexdigest()}"
+    memory = tmp_path / "digests.json"
+    assert await model_digest(tmp_path / "link.gguf", memory) == expected
+    assert expected in memory.read_text("utf-8")
