@@ -104,6 +104,10 @@ class LearnedMemory:
 
 def _key(identity: FileIdentity, settings: MemorySettings) -> str:
     taken_for = [getattr(settings, name) for name in settings.__slots__]
-    own: list[object] = [identity.path, identity.bytes, identity.modified_ns, taken_for]
-    own += [[file.path, file.bytes, file.modified_ns] for file in identity.companions]
+    own: list[object] = [*_words(identity), taken_for, *map(_words, identity.companions)]
     return hashlib.sha256(msgspec.json.encode(own)).hexdigest()
+
+
+def _words(file: FileIdentity) -> list[object]:
+    # A link may lead to a name that is not UTF-8.
+    return [file.path.encode(errors="backslashreplace").decode(), file.bytes, file.modified_ns]

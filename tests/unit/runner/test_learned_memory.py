@@ -1,5 +1,6 @@
 """Measured memory of loads, in a file that may be lost, damaged or large without harm."""
 
+import os
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,14 @@ def state(tmp_path: Path) -> Path:
 def test_measurement_survives_a_restart(state: Path) -> None:
     LearnedMemory(state).learn(FILE, SETTINGS, 500)
     assert tuple(LearnedMemory(state).measurements(FILE, SETTINGS)) == (500,)
+
+
+def test_measurement_of_a_file_below_a_name_that_is_not_text_is_kept(state: Path) -> None:
+    """A link led to it; the estimate raised, and no load of the model began."""
+    odd = replace(FILE, path=os.fsdecode(b"/models/caf\xe9/m.gguf"))
+    both = replace(odd, companions=(odd,))
+    LearnedMemory(state).learn(both, SETTINGS, 500)
+    assert tuple(LearnedMemory(state).measurements(both, SETTINGS)) == (500,)
 
 
 @pytest.mark.parametrize(
