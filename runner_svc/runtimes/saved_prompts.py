@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from runner_svc.backend.port import LoadOrder, SavedSlot
 from runner_svc.memory.machine_memory import engine_memory_bytes
+from runner_svc.openai_upstream.errors import JSON_FAULTS
 from runner_svc.policy.memory_estimate import MEBIBYTE
 from runner_svc.runtimes.model_engine import ModelContext
 from runner_svc.runtimes.settings import GgufModelSettings
@@ -124,7 +125,10 @@ class PromptSavingServer(StartedServer[Settings], Generic[Settings]):
     async def save_slot(self, slot: int, name: str) -> SavedSlot:
         if self._http is None:
             return SavedSlot()
-        saved = msgspec.json.decode(await self._act(slot, "save", name), type=_Saved)
+        try:
+            saved = msgspec.json.decode(await self._act(slot, "save", name), type=_Saved)
+        except JSON_FAULTS as error:
+            raise WeftError(Reason.BACKEND_ERROR, f"the server did not say how it saved slot {slot}") from error
         return SavedSlot(byte_count=saved.n_written, token_count=saved.n_saved)
 
     @override

@@ -1,7 +1,12 @@
 """Saving and restoring prompts: what happens meanwhile counts."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
+
+import pytest
+from kit.engines import fake_engine
+from kit.failures import fails
 
 from runner_svc.backend.port import SavedSlot, SlotSnapshot
 from runner_svc.cache.prompt_keeper import PromptKeeper, Restored
@@ -158,3 +163,16 @@ async def test_prompt_that_cannot_be_restored_is_computed_again() -> None:
     assert await swapping
     assert found is not None
     assert found.name in stage.engine.deleted
+
+
+@pytest.mark.parametrize("body", [b"", b"saved", b"[]", b'{"n_written": "1 MB"}', b"[" * 9_999])
+async def test_unexpected_answer_to_a_save_is_an_error_of_the_engine(body: bytes) -> None:
+    """It was an internal error of the request that took the slot, and of the load that tested the engine."""
+    backend: Any = fake_engine()
+
+    async def call_route(*_: object) -> tuple[int, bytes]:
+        return 200, body
+
+    backend._http = SimpleNamespace(call_route=call_route)
+    with fails(Reason.BACKEND_ERROR, "slot 0"):
+        await backend.save_slot(0, "prompt-1")
