@@ -632,16 +632,23 @@ class SaltStore:
             with self._file.open("rb") as opened:
                 stored = msgspec.json.decode(opened.read(MAX_FILE_BYTES), type=_Stored)
         except FileNotFoundError:
-            self._write()
+            self._store_new()
             return
         except (OSError, *DECODE_FAULTS) as error:
             # A new key makes every prefix cold once, but exposes none.
             log.warning("the prefix cache starts with new salts", error=type(error).__name__)
-            self._write()
+            self._store_new()
             return
         if len(stored.key) == KEY_BYTES:
             self._key = stored.key
             self._times = {(entry.tenant, entry.tag): entry.times for entry in stored.forgotten[:MAX_FORGOTTEN]}
+
+    def _store_new(self) -> None:
+        """Stores a new key; one that cannot be stored lasts until the runner ends."""
+        try:
+            self._write()
+        except OSError as error:
+            log.warning("salts of the prefix cache are not stored", file=str(self._file), error=error.strerror)
 
     def _write(self) -> None:
         if self._file is None:

@@ -72,6 +72,16 @@ def test_corrupt_file_gives_new_salts_without_an_error(tmp_path: Path, content: 
     assert len(SaltStore(file).salt_of(A)) == 64
 
 
+def test_salts_that_cannot_be_stored_last_as_long_as_the_runner(tmp_path: Path) -> None:
+    """On a full disk the runner did not start. A flush, which the next start would forget, still fails."""
+    file = tmp_path / "state"
+    file.touch()
+    book = SaltStore(file / "salts.json")
+    assert book.salt_of(A) == book.salt_of(A)
+    with pytest.raises(OSError, match=r"directory|exists"):
+        book.forget("a")
+
+
 def test_flush_beyond_its_bound_changes_every_salt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_cache, "MAX_FORGOTTEN", 2)
     book = SaltStore(None)
