@@ -207,5 +207,9 @@ class DaemonThreads:
             else:
                 future.set_exception(fault)
 
-        threading.Thread(target=work, name=f"tool {self._name}", daemon=True).start()
+        try:
+            threading.Thread(target=work, name=f"tool {self._name}", daemon=True).start()
+        except RuntimeError:  # the limit of threads is reached
+            self._free.release()
+            raise
         return await asyncio.wrap_future(future)

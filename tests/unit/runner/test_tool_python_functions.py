@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field
 
 from runner_svc.tools import python_functions
 from runner_svc.tools.port import ToolOutcome, ToolSettings
+from runner_svc.tools.python_functions import DaemonThreads
 from runner_svc.tools.tool_box import build_tool_box
 from weft.kernel.errors import FieldError, WeftError
 
@@ -240,6 +241,20 @@ async def test_hanging_threads_are_counted_and_further_calls_refused(monkeypatch
     while (outcome := await box.run("tool", {})).failed:
         assert time.monotonic() < until
     assert outcome.content == "released"
+
+
+async def test_call_without_a_thread_does_not_count_as_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After 16 calls at the limit of threads, the tool was never run again."""
+    threads = DaemonThreads("tool", 1)
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as limited:
+        limited.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="new thread"):
+            await threads.run(lambda: "answer")
+    assert await threads.run(lambda: "answer") == "answer"
 
 
 async def test_hanging_thread_does_not_prevent_process_exit() -> None:
