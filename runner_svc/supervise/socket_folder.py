@@ -31,11 +31,15 @@ class SocketFolder:
         for stale in remove_stale(prefix):
             log.info("removed the socket folder of a runner that was killed", folder=str(stale))
         self.path = Path(tempfile.mkdtemp(prefix=prefix))
-        draft = self.path / f"{LOCK}.new"
-        self._descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR, _PRIVATE)
-        lock_file(self._descriptor, waits=True)
-        # Renamed after it is locked, because a folder with a free lock is stale at any moment.
-        draft.rename(self.path / LOCK)
+        draft, self._descriptor = self.path / f"{LOCK}.new", -1
+        try:
+            self._descriptor = os.open(draft, os.O_CREAT | os.O_EXCL | os.O_RDWR, _PRIVATE)
+            lock_file(self._descriptor, waits=True)
+            # Renamed after it is locked, because a folder with a free lock is stale at any moment.
+            draft.rename(self.path / LOCK)
+        except BaseException:
+            self.remove()
+            raise
 
     def remove(self) -> None:
         """Removes the folder. Idempotent."""

@@ -1,5 +1,6 @@
 """Socket folders of runners that were killed are removed by the next start, and those of living ones never."""
 
+import errno
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from runner_svc.supervise import socket_folder
 from runner_svc.supervise.socket_folder import LOCK, SocketFolder, remove_stale
 
 PREFIX = "weft-test-socket-"
@@ -71,6 +73,20 @@ def test_folder_not_known_to_be_stale_is_left_untouched(tmp_path: Path) -> None:
     assert other.is_dir()
     (unlocked / LOCK).touch()
     assert remove_stale(PREFIX) == [unlocked], "the control"
+
+
+def test_folder_that_cannot_be_locked_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a full disk every load left a folder, which none removed later: it has no lock."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(socket_folder, "lock_file", refuse)
+    opened = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(OSError, match="No space left"):
+        SocketFolder(PREFIX)
+    assert list(tmp_path.iterdir()) == []
+    assert len(list(Path("/proc/self/fd").iterdir())) == opened
 
 
 def test_folder_is_accessible_only_to_its_user() -> None:
