@@ -22,6 +22,7 @@ from gateway.http.disconnect import WhileConnected, abort_connection
 from gateway.http.event_watches import EventWatches
 from gateway.intake.headers import shows_receipt
 from gateway.request_facts import RequestFacts, facts_of
+from gateway.visible_names import with_visible_names
 from weft.api.registry.v1.event_pb2 import Event
 from weft.dispatch.call import Call
 from weft.dispatch.frames import Frame
@@ -201,7 +202,7 @@ class SseResponse(Response, ABC):
     async def _fail(self, error: WeftError, writer: SseWriter, facts: RequestFacts) -> None:
         if not writer.is_committed:
             raise error
-        facts.error = error
+        facts.error = error = with_visible_names(error, self._deps.fleet.view, facts.principal)
         await writer.finish(self._last_event(error, facts.request_id))
 
 

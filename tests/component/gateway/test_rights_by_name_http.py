@@ -1,20 +1,22 @@
 """Scopes that are limited to names, over HTTP: which models a key may ask, see, declare and load."""
 
+import asyncio
 from typing import Any
 
 import pytest
 from batch_stage import Stage, line
 from file_script import MemoryBatches, MemoryFiles
-from gateway_script import FixedFleet, RunningGateway, ScriptedDispatcher, model, serving
-from kit.keys import Keys
+from gateway_script import FixedFleet, RunningGateway, ScriptedDispatcher, model, queued, serving
+from kit.keys import Keys, bearer
 from registry_script import ScriptedRegistry
 from task_script import ScriptedTasks
 
+from gateway.config import GatewayConfig
 from gateway.endpoints import GATEWAY_ROUTERS, RUNNER_ROUTERS
 from gateway.openapi import shown_path
 from gateway.routing import needs_of, routes_of
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.unknown_names import unknown_field_target
+from weft.kernel.unknown_names import unknown_field_target, unknown_target
 
 HOLDERS = {
     "everything00": ("inference:create", "models:edit", "operations:create"),
@@ -91,6 +93,20 @@ async def test_unknown_model_of_a_task_does_not_tell_names_that_the_key_may_not_
     ]
     assert all("there are shared, team-a" in message for message in told), told
     assert not any(name in message for name in ("small", "tiny") for message in told)
+
+
+async def test_stream_whose_model_is_removed_while_it_waits_does_not_tell_names_that_the_key_may_not_see() -> None:
+    script = ScriptedDispatcher([[queued()], gate := asyncio.Event(), unknown_target("team-b", ("small", "tiny"))])
+    config = GatewayConfig(port=0, headers_within_seconds=0.01)
+    body = {"model": "team-b", "messages": MESSAGES, "stream": True}
+    async with serving(script, config=config, keys=KEYS, fleet=FLEET) as gateway, gateway.connection() as (here, there):
+        named = f"Authorization: {bearer('team00000000')['Authorization']}\r\nHost:".encode()
+        there.write(gateway.post("/v1/chat/completions", body).replace(b"Host:", named, 1))
+        await here.readuntil(b": queued")
+        gate.set()
+        told = await here.readuntil(b"0\r\n\r\n")
+    assert b"did you mean team-a?" in told
+    assert b"small" not in told
 
 
 OLLAMA: tuple[tuple[str, dict[str, Any]], ...] = (
