@@ -119,4 +119,6 @@ def _require_known(parameters: Sequence[tuple[str, str]], known: frozenset[str])
             raise invalid_field(name, "is given twice")
         if len(value) > MAX_VALUE_CHARS:
             raise invalid_field(name, f"is longer than {MAX_VALUE_CHARS} characters")
+        if "\0" in value:
+            raise invalid_field(name, "contains a NUL, which no name has")
         seen.add(name)

@@ -58,6 +58,11 @@ def test_unknown_repeated_and_oversized_parameters_are_refused_by_name() -> None
     assert query("token=" + "x" * 1024).text("token") == "x" * 1024
 
 
+def test_nul_is_refused_by_name() -> None:
+    """PostgreSQL cannot compare it: filters of tasks were answered with 503."""
+    assert refused("token=a%00b") == "token"
+
+
 def test_handler_may_ignore_unknown_parameters() -> None:
     assert query("beta=true&limit=1&limit=2", None).count("limit", 5) == 2
 
