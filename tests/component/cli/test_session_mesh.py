@@ -6,9 +6,9 @@ from pathlib import Path
 from subprocess import Popen
 
 import pytest
+from kit.failures import fails
 
 from weft.client._home import DEFAULT_HOME
-from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_app.cli.background import MAX_READ_BYTES, is_mesh_running, session_mesh, written_lines
 from weft_app.compose.home import RUNNING, STARTING, WeftHome
@@ -80,9 +80,7 @@ def test_reason_of_a_crash_is_read_after_much_output_and_without_a_line_break(tm
 def test_invalid_config_error_names_the_position(home: WeftHome, tmp_path: Path) -> None:
     file = tmp_path / "weft.yaml"
     file.write_text("runners: [{name: box, models: []}]\n")
-    with pytest.raises(WeftError) as refused, session_mesh(home, file):
+    with fails(Reason.SERVICE_UNAVAILABLE, "runners.0.models: ") as refused, session_mesh(home, file):
         pass
-    assert refused.value.reason is Reason.SERVICE_UNAVAILABLE
     assert refused.value.message.startswith(f"no mesh could be started on {home.root}: ")
-    assert "runners.0.models: " in refused.value.message
     assert not home.is_claimed()

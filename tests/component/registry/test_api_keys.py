@@ -11,6 +11,7 @@ import pytest
 import structlog
 from google.protobuf.duration_pb2 import Duration
 from key_stage import PEPPER_NAME, KeyStage, bare_keys, registry_with_keys
+from kit.failures import fails
 from kit.refusals import refused
 from registry_harness import running_registry
 
@@ -18,7 +19,6 @@ from registry_svc.config import KeysConfig
 from registry_svc.keys.api_keys import PEPPER_BYTES, make_pepper
 from weft.api.registry.v1 import key_service_pb2 as pb
 from weft.api.registry.v1 import key_service_pb2_grpc
-from weft.kernel.errors import FieldError
 from weft.kernel.principal import DEFAULT_SCOPES, LOCAL, Principal, parse_scopes
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
@@ -271,10 +271,9 @@ FIELD = "registry.keys.pepper_file"
 
 
 async def refuses_to_start(folder: Path) -> str:
-    with pytest.raises(FieldError) as refusal:
+    with fails(field=FIELD) as refusal:
         async with registry_with_keys(folder):
             pass
-    assert refusal.value.field == FIELD
     return refusal.value.message
 
 

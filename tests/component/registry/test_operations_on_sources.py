@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from kit.failures import fails
 from kit.refusals import refused
 from operation_stage import Action, FakeDirectory, Stage, loaded, running_stage, said
 
@@ -15,7 +16,7 @@ from weft.api.operations.v1.operation_pb2 import Operation
 from weft.api.runner.v1 import load_pb2
 from weft.api.runner.v1.model_store_pb2 import PULL_STAGE_LOADING, PullProgress, StoredModel
 from weft.api.runner.v1.runner_service_pb2 import InstanceDescription
-from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.errors import WeftError
 from weft.kernel.principal import ANY_SOURCE, USE_SECRETS
 from weft.kernel.reasons import Reason
 
@@ -89,9 +90,8 @@ async def test_name_of_another_resource_is_rejected(stage: Stage) -> None:
     stage.directory.models["tiny-q4_0"] = "r2"
     await stage.create(load_source())
     await stage.until_heard(f"add {SOURCE} as tiny-q4_0-2 on r1", "load tiny-q4_0-2 on r1")
-    with pytest.raises(WeftError, match="is taken") as refused:
+    with fails(Reason.ALREADY_EXISTS, match="is taken"):
         await stage.create(load_source(name="m1"))
-    assert refused.value.reason is Reason.ALREADY_EXISTS
 
 
 def engine(**words: str) -> InstanceDescription:
@@ -116,9 +116,8 @@ async def test_a_load_by_source_with_a_parameter_that_no_engine_takes_is_refused
     action = load_source("hf:acme/tiny")
     for parameter, word in given.items():
         action.load_model.options.parameters[parameter].word = word
-    with pytest.raises(FieldError, match=message) as refused:
+    with fails(match=message, field=f"action.load_model.options.parameters.{name}"):
         await stage.create(action)
-    assert refused.value.field == f"action.load_model.options.parameters.{name}"
     assert stage.calls.heard == []
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 from kit.engines import events_of
+from kit.failures import fails
 from server_dialects import TOLD, fake_command, server_settings
 
 from runner_svc.backend.engine_process import EnginePorts, PortRange
 from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.server.backend import ServerBackend
 from runner_svc.runtimes.started_server import MAX_FOREIGN_LISTENERS
-from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.free_port import free_ports
 
@@ -92,12 +92,10 @@ async def test_container_without_the_setting_is_rejected_and_error_names_it(tmp_
     ports = EnginePorts(PortRange(first=first, last=first + port_count - 1))
     async with _daemon(tmp_path) as (daemon, command):
         settings = server_settings(command=command, ports=ports, graces=GRACES)
-        with pytest.raises(WeftError) as failed:
+        with fails(Reason.CONNECT_FAILED, "external_listener: true"):
             async with asyncio.timeout(60.0):
                 await ServerBackend(*settings).start()
         assert len(daemon.containers) == min(port_count, MAX_FOREIGN_LISTENERS), "it is not started on every port"
-    assert failed.value.reason is Reason.CONNECT_FAILED
-    assert "external_listener: true" in failed.value.message
 
 
 async def test_container_does_not_start_if_its_port_is_in_use(tmp_path: Path) -> None:
@@ -105,11 +103,9 @@ async def test_container_does_not_start_if_its_port_is_in_use(tmp_path: Path) ->
         port = other.sockets[0].getsockname()[1]
         ports = EnginePorts(PortRange(first=port, last=port))
         backend = ServerBackend(*server_settings(command=command, external_listener=True, ports=ports))
-        with pytest.raises(WeftError) as failed:
+        with fails(Reason.CONNECT_FAILED, f"port_range {port}-{port}"):
             await backend.start()
         assert daemon.containers == []
-    assert failed.value.reason is Reason.CONNECT_FAILED
-    assert f"port_range {port}-{port}" in failed.value.message
 
 
 async def _hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -23,7 +23,6 @@ from runner_svc.policy.lifecycle import Phase
 from runner_svc.runtimes.openai_http import backend
 from runner_svc.runtimes.openai_http.backend import AttachedServer
 from runner_svc.runtimes.openai_http.runtime import OpenAiHttpModel
-from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.free_port import free_port
 
@@ -78,9 +77,8 @@ async def test_unreachable_upstream_fails_to_connect_without_revealing_its_addre
         plain, free = fake.base_url.rpartition(":")[2], free_port()
         server = _server_at(place.format(free=free, plain=plain))
         async with asyncio.timeout(15.0):
-            with pytest.raises(WeftError) as failed:
+            with fails(Reason.CONNECT_FAILED) as failed:
                 await server.start()
-    assert failed.value.reason is Reason.CONNECT_FAILED
     for secret in ("no-such-host", plain, str(free)):
         assert secret not in failed.value.message
 
@@ -112,8 +110,7 @@ async def test_silent_upstream_counts_as_unreachable(monkeypatch: pytest.MonkeyP
         address = silent.getsockname()
         server = _server_at(f"http://127.0.0.1:{address[1]}")
         async with asyncio.timeout(20.0):
-            with pytest.raises(WeftError) as failed:
+            with fails(Reason.CONNECT_FAILED):
                 await server.start()
-    assert failed.value.reason is Reason.CONNECT_FAILED
     # Connections of earlier tests in this process may not have ended yet.
     assert address not in [tuple(each.raddr) for each in psutil.Process().net_connections(kind="tcp")]

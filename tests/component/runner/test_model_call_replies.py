@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from kit.failures import fails
 from kit.fake_backend import run_fake_backend
 from kit.upstream import upstream
 
@@ -114,9 +115,8 @@ async def test_chat_with_an_image_is_rejected_by_the_uncountable_part() -> None:
 )
 async def test_invalid_tokens_are_a_protocol_error(reply: dict[str, Any]) -> None:
     async with _answering(reply) as http:
-        with pytest.raises(WeftError) as failed:
+        with fails(Reason.BACKEND_PROTOCOL_ERROR):
             await tokenize(http, TEXT, CALL)
-    assert failed.value.reason is Reason.BACKEND_PROTOCOL_ERROR
 
 
 async def test_scores_are_sorted_best_first_and_limited_to_the_requested_count() -> None:
@@ -176,10 +176,9 @@ async def test_server_without_image_streaming_returns_all_images_together() -> N
 )
 async def test_invalid_image_stream_is_an_error(stream: bytes, reason: Reason) -> None:
     async with _answering(stream, "text/event-stream") as http:
-        with pytest.raises(WeftError) as failed:
+        with fails(reason):
             async for _ in media.generate_images(http, PREVIEWED, CALL):
                 pass
-    assert failed.value.reason is reason
 
 
 @pytest.mark.parametrize(

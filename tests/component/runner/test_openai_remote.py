@@ -13,6 +13,7 @@ import trustme
 from kit.counting_provider import WORDS, CountingProvider, Reply, counting_provider
 from kit.engine_settings import engine_settings
 from kit.engines import chat, started
+from kit.failures import fails
 
 from runner_svc.backend.port import CallInfo
 from runner_svc.policy import backoff
@@ -133,9 +134,8 @@ async def test_provider_that_refuses_its_list_is_unavailable(status: int) -> Non
     async with counting_provider() as provider:
         provider.list_status = status
         backend = OpenAiRemote(*_config(provider.base_url, health_check="models"))
-        with pytest.raises(WeftError) as failed:
+        with fails(Reason.CONNECT_FAILED) as failed:
             await backend.start()
-    assert failed.value.reason is Reason.CONNECT_FAILED
     assert str(status) in failed.value.message
 
 
@@ -152,10 +152,9 @@ async def test_provider_is_reported_dead_after_repeated_health_check_failures() 
 async def test_missing_or_invalid_key_error_names_only_its_variable(value: str) -> None:
     async with counting_provider() as provider:
         backend = OpenAiRemote(*_config(provider.base_url, environment={KEY_VARIABLE: value}))
-        with pytest.raises(WeftError) as failed:
+        with fails(Reason.INVALID_ARGUMENT) as failed:
             await backend.start()
         assert provider.connection_count == 0
-    assert failed.value.reason is Reason.INVALID_ARGUMENT
     assert KEY_VARIABLE in failed.value.message
     assert not value.strip() or value not in failed.value.message
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import yaml
+from kit.failures import fails
 from kit.refusals import refused
 
 from registry_svc.config import GovernanceMode, GovernanceSettings
 from registry_svc.operations.governance import Gatekeeper, GovernanceGate, build_gate
-from weft.kernel.errors import FieldError
 from weft.signing.signatures import new_key_file
 from weft_app.compose.environment import KEY_PATH_VARIABLE
 from weft_app.compose.home import WeftHome
@@ -111,7 +111,5 @@ def test_inaccessible_safebox_key_is_reported_without_a_crash(tmp_path: Path, mo
     monkeypatch.setattr(os, "stat", may_not)
     monkeypatch.setattr(Path, "open", may_not_open)
     section = _section(mode="shared_key", signers=SIGNERS)
-    with pytest.raises(FieldError) as refused:
+    with fails(None, "cannot be read", field="registry.governance.key_file"):
         governance_config(section, WeftHome(tmp_path), environment={}, default_key_path=place)
-    assert "cannot be read" in refused.value.message
-    assert refused.value.field == "registry.governance.key_file"

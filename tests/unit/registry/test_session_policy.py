@@ -1,6 +1,7 @@
 """Who may have which names, and which heartbeats count."""
 
 import pytest
+from kit.failures import fails
 
 from registry_svc.mesh.domain import Session, Standing
 from registry_svc.mesh.policy.heartbeat import (
@@ -14,7 +15,6 @@ from registry_svc.mesh.policy.heartbeat import (
 )
 from registry_svc.mesh.policy.namespace import Claim, Owner
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 
@@ -63,9 +63,8 @@ def refused(
     runner: Holder | None = None,
     models: dict[str, Holder] | None = None,
 ) -> dict[str, str]:
-    with pytest.raises(WeftError) as refusal:
+    with fails(Reason.ALREADY_EXISTS) as refusal:
         decide(request, own, runner, models)
-    assert refusal.value.reason is Reason.ALREADY_EXISTS
     return refusal.value.metadata
 
 
@@ -140,23 +139,20 @@ def test_newer_heartbeats_are_accepted_and_the_newest_may_be_repeated(
 
 
 def test_older_heartbeat_is_stale() -> None:
-    with pytest.raises(WeftError) as refusal:
+    with fails(Reason.STALE_HEARTBEAT):
         validate(6, Standing.ACTIVE, 7)
-    assert refusal.value.reason is Reason.STALE_HEARTBEAT
 
 
 @pytest.mark.parametrize("standing", list(Standing))
 def test_heartbeat_of_another_incarnation_is_stale_for_any_sequence(standing: Standing) -> None:
-    with pytest.raises(WeftError) as refusal:
+    with fails(Reason.STALE_HEARTBEAT):
         validate(1_000, standing, 7, "life-0")
-    assert refusal.value.reason is Reason.STALE_HEARTBEAT
 
 
 def test_heartbeat_revives_a_silent_session_but_not_a_closed_one() -> None:
     assert validate(8, Standing.SILENT, 7) is HeartbeatKind.FRESH
-    with pytest.raises(WeftError) as refusal:
+    with fails(Reason.SESSION_UNKNOWN):
         validate(8, Standing.CLOSED, 7)
-    assert refusal.value.reason is Reason.SESSION_UNKNOWN
 
 
 def test_session_key_and_id_are_never_logged() -> None:
