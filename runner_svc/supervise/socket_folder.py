@@ -8,12 +8,15 @@ import os
 import shutil
 import stat
 import tempfile
+from collections.abc import Iterable
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
+from weft.kernel.errors import WeftError
 from weft.kernel.file_replacement import lock_file
 from weft.kernel.log import get_logger
+from weft.kernel.reasons import Reason
 
 log = get_logger("weft.runner")
 
@@ -26,10 +29,20 @@ _PRIVATE = 0o600
 class SocketFolder:
     """A folder that only this user can enter, locked by this process until it is removed."""
 
-    def __init__(self, prefix: str) -> None:
-        """Removes stale folders with this prefix, then creates one. Raises OSError."""
+    def __init__(self, prefix: str, names: Iterable[str] = ()) -> None:
+        """Removes stale folders with this prefix, then creates one that contains folders of these names.
+
+        Raises CONNECT_FAILED.
+        """
         for stale in remove_stale(prefix):
             log.info("removed the socket folder of a runner that was killed", folder=str(stale))
+        try:
+            self._create(prefix, names)
+        except OSError as error:
+            message = f"no folder for its files could be made: {error.strerror}"
+            raise WeftError(Reason.CONNECT_FAILED, message) from error
+
+    def _create(self, prefix: str, names: Iterable[str]) -> None:
         self.path = Path(tempfile.mkdtemp(prefix=prefix))
         draft, self._descriptor = self.path / f"{LOCK}.new", -1
         try:
@@ -37,6 +50,8 @@ class SocketFolder:
             lock_file(self._descriptor, waits=True)
             # Renamed after it is locked, because a folder with a free lock is stale at any moment.
             draft.rename(self.path / LOCK)
+            for name in names:
+                (self.path / name).mkdir()
         except BaseException:
             self.remove()
             raise

@@ -137,15 +137,8 @@ class ComfyUiBackend(StartedServer[ComfyUiModel]):
 
     @override
     async def prepare(self, order: LoadOrder) -> None:
-        if self.is_attached:
-            return
-        try:
-            self._folder = SocketFolder(FOLDER_PREFIX)
-        except OSError as error:
-            message = f"no folder for its files could be made: {error.strerror}"
-            raise WeftError(Reason.CONNECT_FAILED, message) from error
-        for name in FOLDERS:
-            (self._folder.path / name).mkdir()
+        if not self.is_attached:
+            self._folder = SocketFolder(FOLDER_PREFIX, FOLDERS)
 
     @override
     def arguments(self, order: LoadOrder, port: int) -> list[str]:

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from kit.failures import fails
 
 from runner_svc.supervise import socket_folder
 from runner_svc.supervise.socket_folder import LOCK, SocketFolder, remove_stale
+from weft.kernel.reasons import Reason
 
 PREFIX = "weft-test-socket-"
 HOLD = f"""
@@ -83,8 +85,9 @@ def test_folder_that_cannot_be_locked_is_removed(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(socket_folder, "lock_file", refuse)
     opened = len(list(Path("/proc/self/fd").iterdir()))
-    with pytest.raises(OSError, match="No space left"):
+    with fails(Reason.CONNECT_FAILED) as failed:
         SocketFolder(PREFIX)
+    assert "No space left" in failed.value.message
     assert list(tmp_path.iterdir()) == []
     assert len(list(Path("/proc/self/fd").iterdir())) == opened
 

@@ -257,3 +257,11 @@ async def test_socket_folder_path_that_is_too_long_is_reported(tmp_path: Path, m
         await _backend().start()
     assert "too long a path" in failed.value.message
     assert list(deep.iterdir()) == []
+
+
+async def test_socket_folder_that_cannot_be_made_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full or removed folder for temporary files was an internal error of the model."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    with fails(Reason.CONNECT_FAILED) as failed:
+        await _backend().start()
+    assert failed.value.message == "no folder for its files could be made: No such file or directory"
