@@ -53,6 +53,7 @@ class Expiry:
         await self._forget([state for state, verdict in verdicts if verdict is Verdict.FORGET])
         await self._save_due_pulses()
         await self._core.events.save(self._core.store.save_events)
+        await self._core.settle()
 
     def _judge(self, state: SessionState, now: float) -> Verdict:
         verdict = judge(state.pulse, self._config, self._back_since, now, share=state.share)
