@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from cli_harness import ScriptedMesh, scripted_mesh
-from cli_samples import some_agent, some_event, some_model, some_route, some_runner
+from cli_samples import some_model, some_runner
+from kit.resource_samples import some_agent, some_event, some_route
 
 
 @pytest.fixture

@@ -2,12 +2,8 @@
 
 from datetime import UTC, datetime
 
-from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
 from weft.api.registry.v1 import (
-    agent_pb2,
-    event_pb2,
     model_pb2,
-    route_pb2,
     runner_pb2,
     tags_pb2,
     wake_pb2,
@@ -42,30 +38,6 @@ def some_model(name: str = "qwen", pool: str = "big", status: str = "ACTIVE") ->
     return model
 
 
-def some_agent(name: str = "coder", description: str = "Writes code") -> agent_pb2.Agent:
-    return agent_pb2.Agent(
-        manifest=agent_pb2.AgentManifest(
-            name=name,
-            model="qwen",
-            description=description,
-            system_prompt="You are terse.\nVery.",
-            default_params=sampling_pb2.SamplingParams(temperature=0.2, stop=["\n"], logit_bias={7: 1.5}),
-            behaviour=agent_behaviour_pb2.AgentBehaviour(
-                platform_prompt=True,
-                tools=["files.read"],
-                max_tool_iterations=4,
-                signals=["NEEDS_HIGHER_REASONER"],
-                stop_on_decision_request=False,
-                repetition_policy=agent_behaviour_pb2.REPETITION_POLICY_OFF,
-                parse_text_tool_calls=False,
-            ),
-        ),
-        kind=agent_pb2.Agent.KIND_VIRTUAL,
-        runner="r1",
-        status=agent_pb2.Agent.STATUS_ACTIVE,
-    )
-
-
 def some_runner(target: str) -> runner_pb2.Runner:
     state = runner_pb2.InstanceState(
         model="qwen", phase=runner_pb2.InstanceState.PHASE_READY, slots_total=4, slots_used=1
@@ -83,28 +55,3 @@ def some_runner(target: str) -> runner_pb2.Runner:
     )
     runner.last_heartbeat_time.FromDatetime(MOMENT)
     return runner
-
-
-def some_route(name: str = "summaries") -> route_pb2.Route:
-    route = route_pb2.Route(
-        manifest=route_pb2.RouteManifest(
-            name=name, description="Short ones", candidates=["qwen", "big"], pin_primary=True
-        ),
-        status=route_pb2.Route.STATUS_ACTIVE,
-    )
-    route.manifest.budget.FromSeconds(60)
-    route.manifest.keep_alive.FromSeconds(300)
-    route.create_time.FromDatetime(MOMENT)
-    return route
-
-
-def some_event(sequence: int, name: str = "qwen") -> event_pb2.Event:
-    event = event_pb2.Event(
-        sequence=sequence,
-        kind="model",
-        name=name,
-        reason=event_pb2.EVENT_REASON_WOKE,
-        message="it woke up",
-    )
-    event.time.FromDatetime(MOMENT)
-    return event

@@ -11,7 +11,8 @@ from typing import Any
 import grpc
 import pytest
 from cli_harness import ScriptedMesh
-from cli_samples import some_agent, some_event, some_model, some_route, some_runner
+from cli_samples import some_model, some_runner
+from kit.resource_samples import some_agent, some_event, some_route
 from kit.resources import gone, put
 from typer.testing import CliRunner
 

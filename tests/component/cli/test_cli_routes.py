@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from cli_harness import ScriptedMesh
-from cli_samples import some_route
+from kit.resource_samples import some_route
 from kit.resources import gone, put
 
 from weft.api.registry.v1.journal_pb2 import JOURNAL_MODE_NONE
@@ -15,7 +15,7 @@ pytest_plugins = ("cli_mesh",)
 
 def test_wide_routes_show_keep_alive_and_pinned_primary(mesh: ScriptedMesh) -> None:
     row = mesh.run("get", "routes", "-o", "wide").stdout.splitlines()[1]
-    assert row.split()[:6] == ["summaries", "active", "qwen,big", "60s", "300s", "yes"]
+    assert row.split()[:6] == ["summaries", "active", "qwen,big", "90.5s", "300s", "yes"]
 
 
 def test_routes_are_deleted_before_the_models_they_reference(mesh: ScriptedMesh, tmp_path: Path) -> None:

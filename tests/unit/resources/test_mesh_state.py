@@ -1,7 +1,7 @@
 """What a watcher knows after a snapshot and changes."""
 
+from kit.resource_samples import some_agent, some_model, some_route, some_runner
 from kit.resources import gone, put, snapshot
-from resource_samples import some_agent, some_model, some_route, some_runner
 
 from weft.api.registry.v1 import model_pb2
 from weft.api.registry.v1.registry_service_pb2 import Change, Snapshot, WatchedRunner, WatchResponse

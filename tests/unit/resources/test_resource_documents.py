@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from resource_samples import some_agent, some_event, some_model, some_pool, some_route, some_runner
+from kit.resource_samples import some_agent, some_event, some_model, some_pool, some_route, some_runner
 
 from weft.api.registry.v1 import agent_pb2, model_pb2, runner_pb2
 from weft.api.registry.v1.alias_pb2 import AliasManifest

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator, ValidationError
+from kit.resource_samples import some_agent, some_event, some_model, some_pool, some_route, some_runner
 from reference_pages.field_tables import page
-from resource_samples import some_agent, some_event, some_model, some_pool, some_route, some_runner
 
 from weft.documents.codec import document_of
 from weft.documents.resource_kinds import ResourceKind

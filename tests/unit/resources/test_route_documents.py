@@ -1,7 +1,7 @@
 """Routes as people write them and as they read them."""
 
 import pytest
-from resource_samples import some_event, some_route
+from kit.resource_samples import some_event, some_route
 
 from weft.api.registry.v1 import model_pb2, route_pb2
 from weft.documents.codec import document_of

@@ -49,12 +49,12 @@ def some_model(name: str = "qwen", **fields: object) -> model_pb2.Model:
     return model
 
 
-def some_agent(name: str = "coder") -> agent_pb2.Agent:
+def some_agent(name: str = "coder", description: str = "Writes code") -> agent_pb2.Agent:
     agent = agent_pb2.Agent(
         manifest=agent_pb2.AgentManifest(
             name=name,
             model="qwen",
-            description="Writes code",
+            description=description,
             system_prompt="You are terse.\nVery.",
             default_params=sampling_pb2.SamplingParams(
                 max_tokens=7,
