@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ from weft_app.cli.columns import label_of
 from weft_app.cli.completion import complete_named
 from weft_app.cli.declare import UNCHANGED, AdoptOption, submit
 from weft_app.cli.mesh_api import Document, connect
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, note
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, handled, note
 from weft_app.cli.output import safe_text, say
 from weft_app.cli.targets import one_named
 
@@ -152,7 +153,9 @@ def _edited(file: Path, editor: list[str], label: str, text: str, wrong: str) ->
     ]
     file.write_text("".join(f"{_COMMENT} {line}\n" for line in header) + text, encoding="utf-8")
     try:
-        ended = subprocess.run([*editor, str(file)], check=False)  # noqa: S603 - the user's editor
+        # An editor decides what these keys do, such as stop a command that it runs; it has their default actions.
+        with handled((signal.SIGINT, signal.SIGQUIT), lambda _number, _frame: None):
+            ended = subprocess.run([*editor, str(file)], check=False)  # noqa: S603 - the user's editor
     except OSError as error:
         file.unlink(missing_ok=True)
         raise invalid_field("EDITOR", f"{editor[0]} cannot be started: {error.strerror}") from error

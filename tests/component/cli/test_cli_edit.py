@@ -18,7 +18,7 @@ from weft.kernel.reasons import Reason
 pytest_plugins = ("cli_mesh",)
 
 EDITOR = """
-import pathlib, re, sys
+import os, pathlib, signal, sys, time
 log, steps, file = pathlib.Path(sys.argv[1]), sys.argv[2:-1], pathlib.Path(sys.argv[-1])
 text = file.read_text()
 turn = len(list(log.iterdir()))
@@ -26,6 +26,10 @@ turn = len(list(log.iterdir()))
 what, _, by = steps[min(turn, len(steps) - 1)].partition("=>")
 if what == "EXIT":
     sys.exit(3)
+if what == "CTRL-C":
+    os.kill(os.getppid(), signal.SIGINT)
+    time.sleep(1)
+    what, by = "Be brief.", "Be thorough."
 file.write_text(text.replace(what, by) if by else text if what == "SAME" else what)
 """
 """An editor: the n-th time it makes the n-th replacement, and keeps what it was shown."""
@@ -74,6 +78,14 @@ def test_changed_text_is_applied_and_its_file_removed(public: ScriptedMesh, edit
     assert public.state.declared[ResourceKind.AGENT]["reviewer"].manifest.system_prompt == "Be thorough."
     assert declared_document(public.applied[-1].expected[0]).declared.system_prompt == "Be brief."
     assert editor.shown[0].startswith("# Edit agent/reviewer.")
+    assert list(editor.files.iterdir()) == []
+
+
+def test_interrupt_that_an_editor_uses_does_not_end_it(public: ScriptedMesh, editor: Editor) -> None:
+    """Ctrl-C at a command of vim, such as `:!make`, killed vim, and the edits were lost."""
+    done = editor.run("agent/reviewer", changes=("CTRL-C",))
+    assert (done.exit_code, done.stdout) == (0, "agent/reviewer configured\n"), done.stderr
+    assert public.state.declared[ResourceKind.AGENT]["reviewer"].manifest.system_prompt == "Be thorough."
     assert list(editor.files.iterdir()) == []
 
 
