@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kit.runner_views import runner_view
+from kit.fleet import runner_view
 
 from gateway.admin.instances import EngineLogClient, RunnerDescriptions
 from gateway.admin.operations import AdminPorts
@@ -212,7 +212,8 @@ def two_replicas() -> FleetView:
         pinned=True,
     )
     models = [_member("qwen", "r1"), _member("qwen-2", "r2", hibernating=True)]
-    return FleetView(1, {"r1": runner_view({"qwen": ready})}, {one.name: one for one in models}, {})
+    runner = runner_view("r1", instances={"qwen": ready}, host="titan", runtime="llama_server")
+    return FleetView(1, {"r1": runner}, {one.name: one for one in models}, {})
 
 
 def described() -> dict[str, dict[str, runner_service_pb2.InstanceDescription]]:

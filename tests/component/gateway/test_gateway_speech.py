@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from gateway_script import FixedFleet, ScriptedDispatcher, model, sample_receipt, serving
-from kit.runner_views import runner_view
+from kit.fleet import runner_view
 from openai import APIStatusError
 from typing_extensions import override
 
@@ -50,7 +50,7 @@ def _fleet() -> FixedFleet:
         for name, listed in voices.items()
     }
     models = {each.name: each for each in (model("chatty"), *map(_speaker, voices))}
-    return FixedFleet(FleetView(1, {"r1": runner_view(states)}, models))
+    return FixedFleet(FleetView(1, {"r1": runner_view("r1", instances=states)}, models))
 
 
 async def test_speech_events_have_base64_chunks_and_end_with_usage() -> None:

@@ -25,8 +25,8 @@ from gateway_script import (
     started,
     usage,
 )
+from kit.fleet import runner_view
 from kit.keys import Keys, bearer
-from kit.runner_views import runner_view
 
 from gateway.config import GatewayConfig
 from weft.api.common.v1 import error_reason_pb2, event_pb2, receipt_pb2, signal_pb2, warning_pb2
@@ -173,7 +173,7 @@ def with_files(*files: model_pb2.ModelFile, pool: str = "") -> FixedFleet:
     """Models m0, m1, ... whose runner reports these files."""
     models = {f"m{number}": model(f"m{number}", pool=pool) for number in range(len(files))}
     states = {name: InstanceState(model=name, model_file=file) for name, file in zip(models, files, strict=True)}
-    return FixedFleet(FleetView(1, {"r1": runner_view(states)}, models))
+    return FixedFleet(FleetView(1, {"r1": runner_view("r1", instances=states)}, models))
 
 
 async def test_model_is_described_from_its_file() -> None:

@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 from google.protobuf.timestamp_pb2 import Timestamp
-from kit.runner_views import runner_view
+from kit.fleet import runner_view
 
 from gateway.openai.models import model_entry, model_list
 from weft.api.registry.v1 import route_pb2, runner_pb2, settings_pb2
@@ -167,6 +167,6 @@ def test_adapter_entry_names_its_base_model() -> None:
         "pirate": runner_pb2.InstanceState(model="pirate", base_model="smol"),
     }
     models = {name: model(name, name) for name in states}
-    view = FleetView(1, {"r": runner_view(states)}, models)
+    view = FleetView(1, {"r": runner_view("r1", instances=states)}, models)
     found = {entry["id"]: entry["meta"].get("base_models") for entry in model_list(view)["data"]}
     assert found == {"smol": None, "pirate": ["smol"]}
