@@ -1,9 +1,7 @@
 """Workflows, payloads and settings for tests with the fake ComfyUI."""
 
-import asyncio
 import json
 import sys
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,16 +92,6 @@ def attached(
     """Returns the backend of an external ComfyUI. `given`: settings, or fields of the context."""
     model, context = engine_settings(ComfyUiModel, url=url, **given)
     return ComfyUiBackend(model, context, (), whole or workflow(), limits=limits)
-
-
-async def until(condition: Callable[[], bool | Awaitable[bool]], seconds: float = 20.0) -> None:
-    """Returns once a condition holds. Raises TimeoutError."""
-    async with asyncio.timeout(seconds):
-        while True:
-            found = condition()
-            if found is True or (isinstance(found, Awaitable) and await found):
-                return
-            await asyncio.sleep(0.01)
 
 
 async def queue_foreign(fake: FakeComfyUi, seed: int = 1) -> str:

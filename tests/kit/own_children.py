@@ -1,4 +1,4 @@
-"""The processes started by tests, without those of the test session."""
+"""The processes started by tests, without those of the test session; whether a process lives."""
 
 import psutil
 
@@ -11,6 +11,14 @@ OF_THE_SESSION = ("postgres", NAME)
 def own_children(*, recursive: bool = False) -> list[psutil.Process]:
     """Returns the running and zombie children of this process."""
     return [child for child in psutil.Process().children(recursive=recursive) if not _belongs_to_session(child)]
+
+
+def lives(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _belongs_to_session(child: psutil.Process) -> bool:

@@ -5,11 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from kit.waiting import wait_until
 from kit.warm_python import warm
 
 from weft_testing.model_hub import HubRepository, ModelHub
@@ -97,7 +97,7 @@ def test_each_json_line_is_a_progress_state_and_the_last_has_the_model(stage: St
 def test_interrupted_pull_suggests_resuming_and_resumes(stage: Stage, number: signal.Signals, code: int) -> None:
     stage.hub.faults.chunk_seconds = 0.1
     process = stage.start("pull", SOURCE)
-    _wait_for_bytes(stage, 100_000)
+    wait_until(lambda: stage.hub.sent_bytes >= 100_000, WAIT_SECONDS)
     process.send_signal(number)
     _, err = process.communicate(timeout=WAIT_SECONDS)
     assert process.returncode == code
@@ -108,13 +108,6 @@ def test_interrupted_pull_suggests_resuming_and_resumes(stage: Stage, number: si
     sent = stage.hub.sent_bytes
     assert stage.run("pull", SOURCE).returncode == 0
     assert stage.hub.sent_bytes - sent < len(WEIGHTS) - 50_000
-
-
-def _wait_for_bytes(stage: Stage, count: int) -> None:
-    end = time.monotonic() + WAIT_SECONDS
-    while stage.hub.sent_bytes < count:
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(

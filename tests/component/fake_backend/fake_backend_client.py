@@ -1,8 +1,6 @@
 """A plain HTTP client for these tests."""
 
-import asyncio
-import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -38,14 +36,6 @@ class Client:
         body = chat_body("hello there", stream=True, **fields)
         async with self.session.post(self.backend.base_url + CHAT, json=body) as response:
             yield response
-
-
-async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 5.0) -> None:
-    """Poll until it is so; fail after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not await condition():
-        assert time.monotonic() < deadline, f"still not so after {seconds} s"
-        await asyncio.sleep(0.01)
 
 
 def chat_body(content: str, **fields: Any) -> dict[str, Any]:

@@ -10,13 +10,11 @@ from pathlib import Path
 import aiohttp
 import psutil
 import pytest
-from fake_backend_client import fake, until
+from fake_backend_client import fake
+from kit.own_children import lives
+from kit.waiting import until
 
 from weft_testing.fake_backend.process import fake_backend_command
-
-
-def _is_alive(pid: int) -> bool:
-    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 def _stdout_of(pid: int) -> Path:
@@ -25,7 +23,7 @@ def _stdout_of(pid: int) -> Path:
 
 async def _wait_until_gone(pid: int) -> None:
     async def gone() -> bool:
-        return not _is_alive(pid)
+        return not lives(pid)
 
     await until(gone)
 
@@ -58,7 +56,7 @@ async def test_grandchild_holds_the_pipes_and_outlives_the_process() -> None:
         assert _stdout_of(grandchild) == _stdout_of(client.backend.pid)
         client.backend.signal(signal.SIGTERM)
         assert await client.backend.wait_exit() == 0
-        assert _is_alive(grandchild)
+        assert lives(grandchild)
     await _wait_until_gone(grandchild)
 
 
@@ -124,4 +122,4 @@ async def test_leaving_the_block_leaves_no_process() -> None:
         await client.backend.wait_for_state(lambda state: state.active_requests == 1)
         pid = client.backend.pid
         request.cancel()
-    assert not _is_alive(pid)
+    assert not lives(pid)

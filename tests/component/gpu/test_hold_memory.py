@@ -5,10 +5,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from kit.waiting import wait_until
 from scripted_ledger import Script, scripted_ledger
 
 from weft.api.common.v1 import priority_pb2
@@ -51,13 +52,6 @@ def _hold(ledger: Script, memory: str | int = "8GiB", **options: Any) -> Any:
     return hold_memory(memory, target=ledger.target, **{"observer": HostObserver(reader=Cards()), **options})
 
 
-def _eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10.0
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
 def _pids(use: lease_service_pb2.LeaseUse) -> list[int]:
     return [process.pid for process in use.processes]
 
@@ -71,7 +65,7 @@ def test_lease_is_acquired_renewed_with_observed_usage_and_released(ledger: Scri
         lease.check()
         assert ledger.uses(), "it was renewed before the block began"
         count = len(ledger.uses())
-        _eventually(lambda: len(ledger.uses()) >= count + 3)
+        wait_until(lambda: len(ledger.uses()) >= count + 3)
         assert ledger.released == []
     (asked,) = ledger.acquired
     assert (asked.bytes, asked.purpose, list(asked.device_indexes), asked.max_devices) == (
@@ -95,7 +89,7 @@ def test_lease_renewal_interval_applies_from_the_start(ledger: Script) -> None:
     """Regression: the first pause was that of a program without a lease, 5 s, whatever the time to live."""
     with _hold(ledger):
         begun, count = time.monotonic(), len(ledger.uses())
-        _eventually(lambda: len(ledger.uses()) >= count + 5)
+        wait_until(lambda: len(ledger.uses()) >= count + 5)
         assert time.monotonic() - begun < DEFAULT_RENEW_SECONDS
 
 
@@ -103,7 +97,7 @@ def test_processes_started_in_the_block_are_reported_and_awaited(ledger: Script)
     with _hold(ledger):
         child = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
         try:
-            _eventually(lambda: child.pid in _pids(ledger.uses()[-1]))
+            wait_until(lambda: child.pid in _pids(ledger.uses()[-1]))
             assert process_id_of(child.pid) is not None
         except BaseException:
             child.kill()
@@ -151,7 +145,7 @@ def test_ledger_outage_loses_no_lease(ledger: Script) -> None:
         lease.check()
         ledger.is_away = False
         count = len(ledger.uses())
-        _eventually(lambda: len(ledger.uses()) > count)
+        wait_until(lambda: len(ledger.uses()) > count)
         ledger.is_away = True
     # The end of the block is no error either: the ledger finds out by itself.
 

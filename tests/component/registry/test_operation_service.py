@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from kit.refusals import refused
 from kit.serving import served
+from kit.waiting import until
 from operation_stage import WAIT_LIMIT_SECONDS, Stage, load, loaded, running_stage, said, unload
 
 from registry_svc.operations.actions import MAX_ACTION_BYTES, check_action
@@ -110,9 +111,7 @@ async def test_disconnected_watcher_is_removed(desk: Desk) -> None:
     assert live is not None
     assert len(live.watchers) == 1
     call.cancel()
-    async with asyncio.timeout(WAIT_LIMIT_SECONDS):
-        while live.watchers:  # noqa: ASYNC110 - nothing tells when the server has noticed
-            await asyncio.sleep(0.005)
+    await until(lambda: not live.watchers)
 
 
 async def test_lists_are_newest_first_in_pages(desk: Desk) -> None:

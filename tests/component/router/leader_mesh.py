@@ -1,7 +1,6 @@
 """Routers of which one leads, as a gateway sees them: scheduling loops behind gRPC servers with a health each."""
 
-import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +9,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from kit.fleet import model_view, ready, runner_view
 from kit.scheduling import placement_request, scheduling_loop
+from kit.waiting import until
 
 from router_svc.loop import RouterRecords
 from router_svc.placement import LocalPlacement, PlacementServicer
@@ -112,12 +112,6 @@ async def running(folder: Path) -> AsyncGenerator[Mesh]:
 
 def a_request(number: int = 1) -> PlacementRequest:
     return placement_request(f"req-{number}", tenant="t", model="m", seconds_left=30.0)
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10.0):
-        while not holds():  # noqa: ASYNC110 - what it looks at has no event
-            await asyncio.sleep(0.005)
 
 
 async def granted(placement: ReconnectingPlacement) -> Granted:

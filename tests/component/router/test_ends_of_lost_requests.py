@@ -10,7 +10,8 @@ from typing import Any
 import grpc
 import pytest
 from kit.refusals import refused
-from leader_mesh import CLOCK, Mesh, Router, a_request, granted, running, until
+from kit.waiting import until
+from leader_mesh import CLOCK, Mesh, Router, a_request, granted, running
 
 from router_svc.request_record import EndedRequest
 from weft.api.common.v1 import receipt_pb2

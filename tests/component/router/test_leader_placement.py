@@ -9,7 +9,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 from kit.refusals import refused
-from leader_mesh import CLOCK, SERVING, a_request, granted, mesh, running, until
+from kit.waiting import until
+from leader_mesh import CLOCK, SERVING, a_request, granted, mesh, running
 
 from weft.api.registry.v1.router_pb2 import Router as RegisteredRouter
 from weft.dispatch.leader_placement import LeaderPlacement

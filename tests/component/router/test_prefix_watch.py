@@ -1,7 +1,7 @@
 """The router follows engines that report their prefixes over real gRPC, and returns to estimates without them."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 from kit.fleet import model_view, runner_view
 from kit.serving import served
+from kit.waiting import until
 
 from router_svc.policy.endpoints.prefix_affinity import PrefixReport, StoredPrompt
 from router_svc.prefix_watch import RETRY_SECONDS, PrefixWatch
@@ -64,13 +65,6 @@ class Watching:
         view = FleetView(1, {"r": replace(self._runner, instances={"m": state}, **runner)}, {"m": self._model})
         self.watch.update_view(view)
 
-    async def until(self, holds: Callable[[], bool]) -> None:
-        for _ in range(2_000):
-            if holds():
-                return
-            await asyncio.sleep(0.005)
-        raise AssertionError("it did not happen within 10 s")
-
 
 @asynccontextmanager
 async def _watching(folder: Path) -> AsyncIterator[Watching]:
@@ -94,7 +88,7 @@ async def test_reports_of_a_ready_engine_are_passed_on(tmp_path: Path) -> None:
             watching.show()
         watching.runner.changes.put_nowait(pb.WatchPrefixesResponse(restart=True, held=[1, 2**64 - 1]))
         watching.runner.changes.put_nowait(pb.WatchPrefixesResponse(cleared=True, lost=[1]))
-        await watching.until(lambda: len(watching.reports) == 2)
+        await until(lambda: len(watching.reports) == 2)
         assert watching.reports == [
             PrefixReport(key=KEY, restart=True, held=(1, 2**64 - 1)),
             PrefixReport(key=KEY, cleared=True, lost=(1,)),
@@ -108,7 +102,7 @@ async def test_stored_prompts_of_a_sleeping_model_are_passed_on(tmp_path: Path) 
         message = pb.WatchPrefixesResponse()
         message.stored.prompts.add(prefix_digests=[1, 2]).restore.FromMilliseconds(250)
         watching.runner.changes.put_nowait(message)
-        await watching.until(lambda: bool(watching.reports))
+        await until(lambda: bool(watching.reports))
         assert watching.reports == [PrefixReport(key=KEY, stored=(StoredPrompt((1, 2), 0.25),))]
 
 
@@ -118,19 +112,19 @@ async def test_broken_stream_means_estimates_until_it_is_opened_again(tmp_path: 
         for end in (WeftError(Reason.UNSUPPORTED_OPERATION, "no reports"), None):
             watching.reports.clear()
             watching.runner.changes.put_nowait(end)
-            await watching.until(lambda: watching.reports == [RESTART])
+            await until(lambda: watching.reports == [RESTART])
             await watching.clock.wait_for_sleepers(1)
             await watching.clock.advance(RETRY_SECONDS)
         watching.runner.changes.put_nowait(pb.WatchPrefixesResponse(held=[5]))
-        await watching.until(lambda: watching.reports[-1].held == (5,))
+        await until(lambda: watching.reports[-1].held == (5,))
 
 
 async def test_engine_that_reports_no_more_is_estimated(tmp_path: Path) -> None:
     async with _watching(tmp_path) as watching:
         watching.show()
         watching.runner.changes.put_nowait(pb.WatchPrefixesResponse(held=[5]))
-        await watching.until(lambda: len(watching.reports) == 1)
+        await until(lambda: len(watching.reports) == 1)
         watching.show(reports=False)
         assert watching.reports[1:] == [RESTART]
         watching.show(incarnation="2")
-        await watching.until(lambda: watching.runner.stream_count == 2)
+        await until(lambda: watching.runner.stream_count == 2)

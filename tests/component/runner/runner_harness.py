@@ -12,6 +12,7 @@ import grpc
 from google.protobuf.duration_pb2 import Duration
 from grpc_status import rpc_status
 from kit.fake_backend import run_fake_backend
+from kit.waiting import until
 
 from runner_svc.config import RunnerConfig
 from runner_svc.instance.settings import ServedModel
@@ -135,7 +136,7 @@ class RunningRunner:
 
     async def until_opened(self, count: int) -> None:
         """Wait for that many sessions to have been opened."""
-        await self._until(lambda: len(self.registry.opened) >= count)
+        await until(lambda: len(self.registry.opened) >= count)
 
     async def until_idle(self, model: str) -> None:
         """Wait until no request holds a slot of `model`."""
@@ -147,12 +148,6 @@ class RunningRunner:
         ):
             assert time.monotonic() < deadline, "a request holds on to its slot"
 
-    async def _until(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + WAIT_SECONDS
-        while not condition():
-            assert time.monotonic() < deadline, "it did not come to that"
-            await asyncio.sleep(POLL_SECONDS)
-
     async def wake(self, model: str = "m") -> None:
         await self.control.Wake(runner_service_pb2.WakeRequest(model=model))
 
@@ -163,7 +158,7 @@ class RunningRunner:
 
     async def permit(self, action: Action, model: str = "m") -> permit_pb2.OperationPermit:
         """Returns a permit as the registry signs it, once the runner has the session's key."""
-        await self._until(lambda: bool(self.registry.beats))
+        await until(lambda: bool(self.registry.beats))
         target = PermitTarget(runner="r1", incarnation=self.registry.opened[-1].runner.incarnation, key=TICKET_KEY)
         return make_permit(target, action, model=model, operation_id="op-1", now=time.time())
 

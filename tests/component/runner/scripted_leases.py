@@ -1,7 +1,6 @@
 """A scripted VRAM ledger over gRPC, and a scripted observer of the host."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from weft.kernel.errors import WeftError
 
 GIB = 1024**3
-WAIT_SECONDS = 10.0
 
 
 class ScriptedLeases(lease_service_pb2_grpc.LeaseServiceServicer):
@@ -183,10 +181,3 @@ async def keeping(
             leases.go.set()
             await keeper.stop()
             await server.stop(None)
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to that"
-        await asyncio.sleep(0.005)

@@ -20,7 +20,6 @@ from kit.comfyui import (
     edit_workflow,
     files_in,
     queue_foreign,
-    until,
     workflow,
 )
 from kit.engine_settings import engine_settings
@@ -28,6 +27,7 @@ from kit.failures import expect_failure, fails
 from kit.fake_comfyui.nodes import picture
 from kit.fake_comfyui.server import FakeComfyUi
 from kit.presence import present
+from kit.waiting import until
 
 from runner_svc.backend.port import LoadOrder
 from runner_svc.runtimes.comfyui.backend import ComfyUiBackend

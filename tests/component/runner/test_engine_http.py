@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 import trustme
-from kit.comfyui import until
 from kit.hostile_engine.server import (
     LAST_CHUNK,
     STREAM_HEAD,
@@ -24,6 +23,7 @@ from kit.hostile_engine.server import (
     chunked,
     hostile_server,
 )
+from kit.waiting import until
 
 from runner_svc.engine_http import answer as limits
 from runner_svc.engine_http import client as client_module

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from kit.comfyui import COMMAND, HILL, LIMITS, call, until, workflow
+from kit.comfyui import COMMAND, HILL, LIMITS, call, workflow
 from kit.engine_settings import engine_settings
 from kit.engines import GRACES, events_of, fake_engine, started
+from kit.waiting import until
 from server_dialects import TOLD, fake_command, server_settings
 
 from runner_svc.backend.engine_process import ProcessBackend

@@ -11,7 +11,8 @@ import pytest
 from grpc.aio import UnaryStreamCall
 from kit.failures import fails
 from kit.presence import present
-from scripted_leases import GIB, Holder, SeenHost, keeping, until, wish
+from kit.waiting import until
+from scripted_leases import GIB, Holder, SeenHost, keeping, wish
 from typing_extensions import override
 
 from runner_svc.memory.lease_manager import (

@@ -4,13 +4,15 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 from kit.failures import fails
+from kit.own_children import lives
+from kit.waiting import until
 from structlog.testing import capture_logs
 
 from runner_svc.supervise.leftovers import Leftovers
@@ -42,12 +44,6 @@ async def running(
         yield box
     finally:
         await box.stop()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(MAX_WAIT_SECONDS):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 def has(box: ToolBox, name: str) -> bool:
@@ -137,26 +133,19 @@ async def test_hanging_call_can_be_cancelled_while_others_continue() -> None:
         assert (await box.run("fake.echo", {"text": "after"})).content == "after"
 
 
-async def test_server_that_dies_in_a_call_is_restarted_for_the_next() -> None:
+@pytest.mark.parametrize(
+    ("tool", "fault"),
+    [
+        ("fake.crash", "its server has ended (exit code 7)"),
+        ("fake.endless", "its server sent a message of more than 4194304 bytes"),
+        pytest.param("fake.asks", "without reading the answers", marks=pytest.mark.slow("floods the client")),
+    ],
+)
+async def test_server_that_ends_or_floods_memory_in_a_call_is_restarted_for_the_next(tool: str, fault: str) -> None:
     async with running("--bare") as box:
-        outcome = await box.run("fake.crash", {})
+        outcome = await box.run(tool, {})
         assert outcome.failed
-        assert "its server has ended (exit code 7)" in outcome.content
-        assert (await box.run("fake.echo", {"text": "back"})).content == "back"
-
-
-async def test_endless_message_does_not_fill_memory() -> None:
-    async with running("--bare") as box:
-        outcome = await box.run("fake.endless", {})
-        assert "its server sent a message of more than 4194304 bytes" in outcome.content
-        assert (await box.run("fake.echo", {"text": "back"})).content == "back"
-
-
-@pytest.mark.slow("starts servers on the SDK")
-async def test_server_flooding_requests_without_reading_does_not_fill_memory() -> None:
-    async with running("--bare") as box:
-        outcome = await box.run("fake.asks", {})
-        assert "without reading the answers" in outcome.content
+        assert fault in outcome.content
         assert len(asyncio.all_tasks()) < 50
         assert (await box.run("fake.echo", {"text": "back"})).content == "back"
 
@@ -236,7 +225,7 @@ async def test_stop_ends_the_server_and_its_detached_child_and_leaves_no_task() 
         pids = json.loads((await box.run("fake.pid", {})).content)
         assert all(psutil.pid_exists(pid) for pid in pids)
     assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
-    await until(lambda: not any(_lives(pid) for pid in pids))
+    await until(lambda: not any(lives(pid) for pid in pids))
 
 
 @pytest.mark.slow("starts servers on the SDK")
@@ -265,11 +254,11 @@ async def test_server_dies_with_a_killed_runner_and_its_processes_are_swept_at_t
         while not (line := await runner.stdout.readline()).startswith(b"["):
             assert line, "the runner has ended"
         pid, child = json.loads(line)
-        assert _lives(pid)
+        assert lives(pid)
     finally:
         runner.kill()
         await runner.wait()
-    await until(lambda: not _lives(pid))
+    await until(lambda: not lives(pid))
     assert Leftovers(state).sweep() == [child]
 
 
@@ -293,10 +282,3 @@ async def test_server_output_is_logged_only_at_debug_level() -> None:
     assert 0 < len(printed) <= mcp_connection.MAX_DEBUG_LINES
     assert {entry["log_level"] for entry in printed} == {"debug"}
     assert "user content" not in str(logs)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False

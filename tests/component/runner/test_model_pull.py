@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from kit.failures import expect_failure, fails
 from kit.presence import present
+from kit.waiting import wait_until
 
 from runner_svc.model_store import store as store_module
 from runner_svc.model_store.background_pull import pull_in_background
@@ -545,7 +546,7 @@ def test_kill_9_during_a_pull_leaves_nothing_partial_visible_and_the_next_pull_r
     if stage == "checked":
         assert process.stdout.readline() == b"publish\n"
     else:
-        _wait_until(lambda: any(partial.stat().st_size > 50_000 for partial in pulls.store.partial.glob("*")))
+        wait_until(lambda: any(partial.stat().st_size > 50_000 for partial in pulls.store.partial.glob("*")))
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdout.close()
@@ -555,14 +556,6 @@ def test_kill_9_during_a_pull_leaves_nothing_partial_visible_and_the_next_pull_r
     before = pulls.hub.sent_bytes
     assert _content(pulls.pull().path) == WEIGHTS
     assert pulls.hub.sent_bytes - before < len(WEIGHTS)
-
-
-def _wait_until(is_so: object) -> None:
-    assert callable(is_so)
-    end = time.monotonic() + 30
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_removal_frees_files_unused_by_other_models(pulls: Pulls) -> None:
@@ -594,12 +587,11 @@ def test_collection_does_nothing_during_a_pull(pulls: Pulls) -> None:
     pulls.hub.faults.chunk_seconds = 0.2
     thread = threading.Thread(target=pulls.pull)
     thread.start()
-    _wait_until(lambda: pulls.hub.sent_bytes > 0)
-    with pytest.raises(WeftError) as raised:
+    wait_until(lambda: pulls.hub.sent_bytes > 0)
+    with fails(Reason.RESOURCE_IN_USE):
         pulls.store.collect(time.time(), all_partials=True)
     pulls.hub.faults.chunk_seconds = 0.0
     thread.join()
-    assert raised.value.reason is Reason.RESOURCE_IN_USE
     assert pulls.store.find(parse_source(SOURCE, "source")) is not None
 
 

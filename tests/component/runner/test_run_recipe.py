@@ -4,7 +4,6 @@ import asyncio
 import os
 import socket
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,7 +12,9 @@ import pytest
 from aiohttp import web
 from kit.failures import fails
 from kit.http_server import http_server
+from kit.own_children import lives
 from kit.recipes import command_recipe, http_recipe, packet_recipe
+from kit.waiting import until
 
 from weft.api.registry.v1.wake_pb2 import WakeRecipe
 from weft.kernel.reasons import Reason
@@ -173,10 +174,7 @@ async def test_program_that_times_out_is_killed_with_all_its_children(tmp_path: 
         "time.sleep(60)"
     )
     assert await _failure(_python(code), 2.0) == "the recipe's command has not ended within 2 s"
-    deadline = time.monotonic() + 5.0
-    while any(psutil.pid_exists(int(pid)) and _runs(int(pid)) for pid in pids.read_text().split()):
-        assert time.monotonic() < deadline, "a process survived"
-        await asyncio.sleep(0.01)
+    await until(lambda: not any(lives(int(pid)) for pid in pids.read_text().split()))
 
 
 async def test_program_can_leave_a_server_that_holds_its_output(tmp_path: Path) -> None:
@@ -214,13 +212,6 @@ async def test_magic_packet_is_sent() -> None:
 )
 async def test_malformed_address_is_rejected_before_sending(recipe: WakeRecipe) -> None:
     assert "malformed" in await _failure(recipe)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 async def test_unknown_recipe_kind_of_a_newer_release_fails_with_a_reason() -> None:

@@ -1,12 +1,11 @@
 """The calls of a runner's session to the registry, on a fake clock."""
 
-import asyncio
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from grpc import ChannelConnectivity
+from kit.waiting import until
 from runner_harness import NotingRegistry, noting_registry
 
 from runner_svc.config import RunnerConfig
@@ -31,13 +30,7 @@ class Stage:
         self.began = clock.monotonic()
 
     async def until_beats(self, count: int) -> None:
-        await self.until(lambda: len(self.registry.beats) >= count)
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 10.0
-        while not condition():
-            assert time.monotonic() < deadline, "it did not come to that"
-            await asyncio.sleep(0.001)
+        await until(lambda: len(self.registry.beats) >= count)
 
     async def pass_time(self, seconds: int) -> None:
         """Let time go by in steps; after each, the session has done its work and sleeps again."""
@@ -168,7 +161,7 @@ async def test_restarted_registry_gets_a_report_at_the_next_report_interval(tmp_
         await stage.pass_time(6)
         await stage.registry.end()
         # Real time, not the clock's: that the connection is lost must have arrived before the runner looks.
-        await stage.until(lambda: stage.session._registry.get_state() is not ChannelConnectivity.READY)
+        await until(lambda: stage.session._registry.get_state() is not ChannelConnectivity.READY)
         await stage.registry.serve(f"unix:{tmp_path}/registry.sock")
         await stage.pass_time(4)
         await stage.until_beats(2)
@@ -182,7 +175,7 @@ async def test_reopen_aborts_a_hanging_report_and_opens_the_same_session_immedia
         stage.session.note_change()
         await stage.until_beats(2)
         stage.session.reopen()
-        await stage.until(lambda: len(stage.registry.opened) == 2)
+        await until(lambda: len(stage.registry.opened) == 2)
         stage.registry.answers.set()
         await stage.until_beats(3)
         assert stage.registry.opened[1].session_id == "session-1"
@@ -203,21 +196,21 @@ async def test_reopen_does_not_wait_for_a_retry(tmp_path: Path) -> None:
 
 async def test_lost_open_response_is_retried_under_the_same_request_id(tmp_path: Path) -> None:
     async with _session(tmp_path, answers=False) as stage:
-        await stage.until(lambda: len(stage.registry.opened) == 1)
+        await until(lambda: len(stage.registry.opened) == 1)
         stage.session.reopen()
-        await stage.until(lambda: len(stage.registry.opened) == 2)
+        await until(lambda: len(stage.registry.opened) == 2)
         stage.registry.answers.set()
         await stage.until_beats(1)
         first, second = stage.registry.opened
         assert first.request_id == second.request_id
         stage.session.reopen()
-        await stage.until(lambda: len(stage.registry.opened) == 3)
+        await until(lambda: len(stage.registry.opened) == 3)
         assert stage.registry.opened[2].request_id != first.request_id
 
 
 async def test_agents_that_change_while_the_session_opens_are_published_too(tmp_path: Path) -> None:
     async with _session(tmp_path, answers=False) as stage:
-        await stage.until(lambda: len(stage.registry.opened) == 1)
+        await until(lambda: len(stage.registry.opened) == 1)
         stage.report.published_agents = (agent_pb2.AgentManifest(name="writer", pool="p"),)
         stage.session.note_models()
         stage.registry.answers.set()

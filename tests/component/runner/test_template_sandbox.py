@@ -3,8 +3,7 @@
 import asyncio
 import os
 import sys
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
@@ -12,6 +11,7 @@ import psutil
 import pytest
 from kit.failures import fails
 from kit.own_children import own_children
+from kit.waiting import until
 
 from runner_svc.model_files.gguf import read_gguf_header
 from runner_svc.templates import sandbox as sandbox_module
@@ -282,10 +282,10 @@ async def test_rendering_ends_when_its_parent_process_dies() -> None:
     assert parent.stdout is not None
     worker = psutil.Process(int(await parent.stdout.readline()))
     busy = worker.cpu_times().user
-    await asyncio.to_thread(_wait_for, lambda: worker.cpu_times().user > busy + 0.05)
+    await until(lambda: worker.cpu_times().user > busy + 0.05)
     parent.kill()
     await parent.wait()
-    await asyncio.to_thread(_wait_for, lambda: _has_ended(worker))
+    await until(lambda: _has_ended(worker))
 
 
 def _has_ended(worker: psutil.Process) -> bool:
@@ -296,10 +296,3 @@ def _has_ended(worker: psutil.Process) -> bool:
     except psutil.NoSuchProcess:
         return True
     return False
-
-
-def _wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10.0
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

@@ -10,8 +10,9 @@ from typing import Any
 
 import aiohttp
 import pytest
-from kit.comfyui import GRAPH, queue_foreign, until
+from kit.comfyui import GRAPH, queue_foreign
 from kit.fake_comfyui.server import FakeComfyUi
+from kit.waiting import until
 
 
 @asynccontextmanager

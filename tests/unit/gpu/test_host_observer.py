@@ -3,10 +3,10 @@
 import asyncio
 import os
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
+from kit.waiting import wait_until
 
 from weft.gpu.nvml import Health, NvmlReading
 from weft.gpu.observer import HANG_SECONDS, HostObserver, SingleFlightThread, declared_snapshots
@@ -71,13 +71,6 @@ class Time:
 
     def __call__(self) -> float:
         return self.now
-
-
-def _eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10.0
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 async def test_snapshot_is_cached_for_the_poll_interval_unless_a_fresh_one_is_requested(
@@ -263,10 +256,10 @@ def test_single_flight_thread_runs_one_job_and_notifies_all_waiters() -> None:
     lone.start_or_join(lambda: ran.append("second"), lambda: told.append(2))
     assert lone.is_alive()
     gate.set()
-    _eventually(lambda: told == [1, 2])
+    wait_until(lambda: told == [1, 2])
     assert ran == ["first"]
     lone.start_or_join(lambda: ran.append("third"))
-    _eventually(lambda: ran == ["first", "third"] and not lone.is_alive())
+    wait_until(lambda: ran == ["first", "third"] and not lone.is_alive())
 
 
 def test_single_flight_thread_that_cannot_start_now_starts_with_the_next_job(monkeypatch: pytest.MonkeyPatch) -> None:

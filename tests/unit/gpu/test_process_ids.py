@@ -3,12 +3,12 @@
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from kit.waiting import wait_until
 
 from weft.client._lease_renewal import ProcessTree
 from weft.gpu.process import is_alive, process_id_of, tree_of
@@ -33,13 +33,6 @@ def _python(code: str) -> Iterator[subprocess.Popen[str]]:
 def _line(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline().strip()
-
-
-def _eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10.0
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_process_identity_includes_its_start_time() -> None:
@@ -70,7 +63,7 @@ def test_process_is_alive_after_its_first_thread_ended_while_another_runs() -> N
     with _python(code) as process:
         found = process_id_of(process.pid)
         assert found is not None
-        _eventually(lambda: ") Z " in Path(f"/proc/{process.pid}/stat").read_text())
+        wait_until(lambda: ") Z " in Path(f"/proc/{process.pid}/stat").read_text())
         assert is_alive(found)
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
@@ -123,4 +116,4 @@ def test_orphaned_processes_are_tracked_until_they_end() -> None:
         assert tree.living() == (child,)
         assert ProcessTree(root).living() == (), "who did not look before does not find it"
         os.kill(child_pid, 9)
-        _eventually(lambda: tree.living() == ())
+        wait_until(lambda: tree.living() == ())

@@ -1,11 +1,12 @@
 """The sampling of an engine's figures, against a server that is only a page, and the report of them."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from kit.presence import present
+from kit.waiting import until
 
 from runner_svc.runtimes import engine_figures
 from runner_svc.runtimes.engine_figures import MAX_FAILED_SAMPLES, FigureSampler, MetricsPage, with_sample_time
@@ -18,8 +19,6 @@ from weft.kernel.reasons import Reason
 
 if TYPE_CHECKING:
     from runner_svc.openai_upstream.client import OpenAiHttp
-
-SECONDS = 10.0
 
 
 class Page:
@@ -58,15 +57,9 @@ def _begin(sampler: FigureSampler, page: Page, **changes: Any) -> None:
     sampler.begin(cast("OpenAiHttp", page), MetricsPage("/metrics", read_llama, **changes))
 
 
-async def _until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(SECONDS):
-        while not condition():  # noqa: ASYNC110 - the sampler has no event for it
-            await asyncio.sleep(0.005)
-
-
 async def test_engine_without_requests_is_sampled_once(sampler: FigureSampler, page: Page) -> None:
     _begin(sampler, page)
-    await _until(lambda: sampler.load is not None)
+    await until(lambda: sampler.load is not None)
     await asyncio.sleep(0.1)
     assert page.asked == 1
     assert sampler.load == EngineLoad(running_count=0, waiting_count=0)
@@ -76,19 +69,19 @@ async def test_engine_is_sampled_while_it_has_requests_and_until_it_reports_none
     sampler: FigureSampler, page: Page
 ) -> None:
     _begin(sampler, page)
-    await _until(lambda: page.asked == 1)
+    await until(lambda: page.asked == 1)
     page.running, page.in_flight = 1, 1
-    await _until(lambda: sampler.load is not None and sampler.load.running_count == 1)
+    await until(lambda: sampler.load is not None and sampler.load.running_count == 1)
     assert sampler.load is not None
     assert not sampler.load.HasField("other_count"), "nobody else can reach it"
     page.running, page.in_flight = 0, 0
-    await _until(lambda: sampler.load is not None and not sampler.load.HasField("sample_time"))
+    await until(lambda: sampler.load is not None and not sampler.load.HasField("sample_time"))
 
 
 async def test_other_requests_are_those_not_sent_by_the_runner(sampler: FigureSampler, page: Page) -> None:
     page.running, page.waiting, page.in_flight, page.most_in_flight = 5, 2, 3, 3
     _begin(sampler, page, has_others=True)
-    await _until(lambda: sampler.load is not None)
+    await until(lambda: sampler.load is not None)
     assert sampler.load is not None
     assert sampler.load.other_count == 4
 
@@ -96,20 +89,20 @@ async def test_other_requests_are_those_not_sent_by_the_runner(sampler: FigureSa
 async def test_recently_ended_request_is_not_counted_as_one_of_others(sampler: FigureSampler, page: Page) -> None:
     page.running, page.in_flight, page.most_in_flight = 1, 0, 1
     _begin(sampler, page, has_others=True)
-    await _until(lambda: sampler.load is not None)
+    await until(lambda: sampler.load is not None)
     assert sampler.load is not None
     assert sampler.load.other_count == 0
-    await _until(lambda: sampler.load is not None and sampler.load.other_count == 1)  # it runs on: another's
+    await until(lambda: sampler.load is not None and sampler.load.other_count == 1)  # it runs on: another's
 
 
 async def test_figures_are_dropped_after_several_failed_samples(sampler: FigureSampler, page: Page) -> None:
     _begin(sampler, page, has_others=True)
-    await _until(lambda: sampler.load is not None)
+    await until(lambda: sampler.load is not None)
     page.status, page.asked = None, 0
-    await _until(lambda: sampler.load is None)
+    await until(lambda: sampler.load is None)
     assert page.asked >= MAX_FAILED_SAMPLES
     page.status = 200
-    await _until(lambda: sampler.load is not None)
+    await until(lambda: sampler.load is not None)
 
 
 @pytest.mark.parametrize("status", [401, 404, 501])
@@ -118,7 +111,7 @@ async def test_metrics_page_missing_on_the_server_is_not_requested_again(
 ) -> None:
     page.status = status
     _begin(sampler, page, has_others=True)
-    await _until(lambda: page.asked == 1)
+    await until(lambda: page.asked == 1)
     await asyncio.sleep(0.1)
     assert (page.asked, sampler.load) == (1, None)
 
@@ -127,7 +120,7 @@ async def test_sampler_is_idle_without_a_metrics_page_and_after_its_end(sampler:
     sampler.begin(cast("OpenAiHttp", page), None)
     await sampler.end()
     _begin(sampler, page, has_others=True)
-    await _until(lambda: sampler.load is not None)
+    await until(lambda: sampler.load is not None)
     await sampler.end()
     asked = page.asked
     await asyncio.sleep(0.1)

@@ -1,12 +1,11 @@
 """GPU time from a fake of NVIDIA's library: added up, and unknown where the library fails."""
 
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from kit.waiting import wait_until
 
 from runner_svc.supervise.process_time import HANG_SECONDS, GpuTime
 
@@ -56,15 +55,8 @@ class StandIn:
 
 def _settled(gpu: GpuTime, *process_ids: int) -> float | None:
     gpu.seconds(process_ids)
-    _wait_for(lambda: gpu._reader is None or not gpu._reader.is_alive())
+    wait_until(lambda: gpu._reader is None or not gpu._reader.is_alive())
     return gpu._seconds
-
-
-def _wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5.0
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def test_usage_is_summed_over_processes_and_gpus() -> None:
@@ -134,5 +126,5 @@ def test_hanging_library_blocks_no_caller_and_uses_only_one_thread() -> None:
     now += HANG_SECONDS
     assert gpu.seconds([1]) is None
     nvml.hang.set()
-    _wait_for(lambda: threading.active_count() == threads)
+    wait_until(lambda: threading.active_count() == threads)
     assert gpu.seconds([1]) == 0.0, "known again"

@@ -1,10 +1,10 @@
 """Memory forecasts for loads of one configured model, and learning from their measurements."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
 from kit.presence import present
+from kit.waiting import until
 
 from runner_svc.memory.estimate import FileForecast, ForecastModel, MemoryEstimator, ModelFiles, manifest_bytes_of
 from runner_svc.memory.learned_memory import LearnedMemory, learned_file
@@ -72,9 +72,7 @@ async def test_variant_is_estimated_from_its_own_file(tmp_path: Path) -> None:
 async def test_loads_correct_the_estimate_across_restarts(tmp_path: Path) -> None:
     forecast = _forecast(LearnedMemory(learned_file(tmp_path, "local")), memory_mb=700)
     forecast.note_taken(LONGER, 1000 * MEBIBYTE)
-    async with asyncio.timeout(10.0):
-        while not learned_file(tmp_path, "local").exists():  # noqa: ASYNC110 - it is written in a thread
-            await asyncio.sleep(0.01)
+    await until(learned_file(tmp_path, "local").exists)
     next_life = _forecast(LearnedMemory(learned_file(tmp_path, "local")), memory_mb=700)
     assert await _expected(next_life, LONGER) == ("learned", 1050)
     assert await _expected(next_life, AS_CONFIGURED) == ("manifest", 700)
