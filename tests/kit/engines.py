@@ -4,11 +4,14 @@ import asyncio
 import re
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
+
 from kit.engine_settings import engine_settings
-from runner_svc.backend.port import Backend, BackendFacts, CallInfo, LoadOrder
+from runner_svc.backend.port import Backend, BackendFacts, CacheUse, CallInfo, LoadOrder
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
@@ -66,6 +69,20 @@ async def started(
         await backend.stop()
 
 
+@asynccontextmanager
+async def started_process(
+    backend: Backend, order: LoadOrder | None = None
+) -> AsyncGenerator[tuple[BackendFacts, psutil.Process]]:
+    """The facts of the backend, started, and its process."""
+    async with started(backend, order) as (_, facts):
+        yield facts, psutil.Process(backend.process_id)
+
+
+def call_of(use: CacheUse | None) -> CallInfo:
+    """A call of a tenant, or of nobody."""
+    return replace(CALL, cache=use or CacheUse())
+
+
 def chat(text: str = "hi", **fields: Any) -> chat_pb2.ChatPayload:
     message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text=text)])
     return chat_pb2.ChatPayload(messages=[message], **fields)
@@ -86,6 +103,15 @@ async def failure_of(backend: Backend, payload: Any = None) -> WeftError:
 
 async def events_of(backend: Backend, payload: Any = None, call: CallInfo = CALL) -> Frame:
     return [event for frame in await frames_of(backend, payload, call) for event in frame]
+
+
+async def cached_tokens(backend: Backend, text: str, call: CallInfo = CALL) -> int:
+    """The cached tokens that an engine tells, which are those that the library had."""
+    count = len(await told_lines(backend, "prompt: ", 0))
+    told = (await events_of(backend, chat(text), call))[-1].finished.receipt.usage.cached_prompt_tokens
+    said = (await told_lines(backend, "prompt: ", count + 1))[-1]
+    assert told == int(said.split()[1])
+    return told
 
 
 async def reply(backend: Backend, payload: Any = None, call: CallInfo = CALL) -> str:

@@ -12,11 +12,10 @@ import psutil
 import pytest
 from kit.demo_answers import CERTAIN_ANSWER, certain_chat
 from kit.engine_settings import engine_settings
-from kit.one_model import OneModel
+from kit.one_model import OneModelCache
 from native_builds import built_ctranslate2
 
-from runner_svc.backend.port import Backend, BackendFacts, CacheUse, CallInfo, LoadOrder
-from runner_svc.cache.manager import CacheManager
+from runner_svc.backend.port import Backend, BackendFacts, CallInfo, LoadOrder
 from runner_svc.runtimes.ctranslate2.backend import CTranslate2Backend
 from runner_svc.runtimes.ctranslate2.runtime import CTranslate2Model
 from runner_svc.runtimes.library_server import program_command
@@ -25,7 +24,6 @@ from weft.dispatch.frames import Frame, GenerationPayload, has_content
 from weft.kernel.errors import WeftError
 from weft.kernel.telemetry import new_traceparent
 from weft_testing.conformance.backend import BackendConformance, Engine
-from weft_testing.conformance.prefix_cache import PrefixCacheConformance
 
 SERVER_PROGRAM = "runner_svc.runtimes.ctranslate2.server"
 
@@ -63,18 +61,12 @@ class TestCTranslate2(BackendConformance):
         return _backend(context_tokens=4096 if engine is Engine.SLOW else 1024)
 
 
-class TestCTranslate2KeepsTenantsApart(PrefixCacheConformance):
+class TestCTranslate2KeepsTenantsApart(OneModelCache):
     slots = 1
     embeds = False
 
     def make_backend(self) -> CTranslate2Backend:
         return _backend(context_tokens=512, extra_arguments=("--prefix-cache-tokens", "2048"))
-
-    def make_desk(self, backend: Backend) -> CacheManager:
-        return CacheManager([OneModel(backend)])
-
-    def make_call(self, use: CacheUse | None) -> CallInfo:
-        return CallInfo(request_id="r", traceparent=new_traceparent(), cache=use or CacheUse())
 
 
 @asynccontextmanager

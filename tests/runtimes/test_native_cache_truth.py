@@ -4,11 +4,10 @@ import os
 
 import pytest
 from kit.engine_settings import engine_settings
-from kit.one_model import OneModel
+from kit.one_model import OneModelCache
 from native_builds import LLAMA_CPP, ROOT, built_llama_cpp_python, built_llama_server
 
 from runner_svc.backend.port import Backend, CacheUse, CallInfo
-from runner_svc.cache.manager import CacheManager
 from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend
 from runner_svc.runtimes.llama_cpp_python.runtime import LlamaCppPythonModel
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
@@ -20,7 +19,6 @@ from weft_testing.conformance.prefix_cache import (
     MIN_HIT_TOKENS,
     MODEL,
     SEA,
-    PrefixCacheConformance,
     completion,
 )
 
@@ -29,15 +27,7 @@ SERVER_PROGRAM = "runner_svc.runtimes.llama_cpp_python.server"
 pytestmark = [pytest.mark.runtimes, pytest.mark.timeout(3700)]
 
 
-class _OnRuntimes(PrefixCacheConformance):
-    def make_desk(self, backend: Backend) -> CacheManager:
-        return CacheManager([OneModel(backend)])
-
-    def make_call(self, use: CacheUse | None) -> CallInfo:
-        return CallInfo(request_id="r", traceparent="", cache=use or CacheUse())
-
-
-class TestNativeLlamaServer(_OnRuntimes):
+class TestNativeLlamaServer(OneModelCache):
     slots = 4
 
     def make_backend(self, *extra_arguments: str) -> LlamaServerBackend:
@@ -66,7 +56,7 @@ class TestNativeLlamaServer(_OnRuntimes):
             await backend.stop()
 
 
-class TestLlamaCppPythonKeepsTenantsApart(_OnRuntimes):
+class TestLlamaCppPythonKeepsTenantsApart(OneModelCache):
     slots = 1
 
     def make_backend(self) -> LlamaCppPythonBackend:

@@ -1,30 +1,23 @@
 """Many tenants on the fake server, which keeps prefixes and erases slots as llama.cpp's does."""
 
 from kit.engines import fake_engine
-from kit.one_model import OneModel
+from kit.one_model import OneModelCache
 
-from runner_svc.backend.port import Backend, CacheIsolation, CacheUse, CallInfo
-from runner_svc.cache.manager import CacheManager
+from runner_svc.backend.port import CacheIsolation
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from weft.kernel.request import CacheMode
-from weft_testing.conformance.prefix_cache import CITY, HILLS, MODEL, SEA, PrefixCacheConformance
+from weft_testing.conformance.prefix_cache import CITY, HILLS, MODEL, SEA
 
 
 def _backend(*extra_arguments: str, slots: int = 3) -> LlamaServerBackend:
     return fake_engine(name=MODEL, slots=slots, context_tokens=4096, extra_arguments=extra_arguments)
 
 
-class TestFakeServer(PrefixCacheConformance):
+class TestFakeServer(OneModelCache):
     slots = 3
 
     def make_backend(self) -> LlamaServerBackend:
         return _backend("--token-delay-seconds", "0.01")
-
-    def make_desk(self, backend: Backend) -> CacheManager:
-        return CacheManager([OneModel(backend)])
-
-    def make_call(self, use: CacheUse | None) -> CallInfo:
-        return CallInfo(request_id="r", traceparent="", cache=use or CacheUse())
 
     async def test_single_tenant_keeps_several_prefixes_in_the_engine(self) -> None:
         async with self.tenants() as ask:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from hosted_stage import scripted
 from kit.engine_settings import engine_settings
-from kit.engines import fake_engine
+from kit.engines import call_of, fake_engine
 from kit.one_model import OneModel
 from kit.tiny_gguf import write_gguf
 
-from runner_svc.backend.port import Backend, CacheUse, CallInfo
+from runner_svc.backend.port import Backend
 from runner_svc.cache.manager import CacheManager
 from runner_svc.cache.prompt_store import PromptStore
 from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend
@@ -36,7 +36,7 @@ class _OnDisk(Tenants):
     """Requests before each of which the engine is unloaded and loaded, unless others run."""
 
     def __init__(self, backend: Backend, desk: CacheManager, model: OneModel) -> None:
-        super().__init__(backend, desk, _call)
+        super().__init__(backend, desk, call_of)
         self._model, self._lock, self._running = model, asyncio.Lock(), 0
 
     async def cached(self, *args: Any, **options: Any) -> int:
@@ -55,10 +55,6 @@ class _OnDisk(Tenants):
         await self.backend.stop()
         await self.desk.settle()
         await self.backend.start()
-
-
-def _call(use: CacheUse | None) -> CallInfo:
-    return CallInfo(request_id="r", traceparent="", cache=use or CacheUse())
 
 
 @asynccontextmanager

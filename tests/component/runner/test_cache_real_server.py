@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from kit.engine_settings import engine_settings
-from kit.one_model import OneModel
+from kit.one_model import OneModel, OneModelCache
 from runner_harness import RunningRunner, events_of, ready_runner
 
-from runner_svc.backend.port import Backend, CacheUse, CallInfo
+from runner_svc.backend.port import Backend
 from runner_svc.cache.manager import CacheManager
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
@@ -19,7 +19,7 @@ from weft.api.common.v1 import chat_pb2
 from weft.api.runner.v1 import ticket_pb2
 from weft.dispatch.payload_description import cache_scope, prompt_prefixes
 from weft_app.compose.demo import demo_model_path
-from weft_testing.conformance.prefix_cache import MODEL, PROMPTS, SEA, PrefixCacheConformance
+from weft_testing.conformance.prefix_cache import MODEL, PROMPTS, SEA
 
 pytestmark = pytest.mark.real
 
@@ -121,7 +121,7 @@ def _user(text: str) -> chat_pb2.ChatMessage:
 
 
 @pytest.mark.nightly("repeats test_cache_fake_server on a real engine")
-class TestLlamaServerFromTheWheel(PrefixCacheConformance):
+class TestLlamaServerFromTheWheel(OneModelCache):
     slots = 2
 
     def make_backend(self) -> LlamaServerBackend:
@@ -138,9 +138,6 @@ class TestLlamaServerFromTheWheel(PrefixCacheConformance):
 
     def make_desk(self, backend: Backend) -> CacheManager:
         return CacheManager([OneModel(backend, model_path=demo_model_path())])
-
-    def make_call(self, use: CacheUse | None) -> CallInfo:
-        return CallInfo(request_id="r", traceparent="", cache=use or CacheUse())
 
     async def test_flush_reports_the_reusable_memory(self) -> None:
         """SmolLM2 keeps 2 x 30 layers x 3 heads x 64 numbers of two bytes per token: 23,040 bytes."""

@@ -13,11 +13,11 @@ import pytest
 from conformance_subject import BY_NAME, findings_of, subject
 from hosted_stage import SWITCHES, model_folder, scripted
 from kit.engine_settings import engine_settings
-from kit.engines import CALL, chat, events_of, frames_of, reply, started, told_lines
+from kit.engines import CALL, cached_tokens, chat, events_of, frames_of, reply, started, told_lines
 from kit.failures import fails
 from runner_harness import ready_runner
 
-from runner_svc.backend.port import BackendFacts, CacheUse, CallInfo, LoadOrder
+from runner_svc.backend.port import BackendFacts, CacheUse, LoadOrder
 from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.instance.settings import ServedModel
 from runner_svc.runtimes.ctranslate2.backend import CTranslate2Backend
@@ -79,15 +79,6 @@ def _with_extra(payload: chat_pb2.ChatPayload, **numbers: int) -> chat_pb2.ChatP
     for name, number in numbers.items():
         payload.extra_parameters.fields.add(name=name).value.integer_value = number
     return payload
-
-
-async def _cached(backend: CTranslate2Backend, text: str, call: CallInfo = CALL) -> int:
-    """Returns the cached tokens that the engine tells, which are those that the library had."""
-    count = len(await told_lines(backend, "prompt: ", 0))
-    told = (await events_of(backend, chat(text), call))[-1].finished.receipt.usage.cached_prompt_tokens
-    said = (await told_lines(backend, "prompt: ", count + 1))[-1]
-    assert told == int(said.split()[1])
-    return told
 
 
 async def test_prompt_is_the_rendered_template_with_one_bos_token(model: Path) -> None:
@@ -179,14 +170,14 @@ async def test_unsupported_features_are_rejected_or_warned_about_by_name(model: 
 
 async def test_cached_prompts_are_counted_by_the_library_and_dropped_by_a_flush(model: Path) -> None:
     async with _running(model) as (backend, _):
-        assert await _cached(backend, "hello") == 0
-        assert await _cached(backend, "hello") == len("<[user]hello[assistant]") - 1
-        assert await _cached(backend, "hello", FRESH) == 0, "another tenant's turn"
-        assert await _cached(backend, "hello") > 0
+        assert await cached_tokens(backend, "hello") == 0
+        assert await cached_tokens(backend, "hello") == len("<[user]hello[assistant]") - 1
+        assert await cached_tokens(backend, "hello", FRESH) == 0, "another tenant's turn"
+        assert await cached_tokens(backend, "hello") > 0
         erased = await backend.erase_cache()
         assert (erased.entry_count, erased.token_count) == (1, len("<[user]hello[assistant]") - 2)
         assert await told_lines(backend, "unloaded", 1)
-        assert await _cached(backend, "hello") == 0
+        assert await cached_tokens(backend, "hello") == 0
         assert await backend.erase_cache(()) == await backend.erase_cache([])
 
 
@@ -247,7 +238,7 @@ async def test_server_program_runs_in_the_environment_under_the_home(tmp_path: P
 async def test_model_sleeps_and_wakes_in_its_process(model: Path) -> None:
     async with _running(model, sleeps_in_place=True) as (backend, facts):
         engine = backend.process_id
-        assert await _cached(backend, "hello") == 0
+        assert await cached_tokens(backend, "hello") == 0
         assert await backend.sleep()
         assert await told_lines(backend, "unloaded", 1)
         assert backend.process_id == engine
@@ -255,7 +246,7 @@ async def test_model_sleeps_and_wakes_in_its_process(model: Path) -> None:
             await frames_of(backend, chat())
         assert await backend.start() == facts
         assert backend.process_id == engine
-        assert await _cached(backend, "hello") == 0, "nothing of before the sleep is left"
+        assert await cached_tokens(backend, "hello") == 0, "nothing of before the sleep is left"
         watch = asyncio.create_task(backend.wait_exit())
         await asyncio.sleep(0)
         assert not watch.done()

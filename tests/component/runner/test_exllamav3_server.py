@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 from hosted_stage import SWITCHES, model_folder, scripted
 from kit.engine_settings import engine_settings
-from kit.engines import CALL, chat, events_of, frames_of, reply, started, told_lines
+from kit.engines import CALL, cached_tokens, chat, events_of, frames_of, reply, started, told_lines
 from kit.failures import fails
-from kit.one_model import OneModel
+from kit.one_model import OneModelCache
 from library_signatures import text_of
 from record_exllamav3 import CALLED, RECORD
 
-from runner_svc.backend.port import Backend, BackendFacts, CacheIsolation, CacheUse, CallInfo, LoadOrder
-from runner_svc.cache.manager import CacheManager
+from runner_svc.backend.port import BackendFacts, CacheIsolation, CacheUse, CallInfo, LoadOrder
 from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.runtimes.exllamav3.backend import ExllamaV3Backend
 from runner_svc.runtimes.exllamav3.runtime import ENVIRONMENT, ExllamaV3Model
@@ -30,7 +29,6 @@ from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft_testing.conformance.backend import BackendConformance, Engine
-from weft_testing.conformance.prefix_cache import PrefixCacheConformance
 
 SERVER_PROGRAM = "runner_svc.runtimes.exllamav3.server"
 
@@ -64,7 +62,7 @@ class TestExllamaV3OverAScriptedLibrary(BackendConformance):
         return _backend(model, SWITCHES[engine], context_tokens=4096 if slow else 1024, slots=1 if slow else 4)
 
 
-class TestExllamaV3KeepsTenantsApart(PrefixCacheConformance):
+class TestExllamaV3KeepsTenantsApart(OneModelCache):
     slots = 1
     """The pages of one tenant and tag at a time: see CacheTurns."""
     embeds = False
@@ -78,12 +76,6 @@ class TestExllamaV3KeepsTenantsApart(PrefixCacheConformance):
 
     def make_backend(self) -> ExllamaV3Backend:
         return _backend(self._folder, {"seconds_per_token": 0.01}, context_tokens=2048, slots=3)
-
-    def make_desk(self, backend: Backend) -> CacheManager:
-        return CacheManager([OneModel(backend)])
-
-    def make_call(self, use: CacheUse | None) -> CallInfo:
-        return replace(CALL, cache=use or CacheUse())
 
 
 @pytest.fixture
@@ -111,15 +103,6 @@ def _with_extra(payload: chat_pb2.ChatPayload, **values: int | str | list[str]) 
         else:
             field.array_value.values.extend(json_value_pb2.JsonValue(string_value=text) for text in value)
     return payload
-
-
-async def _cached(backend: ExllamaV3Backend, text: str, salt: str) -> int:
-    """Returns the cached tokens that the engine tells, which are those that the library had."""
-    count = len(await told_lines(backend, "prompt: ", 0))
-    told = (await events_of(backend, chat(text), _of(salt)))[-1].finished.receipt.usage.cached_prompt_tokens
-    said = (await told_lines(backend, "prompt: ", count + 1))[-1]
-    assert told == int(said.split()[1])
-    return told
 
 
 def _of(salt: str) -> CallInfo:
@@ -269,10 +252,10 @@ async def test_requests_of_one_tenant_run_in_parallel_and_share_prefixes(model: 
 async def test_tenants_take_turns_and_never_share_pages(model: Path) -> None:
     async with _running(model) as (backend, _):
         assert backend.cache_isolation is CacheIsolation.SALT
-        assert await _cached(backend, "hello", "a") == 0
-        assert await _cached(backend, "hello", "a") == len("<[user]hello[assistant]") - 1
-        assert await _cached(backend, "hello", "b") == 0, "another tenant's turn"
-        assert await _cached(backend, "hello", "a") == 0, "and back"
+        assert await cached_tokens(backend, "hello", _of("a")) == 0
+        assert await cached_tokens(backend, "hello", _of("a")) == len("<[user]hello[assistant]") - 1
+        assert await cached_tokens(backend, "hello", _of("b")) == 0, "another tenant's turn"
+        assert await cached_tokens(backend, "hello", _of("a")) == 0, "and back"
     switches = {"answer": "x" * 60, "seconds_per_token": 0.005}
     async with _running(model, switches) as (backend, _):
         salts = ["a", "a", "b", "c", "d"]

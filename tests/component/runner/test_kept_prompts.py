@@ -3,11 +3,10 @@
 from typing import Any
 
 import pytest
-from kit.engines import fake_engine
+from kit.engines import call_of, fake_engine
 from kit.one_model import OneModel
 from kit.presence import present
 
-from runner_svc.backend.port import Backend, CacheUse, CallInfo
 from runner_svc.cache.manager import CacheManager
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from weft_testing.conformance.prefix_cache import MODEL, Tenants
@@ -23,15 +22,11 @@ def _text(topic: str) -> str:
     return f"{topic}: tell me more about the {topic}. " * 60
 
 
-def _call(use: CacheUse | None) -> CallInfo:
-    return CallInfo(request_id="r", traceparent="", cache=use or CacheUse())
-
-
 class _Engine:
     def __init__(self, backend: LlamaServerBackend) -> None:
-        self.backend: Backend = backend
+        self.backend = backend
         self._desk = CacheManager([OneModel(backend)])
-        self.tenants = Tenants(backend, self._desk, _call)
+        self.tenants = Tenants(backend, self._desk, call_of)
 
     async def __aenter__(self) -> Tenants:
         await self.backend.start()

@@ -2,20 +2,18 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from kit.engines import fake_engine, started
+from kit.engines import fake_engine, started_process
 from kit.failures import fails
 from kit.own_children import own_children
 from kit.tiny_gguf import write_gguf
 
 from runner_svc.backend.engine_process import EnginePorts, PortRange
-from runner_svc.backend.port import BackendFacts, LoadOrder
+from runner_svc.backend.port import LoadOrder
 from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
 from weft.api.registry.v1.lease_pb2 import DeviceBytes
 from weft.kernel.reasons import Reason
@@ -39,14 +37,6 @@ def _backend(switches: dict[str, Any] | None = None, **settings: Any) -> LlamaSe
     return fake_engine(switches, load_stall_seconds=10.0, **settings)
 
 
-@asynccontextmanager
-async def _started(
-    backend: LlamaServerBackend, order: LoadOrder | None = None
-) -> AsyncGenerator[tuple[BackendFacts, psutil.Process]]:
-    async with started(backend, order) as (_, facts):
-        yield facts, psutil.Process(backend.process_id)
-
-
 def _ports(process: psutil.Process) -> set[int]:
     return {one.laddr.port for one in process.net_connections() if one.status == psutil.CONN_LISTEN}
 
@@ -61,7 +51,7 @@ def _free_ports(count: int) -> PortRange:
 async def test_engine_sees_only_the_devices_of_its_shares() -> None:
     shares = (DeviceBytes(device_index=2, bytes=3 * 2**30), DeviceBytes(device_index=5, bytes=2**30))
     order = LoadOrder(shares=shares, hides_devices=True, parameters={"flash_attention": "on"})
-    async with _started(_backend(), order) as (_, process):
+    async with started_process(_backend(), order) as (_, process):
         environment, line = process.environ(), process.cmdline()
     assert environment["CUDA_VISIBLE_DEVICES"] == "2,5"
     assert environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
@@ -72,11 +62,11 @@ async def test_engine_sees_only_the_devices_of_its_shares() -> None:
 
 async def test_effective_slots_and_context_come_from_the_server() -> None:
     backend = _backend(slots=4, context_tokens=2048)
-    async with _started(backend, LoadOrder(parameters={"slots": 2, "context_tokens": 768})) as (facts, _):
+    async with started_process(backend, LoadOrder(parameters={"slots": 2, "context_tokens": 768})) as (facts, _):
         assert (facts.slots, facts.context_tokens) == (2, 768)
     # A flag of the configuration changes the context behind our back; the facts are the server's all the same.
     stretched = _backend(slots=2, context_tokens=2048, extra_arguments=("--ctx-size", "1024"))
-    async with _started(stretched) as (facts, _):
+    async with started_process(stretched) as (facts, _):
         assert (facts.slots, facts.context_tokens) == (2, 512)
 
 
@@ -87,7 +77,7 @@ async def test_variant_is_checked_before_load_like_the_configured_file(tmp_path:
     with fails(Reason.TEMPLATE_FAILED):
         await backend.start(LoadOrder(model_path=poisoned))
     assert own_children() == children
-    async with _started(backend) as (facts, _):
+    async with started_process(backend) as (facts, _):
         assert facts.context_tokens == 2048
 
 
@@ -104,7 +94,7 @@ async def test_engines_of_one_runner_share_a_port_range() -> None:
             await third.start()
         assert "port_range" in none_left.value.message
         await first.stop()
-        async with _started(third) as (_, process):
+        async with started_process(third) as (_, process):
             assert _ports(process) < {ports_range.first, ports_range.last}
     finally:
         await first.stop()
@@ -116,7 +106,7 @@ async def test_port_lost_to_a_race_is_retried(tmp_path: Path) -> None:
     races.write_bytes(b"xx")
     ports_range = _free_ports(4)
     command = (sys.executable, "-c", LOSES_RACES, str(races))
-    async with _started(_backend(command=command, ports=EnginePorts(ports_range))) as (_, process):
+    async with started_process(_backend(command=command, ports=EnginePorts(ports_range))) as (_, process):
         assert _ports(process) == {ports_range.first + 2}
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.engines import fake_engine
+from kit.engines import call_of, fake_engine
 from kit.failures import fails
 from kit.one_model import OneModel
 from kit.presence import present
 
-from runner_svc.backend.port import CacheUse, CallInfo, LoadOrder
+from runner_svc.backend.port import LoadOrder
 from runner_svc.cache.manager import CacheManager
 from runner_svc.cache.prompt_store import MIN_MEASURED_BYTES, PRIOR_BYTES_PER_SECOND, PromptStore
 from runner_svc.policy.cache_directory import Partition
@@ -33,10 +33,6 @@ SEA = "sea: tell me more about the sea. " * 60
 BUDGET = 64 * 1024 * 1024
 
 
-def _call(use: CacheUse | None) -> CallInfo:
-    return CallInfo(request_id="r", traceparent="", cache=use or CacheUse())
-
-
 class _Runner:
     """The cache of one model whose prompts are stored in a folder."""
 
@@ -45,7 +41,7 @@ class _Runner:
         self.model = OneModel(self.backend)
         self.store = PromptStore(folder, BUDGET)
         self.desk = CacheManager([self.model], store=self.store)
-        self.ask = Tenants(self.backend, self.desk, _call)
+        self.ask = Tenants(self.backend, self.desk, call_of)
 
     async def start(self) -> None:
         await self.desk.open()
@@ -64,7 +60,7 @@ class _Runner:
         """Sends a prompt that routers know by these prefixes."""
         payload = completion(text)
         async with self.desk.of_request(MODEL, "a", Handling()).generating(payload, prefixes) as turn:
-            async for _ in self.backend.generate(payload, _call(turn.use)):
+            async for _ in self.backend.generate(payload, call_of(turn.use)):
                 turn.worked = True
 
     async def receipt(self, text: str, prefill_seconds: float = 0.0) -> receipt_pb2.Receipt:
@@ -72,7 +68,7 @@ class _Runner:
         payload, use = completion(text), self.desk.of_request(MODEL, "a", Handling())
         receipt = receipt_pb2.Receipt()
         async with use.generating(payload) as turn:
-            async for frame in self.backend.generate(payload, _call(turn.use)):
+            async for frame in self.backend.generate(payload, call_of(turn.use)):
                 turn.worked = True
                 if frame[-1].HasField("finished"):
                     receipt = frame[-1].finished.receipt

@@ -2,8 +2,7 @@
 
 import asyncio
 import stat
-from collections.abc import AsyncGenerator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,11 @@ import msgspec
 import psutil
 import pytest
 from kit.engine_settings import engine_settings
-from kit.engines import GRACES, chat, started
+from kit.engines import GRACES, chat, started_process
 from kit.failures import fails
 from kit.own_children import own_children
 from kit.presence import present
+from kit.waiting import until
 
 from runner_svc.backend.port import BackendFacts, CallInfo, LoadOrder
 from runner_svc.metrics import add_runner_metrics
@@ -27,7 +27,6 @@ from weft.api.common.v1 import sampling_pb2
 from weft.api.registry.v1.lease_pb2 import DeviceBytes
 from weft.api.runner.v1 import runner_service_pb2
 from weft.dispatch.frames import Frame
-from weft.kernel.errors import WeftError
 from weft.kernel.metrics import MetricsPage
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
@@ -42,14 +41,6 @@ def _backend(switches: dict[str, Any] | None = None, **settings: Any) -> VllmBac
     settings = {"name": "smol", "model": "org/model", "load_stall_seconds": 10.0, "graces": GRACES, **settings}
     command = tuple(fake_backend_command(**(switches or {})))
     return VllmBackend(*engine_settings(VllmModel, command=command, **settings))
-
-
-@asynccontextmanager
-async def _started(
-    backend: VllmBackend, order: LoadOrder | None = None
-) -> AsyncGenerator[tuple[BackendFacts, psutil.Process]]:
-    async with started(backend, order) as (_, facts):
-        yield facts, psutil.Process(backend.process_id)
 
 
 def _call(request_id: str = "r1", **given: Any) -> CallInfo:
@@ -72,17 +63,9 @@ async def _state(backend: VllmBackend) -> FakeState:
         return msgspec.json.decode(await answer.read(), type=FakeState)
 
 
-async def _until(condition: Any) -> None:
-    for _ in range(1000):
-        if await condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("it did not happen within 10 s")
-
-
 async def test_vllm_listens_only_on_a_private_socket() -> None:
     backend = _backend()
-    async with _started(backend) as (facts, process):
+    async with started_process(backend) as (facts, process):
         folder = _socket(backend).parent
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert not [each for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
@@ -104,7 +87,7 @@ async def test_load_progress_is_parsed_from_the_output() -> None:
         async def serves() -> bool:
             return (backend.load_progress() or 0.0) >= 0.95
 
-        await _until(serves)
+        await until(serves)
         assert not starting.done()
         await starting
         assert backend.load_progress() is None
@@ -114,7 +97,7 @@ async def test_load_progress_is_parsed_from_the_output() -> None:
 
 async def test_closed_answer_is_aborted_by_its_own_id() -> None:
     backend = _backend({"answer_tokens": 0, "tokens_per_second": 20})
-    async with _started(backend):
+    async with started_process(backend):
         async with aclosing(backend.generate(chat(), _call("abc"))) as frames:
             await anext(frames)
 
@@ -122,12 +105,12 @@ async def test_closed_answer_is_aborted_by_its_own_id() -> None:
             state = await _state(backend)
             return state.aborted_request_ids == ["chatcmpl-abc"] and state.requests_cancelled == 1
 
-        await _until(aborted)
+        await until(aborted)
 
 
 async def test_complete_answer_is_not_aborted() -> None:
     backend = _backend({"answer_tokens": 4})
-    async with _started(backend):
+    async with started_process(backend):
         await _frames(backend)
         assert (await _state(backend)).aborted_request_ids == []
 
@@ -135,7 +118,7 @@ async def test_complete_answer_is_not_aborted() -> None:
 async def test_max_tokens_is_capped_at_the_context_length() -> None:
     backend = _backend({"answer_tokens": 4})
     order = LoadOrder(parameters={"context_tokens": 512})
-    async with _started(backend, order):
+    async with started_process(backend, order):
         for asked, sent in ((100_000, 512), (64, 64)):
             payload = chat(sampling=sampling_pb2.SamplingParams(max_tokens=asked, repeat_penalty=1.5))
             _ = [frame async for frame in backend.generate(payload, _call())]
@@ -145,7 +128,7 @@ async def test_max_tokens_is_capped_at_the_context_length() -> None:
 
 async def test_cache_is_flushed_once_no_request_uses_it() -> None:
     backend = _backend({"answer_tokens": 0, "tokens_per_second": 20})
-    async with _started(backend):
+    async with started_process(backend):
         frames = backend.generate(chat(), _call())
         await anext(frames)
         erasing = asyncio.create_task(backend.erase_cache())
@@ -159,24 +142,22 @@ async def test_cache_is_flushed_once_no_request_uses_it() -> None:
 @pytest.mark.slow("waits for a cache in use")
 async def test_flush_of_a_cache_in_use_times_out() -> None:
     backend = _backend({"answer_tokens": 0, "tokens_per_second": 20})
-    async with _started(backend):
-        async with aclosing(backend.generate(chat(), _call())) as frames:
-            await anext(frames)
-            with pytest.raises(WeftError) as failed:
-                await backend.erase_cache()
-        assert failed.value.reason is Reason.BACKEND_ERROR
+    async with started_process(backend), aclosing(backend.generate(chat(), _call())) as frames:
+        await anext(frames)
+        with fails(Reason.BACKEND_ERROR):
+            await backend.erase_cache()
 
 
 async def test_metrics_are_sampled_and_forwarded_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_figures, "SAMPLE_SECONDS", 0.05)
     backend = _backend({"answer_tokens": 0, "tokens_per_second": 20})
-    async with _started(backend), aclosing(backend.generate(chat(), _call())) as frames:
+    async with started_process(backend), aclosing(backend.generate(chat(), _call())) as frames:
         await anext(frames)
 
         async def is_seen() -> bool:
             return backend.engine_load is not None and backend.engine_load.running_count == 1
 
-        await _until(is_seen)
+        await until(is_seen)
         found = present(backend.engine_load)
         assert found.kv_cache_tokens == 4 * 2048
         assert found.prefix_query_tokens > 0
@@ -191,7 +172,7 @@ async def test_metrics_are_sampled_and_forwarded_while_it_runs(monkeypatch: pyte
 
 async def test_model_sleeps_and_wakes_in_its_process() -> None:
     backend = _backend({"answer_tokens": 4}, sleep_level=1)
-    async with _started(backend, ON_A_DEVICE) as (facts, process):
+    async with started_process(backend, ON_A_DEVICE) as (facts, process):
         assert await backend.sleep()
         assert process.is_running()
         assert await backend.start(ON_A_DEVICE) == facts
@@ -201,7 +182,7 @@ async def test_model_sleeps_and_wakes_in_its_process() -> None:
 
 async def test_weights_dropped_by_sleep_are_reloaded() -> None:
     backend = _backend({"answer_tokens": 4}, sleep_level=2)
-    async with _started(backend, ON_A_DEVICE) as (_, process):
+    async with started_process(backend, ON_A_DEVICE) as (_, process):
         assert await backend.sleep()
         await backend.start(ON_A_DEVICE)
         assert backend.process_id == process.pid
@@ -214,13 +195,13 @@ async def test_weights_dropped_by_sleep_are_reloaded() -> None:
     ids=["no ledger", "no device", "not configured"],
 )
 async def test_process_is_stopped_instead_of_sleeping(settings: dict[str, Any], order: LoadOrder) -> None:
-    async with _started(backend := _backend(**settings), order):
+    async with started_process(backend := _backend(**settings), order):
         assert not await backend.sleep()
 
 
 async def test_sleeping_process_is_replaced_for_a_different_load() -> None:
     backend = _backend(sleep_level=1)
-    async with _started(backend, ON_A_DEVICE) as (_, process):
+    async with started_process(backend, ON_A_DEVICE) as (_, process):
         assert await backend.sleep()
         other = LoadOrder(shares=ON_A_DEVICE.shares, hides_devices=True, parameters={"slots": 2})
         facts = await backend.start(other)
@@ -230,7 +211,7 @@ async def test_sleeping_process_is_replaced_for_a_different_load() -> None:
 
 async def test_stop_ends_a_sleeping_process() -> None:
     backend = _backend(sleep_level=1)
-    async with _started(backend, ON_A_DEVICE) as (_, process):
+    async with started_process(backend, ON_A_DEVICE) as (_, process):
         assert await backend.sleep()
         await backend.stop()
         assert not process.is_running()
@@ -240,7 +221,7 @@ async def test_stop_ends_a_sleeping_process() -> None:
 async def test_sleeping_process_that_died_is_restarted() -> None:
     children = own_children()
     backend = _backend({"answer_tokens": 4}, sleep_level=1)
-    async with _started(backend, ON_A_DEVICE) as (_, process):
+    async with started_process(backend, ON_A_DEVICE) as (_, process):
         assert await backend.sleep()
         process.kill()
         await backend.start(ON_A_DEVICE)
