@@ -18,7 +18,7 @@ from weft.kernel.reasons import Reason
 pytest_plugins = ("cli_mesh",)
 
 EDITOR = """
-import os, pathlib, signal, sys, time
+import os, pathlib, signal, sys
 log, steps, file = pathlib.Path(sys.argv[1]), sys.argv[2:-1], pathlib.Path(sys.argv[-1])
 text = file.read_text()
 turn = len(list(log.iterdir()))
@@ -28,7 +28,6 @@ if what == "EXIT":
     sys.exit(3)
 if what == "CTRL-C":
     os.kill(os.getppid(), signal.SIGINT)
-    time.sleep(1)
     what, by = "Be brief.", "Be thorough."
 file.write_text(text.replace(what, by) if by else text if what == "SAME" else what)
 """
