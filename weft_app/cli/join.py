@@ -47,6 +47,7 @@ from weft_app.config.document import Document
 from weft_app.config.loader import load_config
 
 MAX_TOKEN_CHARS = 256
+MAX_NUMBER_DIGITS = 4
 TOKEN_VARIABLE = "WEFT_JOIN_TOKEN"  # noqa: S105 - the variable's name
 COMMAND = "weft runner join --fingerprint sha256:... --token-file FILE"
 
@@ -286,7 +287,7 @@ def ask_mesh(found: Sequence[Announcement], token: str, dialog: JoinDialog) -> I
 
 def _chosen(found: Sequence[Announcement], dialog: JoinDialog) -> Announcement:
     answer = dialog.ask(f"Join which one (1-{len(found)})?").strip()
-    if not answer.isdecimal() or not 1 <= int(answer[:4]) <= len(found):
+    if not answer.isdecimal() or len(answer) > MAX_NUMBER_DIGITS or not 1 <= int(answer) <= len(found):
         raise WeftError(Reason.INVALID_ARGUMENT, f"{safe_text(answer)!r} is not a number from 1 to {len(found)}")
     return found[int(answer) - 1]
 

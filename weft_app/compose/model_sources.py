@@ -30,6 +30,7 @@ from weft.kernel.model_source import (
     SourceScheme,
     UrlSource,
     parse_source,
+    shown_source,
 )
 from weft.kernel.reasons import PULLING, WAITING_FOR_PULL, Reason
 from weft.kernel.units import size_words
@@ -95,7 +96,7 @@ class ModelSources:
         """Returns the files of a source on this machine. Raises NOT_FOUND if there are none."""
         here = self._files_here(source, None)
         if here is None:
-            raise WeftError(Reason.NOT_FOUND, f"{source} is not stored any more; weft pull {source}")
+            raise WeftError(Reason.NOT_FOUND, f"{shown_source(source)} is not stored any more; pull it again")
         return here
 
     @property

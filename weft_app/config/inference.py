@@ -167,7 +167,7 @@ def _format_at(text: str) -> WeightFormat | None:
     except (OSError, RuntimeError):  # RuntimeError: the home of an unknown user, which is refused later
         return None
     configuration: Mapping[str, object] = {}
-    with suppress(OSError, ValueError), (folder / CONFIGURATION).open("rb") as file:
+    with suppress(OSError, ValueError, RecursionError), (folder / CONFIGURATION).open("rb") as file:
         read = json.loads(file.read(MAX_CONFIGURATION_BYTES))
         configuration = read if isinstance(read, dict) else {}
     try:

@@ -82,6 +82,13 @@ def test_safetensors_folder_error_names_the_setting_of_its_engine(tmp_path: Path
         config_of(models=[{"name": "a", "path": str(where)}])
 
 
+def test_nested_configuration_of_a_folder_is_ignored(tmp_path: Path) -> None:
+    """A configuration with 100,000 brackets ended `weft up` with a RecursionError."""
+    where = folder(tmp_path, "a.safetensors")
+    (where / "config.json").write_text("[" * 100_000)
+    assert runner_of(models=[{"name": "a", "model": str(where)}]).runtime == "vllm"
+
+
 def test_models_of_several_runtimes_are_refused_with_each_reason(tmp_path: Path) -> None:
     file = tmp_path / "weft.yaml"
     models = [{"name": "a", "url": URL}, {"name": "b", "path": "/models/b.gguf"}]

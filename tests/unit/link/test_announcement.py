@@ -124,7 +124,7 @@ def test_mesh_with_a_public_certificate_is_joined_only_by_invitation() -> None:
     assert ask_mesh([mesh(pin="")], "", Answers(secret=invitation).dialog).trust == Trust()
 
 
-@pytest.mark.parametrize("number", ["0", "2", "x", "", "-1", "9" * 50])
+@pytest.mark.parametrize("number", ["0", "2", "x", "", "-1", "9" * 50, "00011"])
 def test_number_outside_the_list_is_refused(number: str) -> None:
     with pytest.raises(WeftError, match="not a number from 1 to 1"):
         ask_mesh([mesh()], TOKEN, Answers(number=number).dialog)
