@@ -14,6 +14,7 @@ from gateway.errors import ClientGoneError
 from gateway.http.disconnect import ABORT_KEY, DISCONNECT_KEY, DisconnectNotifier, WhileConnected, watch_for_disconnect
 from gateway.http.event_watches import EventWatches
 from gateway.request_facts import FACTS_KEY, RequestFacts
+from weft.dispatch.fleet import FleetView
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.interrupt import Interruptible
@@ -100,7 +101,8 @@ async def test_reader_that_ignores_the_last_event_of_a_failed_watch_is_disconnec
             await asyncio.Event().wait()
 
     config = GatewayConfig(port=0, write_timeout_seconds=0.01)
-    deps: Any = SimpleNamespace(config=config, clock=SystemClock(), watches=EventWatches(1))
+    fleet = SimpleNamespace(view=FleetView())
+    deps: Any = SimpleNamespace(config=config, clock=SystemClock(), watches=EventWatches(1), fleet=fleet)
     facts = RequestFacts(request_id="r", arrived=0)
     scope = {"type": "http", "headers": [], "state": {ABORT_KEY: gone.set}, FACTS_KEY: facts}
     with pytest.raises(SlowReaderError):
