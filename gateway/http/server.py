@@ -33,7 +33,7 @@ _POLL_SECONDS = 0.005
 _BACKLOG = 2048
 """Maximum number of connections that wait to be accepted."""
 _ACCEPTED_PER_TURN = 4
-"""Connections that are accepted before other requests run."""
+"""Maximum number of connections that are accepted before other requests run."""
 _STARTING_TURNS = 3
 """Turns within which any event loop starts the protocol of an accepted connection."""
 

@@ -2,9 +2,11 @@
 
 from datetime import UTC, datetime, timedelta, timezone
 
+from kit.resource_samples import BEHAVIOUR
+
 from registry_svc.mesh.domain import JoinToken, Session, Standing
 from registry_svc.mesh.store import StoredPulse, StoredSession
-from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
+from weft.api.common.v1 import sampling_pb2
 from weft.api.registry.v1 import agent_pb2, journal_pb2, model_pb2, route_pb2, runner_pb2, settings_pb2, tags_pb2
 from weft.api.registry.v1.wake_pb2 import CommandAction, HttpAction, Wake, WakeRecipe
 from weft.kernel.timestamps import duration_of, stamp_of
@@ -14,17 +16,6 @@ YESTERDAY = NOW - timedelta(days=1)
 ELSEWHERE = timezone(timedelta(hours=5, minutes=30))
 WORDS = "Zeile eins\n\tzwei — 日本語 🧶 'quoted' \"twice\" %s :name \\ end"
 LONGEST_PROMPT = ("日本語🧶" * 16_384)[:65_536]
-
-BEHAVIOUR = agent_behaviour_pb2.AgentBehaviour(
-    platform_prompt=True,
-    tools=["files.read", "search"],
-    max_tool_iterations=0,
-    signals=["NEEDS_EXTERNAL_INFO", "POLICY_RISK"],
-    stop_on_decision_request=False,
-    repetition_policy=agent_behaviour_pb2.REPETITION_POLICY_OFF,
-    parse_text_tool_calls=False,
-)
-
 
 TAGS = tags_pb2.Tags(tier="fast", labels={"team": "a", "zone.b": "x/y=1"}, owner="key:3k9x0a7bq2mz")
 

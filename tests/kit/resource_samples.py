@@ -17,6 +17,16 @@ from weft.api.registry.v1 import (
 
 MOMENT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
+BEHAVIOUR = agent_behaviour_pb2.AgentBehaviour(
+    platform_prompt=True,
+    tools=["files.read", "search"],
+    max_tool_iterations=0,
+    signals=["NEEDS_EXTERNAL_INFO", "POLICY_RISK"],
+    stop_on_decision_request=False,
+    repetition_policy=agent_behaviour_pb2.REPETITION_POLICY_OFF,
+    parse_text_tool_calls=False,
+)
+
 
 def some_model(name: str = "qwen", **fields: object) -> model_pb2.Model:
     model = model_pb2.Model(
@@ -69,15 +79,7 @@ def some_agent(name: str = "coder", description: str = "Writes code") -> agent_p
                 repeat_penalty=1.1,
                 logit_bias={5: 1.5, 50256: -100.0},
             ),
-            behaviour=agent_behaviour_pb2.AgentBehaviour(
-                platform_prompt=True,
-                tools=["files.read", "search"],
-                max_tool_iterations=0,
-                signals=["NEEDS_EXTERNAL_INFO", "POLICY_RISK"],
-                stop_on_decision_request=False,
-                repetition_policy=agent_behaviour_pb2.REPETITION_POLICY_OFF,
-                parse_text_tool_calls=False,
-            ),
+            behaviour=BEHAVIOUR,
         ),
         kind=agent_pb2.Agent.KIND_VIRTUAL,
         runner="r1",

@@ -211,8 +211,7 @@ class ImageTarget:
             if self.count > 1:
                 self.output = f"{self.output.removesuffix(f'-1.{suffix}')}.{suffix}"
         # Workflows may make more images than were asked for.
-        path, is_only = Path(self.output), self.count == 1 and not made.index
-        return path if is_only else path.with_name(f"{path.stem}-{made.index + 1}{path.suffix}")
+        return numbered(Path(self.output), max(self.count, made.index + 1))[made.index]
 
     def finish(self, model: str) -> None:
         """Prints the document, and the work of the request."""
