@@ -59,6 +59,9 @@ _ONCE = frozenset({b"x-tenant-id", b"origin"})
 _HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^\s/?#@\\:\[\]]+)(?::[0-9]{0,5})?")
 """A name or an address, and a port; no user information or path."""
 
+_PAGE_FILE = re.compile(r"/ui/[0-9a-f]{16}/.+")
+"""Paths of the workbench's files, below the digest of all of them."""
+
 Choice = TypeVar("Choice")
 
 
@@ -76,11 +79,16 @@ def validate_head(scope: Scope, config: GatewayConfig) -> None:
     if host is not None:
         _require_own_host(host, config)
     origin = headers.get(b"origin")
-    if origin is not None and not is_allowed_origin(origin, host or b"", config):
+    if origin is not None and not (is_allowed_origin(origin, host or b"", config) or _is_frame_script(scope, origin)):
         raise WeftError(
             Reason.PERMISSION_DENIED,
             "pages of this origin may not call this gateway; allow it with `gateway.cors.allowed_origins`",
         )
+
+
+def _is_frame_script(scope: Scope, origin: bytes) -> bool:
+    """Whether a sandboxed frame of the page, which has no origin, loads a file of the page: it holds no data."""
+    return origin == b"null" and scope["method"] == "GET" and _PAGE_FILE.fullmatch(scope["path"]) is not None
 
 
 def require_bounded_head(scope: Scope, config: GatewayConfig) -> None:

@@ -239,6 +239,13 @@ def test_broken_and_unfinished_diagrams_are_shown_as_code(page: "Page", mesh: Me
     expect(answer.locator("iframe")).to_have_count(0)
 
 
+def test_diagram_whose_frame_says_nothing_is_said_to_be_undrawn(page: "Page", mesh: MeshProcess) -> None:
+    page.route("**/diagram_frame.js", lambda route: route.abort())
+    answer = answered(page, mesh, DIAGRAM)
+    answer.get_by_text("This diagram cannot be drawn.").wait_for()
+    expect(answer.locator("pre")).to_contain_text("A[Start] -->")
+
+
 def test_hostile_diagram_runs_no_code_and_fetches_nothing(browser: "Browser", mesh: MeshProcess) -> None:
     # Not `page`: the console tells what the policy of the frame blocks.
     page = browser.new_context().new_page()

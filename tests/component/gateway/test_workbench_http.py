@@ -48,6 +48,17 @@ async def test_frame_of_a_diagram_has_no_origin_and_a_policy_without_network() -
     assert "frame-src 'self'" in page.headers["content-security-policy"]
 
 
+async def test_frame_without_an_origin_gets_its_scripts_and_no_data() -> None:
+    no_origin = {"Origin": "null"}
+    async with serving() as gateway:
+        script = await gateway.request("GET", f"/ui/{VERSION}/vendor/mermaid.js", headers=no_origin)
+        page = await gateway.request("GET", "/ui/chat", headers=no_origin)
+        data = await gateway.request("GET", "/api/v1/caller", headers=no_origin)
+    assert script.status == 200
+    assert "access-control-allow-origin" not in script.headers
+    assert (page.status, data.status) == (403, 403)
+
+
 async def test_versioned_files_are_cached_immutably_and_the_page_is_revalidated() -> None:
     async with serving() as gateway:
         file = await gateway.request("GET", f"/ui/{VERSION}/app/main.js")

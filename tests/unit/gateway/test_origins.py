@@ -74,12 +74,14 @@ def test_page_of_an_allowed_host_is_allowed_at_any_port(origin: str) -> None:
     assert not is_allowed(NONE, origin)
 
 
-def scope_of(*headers: tuple[str, str], principal: Principal | None = None) -> dict[str, object]:
+def scope_of(
+    *headers: tuple[str, str], principal: Principal | None = None, method: str = "GET", path: str = "/ui/"
+) -> dict[str, object]:
     facts = RequestFacts("req-1", 0.0)
     if principal is not None:
         facts.principal = principal
     raw = [(name.encode(), value.encode()) for name, value in headers]
-    return {"headers": raw, "http_version": "1.1", FACTS_KEY: facts}
+    return {"method": method, "path": path, "headers": raw, "http_version": "1.1", FACTS_KEY: facts}
 
 
 @pytest.mark.parametrize("host", ["localhost:1", "[::1]:8080", "mesh.lan:443", "LOCALHOST"])
@@ -103,6 +105,40 @@ def test_other_host_is_refused(host: str) -> None:
     with pytest.raises(WeftError) as refused:
         validate_head(scope_of(("host", host)), NONE)
     assert refused.value.reason is Reason.PERMISSION_DENIED
+
+
+PAGE_FILE = "/ui/0123456789abcdef/vendor/mermaid.js"
+FRAME = (("host", OWN_HOST), ("origin", "null"))
+
+
+def test_frame_without_an_origin_may_load_the_files_of_the_page() -> None:
+    """Chromium 150 sends `Origin: null` for the scripts of a sandboxed frame: no diagram was drawn."""
+    validate_head(scope_of(*FRAME, path=PAGE_FILE), NONE)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/models"),
+        ("GET", "/api/v1/caller"),
+        ("GET", "/ui/"),
+        ("GET", "/ui/0123456789abcdef"),
+        ("GET", "/ui/0123456789abcdef/"),
+        ("GET", f"/v1{PAGE_FILE}"),
+        ("POST", PAGE_FILE),
+        ("HEAD", PAGE_FILE),
+        ("OPTIONS", PAGE_FILE),
+    ],
+)
+def test_page_without_an_origin_may_do_nothing_else(method: str, path: str) -> None:
+    with pytest.raises(WeftError) as refused:
+        validate_head(scope_of(*FRAME, method=method, path=path), NONE)
+    assert refused.value.reason is Reason.PERMISSION_DENIED
+
+
+def test_page_of_another_origin_may_not_load_the_files_of_the_page() -> None:
+    with pytest.raises(WeftError):
+        validate_head(scope_of(("host", OWN_HOST), ("origin", "https://evil.example"), path=PAGE_FILE), NONE)
 
 
 FOREIGN = [
