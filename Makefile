@@ -27,7 +27,7 @@ COMPILED := $(BIN)/python -m compileall -q -j 0 -x '/(test_[^/]*|conftest)\.py$$
 SIDE_BY_SIDE := --dist loadfile --no-loadscope-reorder -n
 
 .DEFAULT_GOAL := help
-.PHONY: help up demo test test-slow test-nightly fuzz baseline baseline-record torture test-install containers test-containers test-deploy test-clients test-polyglot test-runtimes test-workbench workbench-vendor check size lint words types imports protos-lint protos verify docs envoy dashboards site recording pictures dist sbom single-file bench lock clean
+.PHONY: help up demo test test-slow test-nightly fuzz baseline baseline-record torture test-install containers test-containers test-deploy test-clients test-polyglot test-runtimes test-workbench workbench-vendor check size figures lint words types imports protos-lint protos verify docs envoy dashboards site recording pictures dist sbom single-file bench lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -92,7 +92,7 @@ test-clients: $(VENV)/.dev ## install unmodified third-party clients, run them a
 test-polyglot: $(VENV)/.workbench ## build the gRPC clients in Node.js, Go and C++, and run them against a mesh
 	@$(PYTEST) -m polyglot tests/polyglot $(ARGS)
 
-check: lint words types imports protos-lint verify ## run every static check
+check: lint words figures types imports protos-lint verify ## run every static check
 
 size: ## compare the lines and files of each folder with the budgets in size.toml; it warns and never fails
 	@$(PYTHON) .ci/size.py
@@ -102,6 +102,9 @@ lint: $(VENV)/.dev
 
 words:
 	@echo "plain words"; $(PYTHON) .ci/words.py
+
+figures:
+	@echo "age of figures"; $(PYTHON) .ci/figures.py
 
 types: $(VENV)/.dev
 	@echo "mypy --strict"; $(BIN)/mypy

@@ -1,4 +1,4 @@
-"""What cannot start says why in one sentence, with the exit code of docs/start.md and without a traceback."""
+"""What cannot start says why in one sentence, with the exit code of docs/cli.md and without a traceback."""
 
 import asyncio
 import resource

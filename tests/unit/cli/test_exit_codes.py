@@ -11,7 +11,7 @@ from weft.kernel.reasons import Reason, traits
 from weft_app.cli import options
 from weft_app.cli.options import EXIT_CODES, exit_code, reporting
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "start.md"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "cli.md"
 
 
 def test_documented_exit_codes_match_the_code() -> None:

@@ -144,7 +144,7 @@ def test_every_live_setting_is_a_setting() -> None:
 
 
 def test_documentation_lists_every_live_setting() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "start.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "cli.md").read_text()
     assert [path for path in LIVE_SETTINGS if f"`{path}`" not in text] == []
 
 
