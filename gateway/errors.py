@@ -23,12 +23,11 @@ from collections.abc import Iterator, Mapping
 from enum import Enum
 from types import MappingProxyType
 
-import msgspec
-
 from weft.api.common.v1.rate_limit_pb2 import RateLimitStatus, RateLimitWindow
 from weft.dispatch.rate_windows import status_in
 from weft.kernel.errors import COMPLETION_TOKENS, LACKED_ROUTER, PROMPT_TOKENS, WeftError, with_field
 from weft.kernel.interrupt import task_is_cancelled
+from weft.kernel.json_lines import encode_json
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import CONNECTION_LOST
 from weft.kernel.unknown_names import close_names_of
@@ -108,8 +107,6 @@ _WITH_FIGURES = frozenset(
 
 _TOO_LONG = "prompt is too long: "
 """Anthropic's prefix, by which clients detect that they have to shorten the conversation."""
-
-_encode = msgspec.json.Encoder().encode
 
 
 class EdgeError(WeftError):
@@ -203,11 +200,11 @@ def envelope(error: WeftError, request_id: str = "", dialect: Dialect = Dialect.
     if (name := _CALLERS_NAMES.get(error.metadata.get("field", ""))) is not None:
         error = with_field(error, name)
     if dialect is Dialect.ANTHROPIC:
-        return _encode({"type": "error", "error": _anthropic_fields(error)} | known)
+        return encode_json({"type": "error", "error": _anthropic_fields(error)} | known)
     if dialect is Dialect.OLLAMA:
         field = error.metadata.get("field")
         param = {"param": field} if field else {}
-        return _encode({"error": public_message(error), **_machine_fields(error), **param} | known)
+        return encode_json({"error": public_message(error), **_machine_fields(error), **param} | known)
     status = http_status(error)
     default_type = "server_error" if status >= 500 else "invalid_request_error"
     fields: dict[str, object] = {
@@ -216,7 +213,7 @@ def envelope(error: WeftError, request_id: str = "", dialect: Dialect = Dialect.
         "param": error.metadata.get("field"),
         **_machine_fields(error),
     }
-    return _encode({"error": fields} | known)
+    return encode_json({"error": fields} | known)
 
 
 def _anthropic_fields(error: WeftError) -> dict[str, object]:

@@ -7,7 +7,6 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from gateway.answers.answer_builder import encode_json
 from gateway.deps import Gateway, Inference, InferenceDeps
 from gateway.errors import envelope, error_headers
 from gateway.request_facts import facts_of
@@ -15,6 +14,7 @@ from gateway.routing import ApiRouter
 from weft.dispatch.fleet import FleetView
 from weft.kernel.errors import WeftError
 from weft.kernel.health import LIVEZ, READYZ, probe_answer
+from weft.kernel.json_lines import encode_json
 from weft.kernel.principal import Access, Resource, Role
 from weft.kernel.reasons import Reason
 

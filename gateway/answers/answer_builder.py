@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import msgspec
 from typing_extensions import override
 
 from gateway.errors import JSON
@@ -14,13 +13,11 @@ from weft.api.common.v1 import event_pb2, receipt_pb2, signal_pb2, usage_pb2, wa
 from weft.dispatch.extra_fields import join_fields
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
+from weft.kernel.json_lines import encode_json
 from weft.kernel.json_objects import plain_object
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 from weft.kernel.value import value_class
-
-encode_json = msgspec.json.Encoder().encode
-
 
 FINISH_REASONS: dict[int, str] = {
     event_pb2.FINISH_REASON_STOP: "stop",

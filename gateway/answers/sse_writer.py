@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
-from gateway.answers.answer_builder import encode_json, unfinished_answer
+from gateway.answers.answer_builder import unfinished_answer
 from gateway.answers.sse import EVENT_STREAM, KEEPALIVE, StreamEncoder
 from gateway.config import GatewayConfig
 from gateway.deps import GatewayDeps, InferenceDeps
@@ -30,6 +30,7 @@ from weft.documents.codec import document_of
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.interrupt import Interruptible
+from weft.kernel.json_lines import encode_json
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 

@@ -6,7 +6,6 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.answers.answer_builder import encode_json
 from gateway.answers.sse import receipt_facts
 from gateway.deps import InferenceDeps
 from gateway.errors import JSON, rate_limit_headers
@@ -16,6 +15,7 @@ from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.operations import ChunkT, OperationSpec, PayloadT
 from weft.dispatch.request_trace import RequestContext
 from weft.kernel.errors import invalid_field
+from weft.kernel.json_lines import encode_json
 from weft.kernel.value import value_class
 
 

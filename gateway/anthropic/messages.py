@@ -6,7 +6,7 @@ from typing import Annotated
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.answers.answer_builder import MAX_NOTICES, encode_json, new_identity
+from gateway.answers.answer_builder import MAX_NOTICES, new_identity
 from gateway.answers.generation import Work, streamed, unary
 from gateway.answers.sse import receipt_facts
 from gateway.answers.unary import JsonAnswer, UnaryAnswer, cut_off_seconds
@@ -48,6 +48,7 @@ from weft.dispatch.extra_fields import carried_only
 from weft.dispatch.operations import TOKENIZE
 from weft.dispatch.payload_description import estimated_prompt_tokens
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.json_lines import encode_json
 from weft.kernel.json_objects import add_member
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from typing_extensions import override
 
-from gateway.answers.answer_builder import AnswerIdentity, CalledTool, DocumentAnswer, add_call, encode_json
+from gateway.answers.answer_builder import AnswerIdentity, CalledTool, DocumentAnswer, add_call
 from gateway.answers.call_arguments import (
     CUTTING,
     arguments_object,
@@ -24,6 +24,7 @@ from weft.api.common.v1 import event_pb2, receipt_pb2, usage_pb2
 from weft.dispatch.extra_fields import JsonMap
 from weft.dispatch.frames import is_seal, texts_of
 from weft.kernel.errors import WeftError
+from weft.kernel.json_lines import encode_json
 from weft.kernel.json_objects import plain_object
 from weft.kernel.names import new_id
 

@@ -21,6 +21,7 @@ from weft.api.router.v1 import task_pb2
 from weft.durable.batches import BATCH_OUTPUT, BatchClient, FileClient, LineResult
 from weft.durable.tasks import failure_of
 from weft.kernel.errors import WeftError
+from weft.kernel.json_lines import encode_json
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.service import start_task, stop_tasks
@@ -34,8 +35,6 @@ CANCELLED = {"code": "batch_cancelled", "message": "This request was cancelled w
 
 MAX_HELD_BYTES = 1024 * 1024
 """Maximum size of error lines held in memory; above it the results are read a second time."""
-
-_encode = msgspec.json.Encoder().encode
 
 
 class BatchResults:
@@ -143,7 +142,7 @@ def _response(result: LineResult, status: int, body: bytes) -> dict[str, object]
 
 def _line(result: LineResult, response: dict[str, object] | None, error: dict[str, str] | None) -> bytes:
     line = {"id": f"batch_req_{result.task.id}", "custom_id": result.custom_id, "response": response, "error": error}
-    return _encode(line) + b"\n"
+    return encode_json(line) + b"\n"
 
 
 log = get_logger("weft.gateway")

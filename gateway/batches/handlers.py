@@ -9,7 +9,6 @@ from urllib.parse import quote
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.answers.answer_builder import encode_json
 from gateway.answers.binary import BinaryAnswer, Headers
 from gateway.answers.unary import JsonAnswer, UnaryAnswer, json_response, list_after, list_json
 from gateway.batches.chunks import in_chunks
@@ -27,6 +26,7 @@ from gateway.routing import collaborator
 from weft.api.router.v1 import file_service_pb2 as file_pb
 from weft.durable.batches import BATCH_INPUT, BATCH_OUTPUT, MAX_FILE_NAME_CHARS, MEDIA_INPUTS, BatchClient, FileClient
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.json_lines import encode_json
 from weft.kernel.names import require_token
 from weft.kernel.reasons import Reason
 

@@ -5,6 +5,7 @@ and a disallowed origin gets no header at all. Credentials are never allowed: pa
 """
 
 import re
+import socket
 from collections.abc import Mapping
 from functools import lru_cache, partial
 from urllib.parse import urlsplit
@@ -40,6 +41,23 @@ def is_own_host(name: str | None, config: GatewayConfig) -> bool:
     return is_any_host(config.host) and is_address(name)
 
 
+def may_be_called(name: str | None, config: GatewayConfig) -> bool:
+    """Whether a Host may be answered: one of this gateway's, and names that no stranger can register.
+
+    `.internal` is reserved for private networks (containers reach their host by such names), `.localhost` is this
+    machine (RFC 6761). Pages under these names are still foreign: see `is_allowed_origin`. Ollama also accepts any
+    `.local` name; every device of a network may announce one, so here only the machine's own is.
+    """
+    return is_own_host(name, config) or (name is not None and (name.endswith(_RESERVED) or name in _machine_names()))
+
+
+@lru_cache(maxsize=1)
+def _machine_names() -> frozenset[str]:
+    short = socket.gethostname().lower().partition(".")[0]
+    return frozenset({socket.gethostname().lower(), short, f"{short}.local"})
+
+
+_RESERVED = (".internal", ".localhost")
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE")
 """HTTP methods that pages may use: all that an endpoint has."""
 REQUEST_HEADERS = (

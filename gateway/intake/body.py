@@ -1,6 +1,7 @@
 """Reads a request's body within its limits."""
 
 import asyncio
+import codecs
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -118,7 +119,7 @@ async def read_json_or_yaml_body(scope: Scope, receive: Receive, config: Gateway
     """Returns the complete body, declared as JSON or YAML, and whether it is YAML. Raises as `read_json_body`."""
     media_type = media_type_of(scope)
     if media_type in _YAML_TYPES:
-        return await read_body(scope, receive, config, max_bytes=config.max_body_bytes), True
+        return await _read_text(scope, receive, config), True
     if not _is_json(media_type):
         raise WeftError(Reason.MALFORMED_REQUEST, "the Content-Type must be application/json or application/yaml")
     return await _read_json(scope, receive, config), False
@@ -269,9 +270,14 @@ class _ArrivingBody:
 
 
 async def _read_json(scope: Scope, receive: Receive, config: GatewayConfig) -> bytes:
-    raw = await read_body(scope, receive, config, max_bytes=config.max_body_bytes)
+    raw = await _read_text(scope, receive, config)
     require_few_members(raw, config.limits.max_json_members)
     return raw
+
+
+async def _read_text(scope: Scope, receive: Receive, config: GatewayConfig) -> bytes:
+    """Returns the complete body without a byte order mark, which PowerShell, .NET and editors write."""
+    return (await read_body(scope, receive, config, max_bytes=config.max_body_bytes)).removeprefix(codecs.BOM_UTF8)
 
 
 def _media_type(headers: Headers) -> bytes:

@@ -11,7 +11,7 @@ from starlette.types import Scope
 from gateway.auth.authentication import require_once
 from gateway.config import MAX_HEADER_COUNT, GatewayConfig
 from gateway.errors import EdgeError
-from gateway.http.cors import LOOPBACK_NAMES, host_name, is_allowed_origin, is_own_host
+from gateway.http.cors import LOOPBACK_NAMES, host_name, is_allowed_origin, may_be_called
 from gateway.intake.request_model import HandledRequest
 from gateway.request_facts import Headers, RequestFacts, facts_of, headers_of
 from weft.dispatch.agents import name_asked_for, require_model_name
@@ -148,7 +148,7 @@ def _host_of(scope: Scope) -> str:
 
 
 def _require_own_host(host: bytes, config: GatewayConfig) -> None:
-    if not is_own_host(_name_in(host), config):
+    if not may_be_called(_name_in(host), config):
         raise WeftError(
             Reason.PERMISSION_DENIED, "the Host header is not a name of this gateway; allow it with `allowed_hosts`"
         )

@@ -17,7 +17,6 @@ from gateway.answers.answer_builder import (
     CalledTool,
     DocumentAnswer,
     add_call,
-    encode_json,
     has_counts,
     logprobs_json,
     signal_json,
@@ -30,6 +29,7 @@ from weft.api.common.v1 import event_pb2, receipt_pb2, usage_pb2
 from weft.dispatch.extra_fields import OF_FUNCTION
 from weft.dispatch.frames import texts_of
 from weft.kernel.errors import WeftError
+from weft.kernel.json_lines import encode_json
 
 JSON_LINES = b"application/x-ndjson"
 CALL_PREFIX = "call"

@@ -5,7 +5,7 @@ from typing import Annotated
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.answers.answer_builder import encode_json, new_identity
+from gateway.answers.answer_builder import new_identity
 from gateway.answers.generation import Work, streamed, unary
 from gateway.answers.unary import JsonAnswer, UnaryAnswer
 from gateway.deps import Gateway, GatewayDeps
@@ -24,6 +24,7 @@ from weft.dispatch.agents import require_model_name
 from weft.dispatch.fleet import FleetView
 from weft.documents.operation_actions import LoadSettings, load_action, unload_action
 from weft.kernel.errors import WeftError
+from weft.kernel.json_lines import encode_json
 from weft.kernel.principal import OPERATE
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation

@@ -7,7 +7,7 @@ from typing import Annotated
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.answers.answer_builder import encode_json, warning_json
+from gateway.answers.answer_builder import warning_json
 from gateway.answers.unary import unary_answer
 from gateway.deps import Gateway, GatewayDeps
 from gateway.errors import OLLAMA_JSON
@@ -21,6 +21,7 @@ from gateway.openai.embeddings import ordered_vectors
 from gateway.openai.extension_fields import unsupported
 from weft.api.common.v1 import embedding_pb2, receipt_pb2, warning_pb2
 from weft.dispatch.operations import EMBEDDING
+from weft.kernel.json_lines import encode_json
 from weft.kernel.request import Operation
 
 # Above the rounding error of a unit vector's length in float32.

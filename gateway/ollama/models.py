@@ -15,7 +15,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
-from gateway.answers.answer_builder import encode_json
 from gateway.answers.unary import json_response
 from gateway.deps import Gateway
 from gateway.errors import OLLAMA_JSON
@@ -33,6 +32,7 @@ from weft.dispatch.agents import name_asked_for
 from weft.dispatch.fleet import FleetView, ModelView, abilities_in, file_in
 from weft.kernel.abilities import ThinkingMode
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.json_lines import encode_json
 from weft.kernel.principal import VIEW_MODELS
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Skill

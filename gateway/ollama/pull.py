@@ -13,7 +13,6 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
-from gateway.answers.answer_builder import encode_json
 from gateway.answers.sse_writer import EventStream, SseWriter
 from gateway.answers.unary import JsonAnswer, UnaryAnswer
 from gateway.deps import Gateway, GatewayDeps
@@ -27,6 +26,7 @@ from gateway.request_facts import facts_of
 from weft.api.operations.v1 import operation_pb2
 from weft.documents.operation_actions import pull_action
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.json_lines import encode_json
 from weft.kernel.log import get_logger
 from weft.kernel.model_source import asked_source, is_source, reaches_anywhere
 from weft.kernel.principal import ANY_SOURCE

@@ -6,7 +6,7 @@ from typing import Annotated
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.answers.answer_builder import MAX_NOTICES, encode_json, new_identity
+from gateway.answers.answer_builder import MAX_NOTICES, new_identity
 from gateway.answers.generation import Work, streamed, unary
 from gateway.config import RequestLimits
 from gateway.deps import Inference
@@ -39,6 +39,7 @@ from weft.api.common.v1 import chat_pb2, warning_pb2
 from weft.dispatch.extra_fields import handed_back
 from weft.dispatch.history import converted
 from weft.kernel.errors import FieldError, invalid_field
+from weft.kernel.json_lines import encode_json
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 

@@ -10,7 +10,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.answers.answer_builder import encode_json, finite_logprob, new_identity, text_finish_reason
+from gateway.answers.answer_builder import finite_logprob, new_identity, text_finish_reason
 from gateway.answers.generation import Work, streamed, unary
 from gateway.config import RequestLimits
 from gateway.deps import Inference
@@ -31,6 +31,7 @@ from weft.api.common.v1 import completion_pb2, event_pb2
 from weft.dispatch.frames import texts_of
 from weft.dispatch.payload_checks import MAX_PROMPTS
 from weft.kernel.errors import invalid_field
+from weft.kernel.json_lines import encode_json
 from weft.kernel.request import Operation
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.answers.answer_builder import encode_json
 from gateway.answers.unary import unary_answer
 from gateway.config import RequestLimits
 from gateway.deps import Inference
@@ -21,6 +20,7 @@ from gateway.openai.completions import fill_prompts
 from weft.api.common.v1 import embedding_pb2, receipt_pb2, usage_pb2
 from weft.dispatch.operations import EMBEDDING
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.json_lines import encode_json
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from gateway.answers.answer_builder import AnswerBuilder, AnswerIdentity, encode_json
+from gateway.answers.answer_builder import AnswerBuilder, AnswerIdentity
 from gateway.answers.sse import StreamEncoder
 from gateway.media.content import size_of
 from gateway.openai.image_schema import AUTO, ImageRequest
 from weft.api.common.v1 import chat_pb2, event_pb2, image_pb2, receipt_pb2, usage_pb2
 from weft.kernel.errors import WeftError
+from weft.kernel.json_lines import encode_json
 from weft.kernel.media_types import image_type_of
 from weft.kernel.reasons import Reason
 

@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, Tag
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.answers.answer_builder import AnswerIdentity, encode_json, new_identity
+from gateway.answers.answer_builder import AnswerIdentity, new_identity
 from gateway.answers.unary import unary_answer
 from gateway.deps import Inference
 from gateway.intake.body import body_of
@@ -18,6 +18,7 @@ from weft.api.common.v1 import receipt_pb2, rerank_pb2, usage_pb2
 from weft.dispatch.operations import RERANK
 from weft.dispatch.parameter_checks import MAX_DOCUMENTS
 from weft.kernel.errors import WeftError
+from weft.kernel.json_lines import encode_json
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 

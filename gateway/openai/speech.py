@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope
 from typing_extensions import override
 
-from gateway.answers.answer_builder import encode_json, warning_json
+from gateway.answers.answer_builder import warning_json
 from gateway.answers.binary import BinaryAnswer, Headers
 from gateway.answers.sse import receipt_comment
 from gateway.answers.sse_writer import SseResponse, SseWriter, failure_event
@@ -30,6 +30,7 @@ from weft.dispatch.fleet import FleetView, ModelView, abilities_in
 from weft.dispatch.operations import SPEECH, SpeechPiece
 from weft.dispatch.parameter_checks import MAX_SPEECH_CHARS, MAX_SPEED, MIN_SPEED
 from weft.kernel.errors import WeftError
+from weft.kernel.json_lines import encode_json
 from weft.kernel.principal import VIEW_MODELS, Principal
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation

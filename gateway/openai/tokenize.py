@@ -6,7 +6,6 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.answers.answer_builder import encode_json
 from gateway.answers.unary import unary_answer
 from gateway.config import RequestLimits
 from gateway.deps import Inference
@@ -17,6 +16,7 @@ from gateway.openai.chat_schema import ChatRequest, Message, TemplateArguments, 
 from weft.api.common.v1 import receipt_pb2, tokenize_pb2
 from weft.dispatch.operations import TOKENIZE
 from weft.kernel.errors import invalid_field
+from weft.kernel.json_lines import encode_json
 from weft.kernel.request import Operation
 
 

@@ -8,7 +8,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.answers.answer_builder import encode_json, new_identity
+from gateway.answers.answer_builder import new_identity
 from gateway.answers.sse_writer import StreamedAnswer
 from gateway.answers.unary import cut_off_seconds, unary_answer
 from gateway.deps import Inference, InferenceDeps
@@ -21,6 +21,7 @@ from weft.api.common.v1 import audio_pb2, chat_pb2, receipt_pb2
 from weft.dispatch.operations import TRANSCRIPTION
 from weft.dispatch.parameter_checks import MAX_TRANSCRIPTION_PROMPT_CHARS
 from weft.kernel.errors import FieldError, invalid_field
+from weft.kernel.json_lines import encode_json
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 

@@ -207,8 +207,9 @@ class BackgroundResponses:
         stored = await found_or_none(self._store.chain(tenant, response_id))
         if stored is not None:
             return stored
-        # Earlier responses were stored when this one was submitted, so only the last can be missing.
-        await self._ended(tenant, response_id)
+        # Earlier responses were stored when this one was submitted: one that is missing was deleted, or has expired.
+        if await found_or_none(self._store.get(tenant, response_id)) is None:
+            await self._ended(tenant, response_id)
         return await self._store.chain(tenant, response_id)
 
     async def _ended(self, tenant: str, response_id: str) -> StoredResponse:

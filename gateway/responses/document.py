@@ -4,7 +4,7 @@ from datetime import datetime
 
 import msgspec
 
-from gateway.answers.answer_builder import encode_json, has_counts
+from gateway.answers.answer_builder import has_counts
 from gateway.config import ResponseEnvelope
 from gateway.errors import envelope
 from gateway.openai.chat_builder import FUNCTION
@@ -15,6 +15,7 @@ from gateway.responses.schema import ResponsesRequest, ResponsesToolChoiceObject
 from weft.api.common.v1 import receipt_pb2, timing_pb2, usage_pb2
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
+from weft.kernel.json_lines import encode_json
 
 QUEUED = "queued"
 COMPLETED = "completed"

@@ -9,20 +9,14 @@ because the response is still empty when another runner takes over.
 import msgspec
 from typing_extensions import override
 
-from gateway.answers.answer_builder import (
-    MAX_NOTICES,
-    AnswerBuilder,
-    AnswerIdentity,
-    AnswerState,
-    encode_json,
-    notice_json,
-)
+from gateway.answers.answer_builder import MAX_NOTICES, AnswerBuilder, AnswerIdentity, AnswerState, notice_json
 from gateway.answers.sse import StreamEncoder
 from gateway.errors import envelope
 from gateway.responses.document import CANCELLED, FAILED, IN_PROGRESS, ResponseDocument
 from gateway.responses.output import OUTPUT_TEXT, REASONING_TEXT, REFUSAL, Item, Logprobs, OutputSink, Part
 from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.kernel.errors import WeftError
+from weft.kernel.json_lines import encode_json
 from weft.kernel.reasons import Reason
 
 _TEXTS = {

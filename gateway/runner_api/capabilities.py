@@ -7,7 +7,6 @@ from typing import Any, Literal
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.answers.answer_builder import encode_json
 from gateway.health import component_fields, unhealthy_response
 from gateway.request_facts import facts_of
 from gateway.runner_api.deps import RunnerApi
@@ -16,6 +15,7 @@ from gateway.runner_api.metrics import QueueFacts
 from weft.api.registry.v1.model_pb2 import MODEL_SKILL_AUDIO
 from weft.gpu.snapshot import DeviceSnapshot, DeviceUse
 from weft.kernel.errors import WeftError
+from weft.kernel.json_lines import encode_json
 from weft.kernel.reasons import Reason
 
 MEBIBYTE = 1024 * 1024

@@ -10,7 +10,6 @@ from pydantic.alias_generators import to_camel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.answers.answer_builder import encode_json
 from gateway.answers.unary import json_response
 from gateway.errors import DetailedError, EdgeError
 from gateway.http.disconnect import WhileConnected
@@ -39,6 +38,7 @@ from weft.documents.field_names import operation_field
 from weft.documents.load_values import require_loadable
 from weft.documents.operation_actions import LoadSettings
 from weft.kernel.errors import WeftError, invalid_field, renaming_fields
+from weft.kernel.json_lines import encode_json
 from weft.kernel.model_source import HubSource, asked_source, is_source
 from weft.kernel.names import (
     MAX_NAME_CHARS,

@@ -15,7 +15,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
-from gateway.answers.answer_builder import encode_json
 from gateway.answers.api_object import JsonObject, Shows, object_json
 from gateway.answers.sse_writer import EventStream, encoded_records
 from gateway.answers.unary import json_response
@@ -37,6 +36,7 @@ from weft.api.router.v1 import task_service_pb2 as pb
 from weft.documents.codec import document_of
 from weft.durable.tasks import MAX_LISTED, TaskClient, failure_of, state_name
 from weft.kernel.errors import WeftError, invalid_field, renaming_fields
+from weft.kernel.json_lines import encode_json
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_token
 from weft.kernel.reasons import Reason, reason_of
 

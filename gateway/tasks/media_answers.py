@@ -3,7 +3,7 @@
 import base64
 from collections.abc import Callable, Iterable, Sequence
 
-from gateway.answers.answer_builder import encode_json, unfinished_answer
+from gateway.answers.answer_builder import unfinished_answer
 from gateway.deps import InferenceDeps
 from gateway.openai import transcriptions
 from gateway.openai.image_answer import ImageFacts, facts_of_request, images_document
@@ -14,6 +14,7 @@ from weft.api.router.v1 import task_pb2
 from weft.dispatch.frames import collected_images, collected_transcription
 from weft.durable.media import filled, referring_part
 from weft.kernel.errors import WeftError
+from weft.kernel.json_lines import encode_json
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import MAX_MESSAGE_BYTES
 

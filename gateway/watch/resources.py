@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 
-from gateway.answers.answer_builder import encode_json
 from gateway.errors import internal_error
 from gateway.registry_client import RegistryClient
 from gateway.watch.source import Change, WatchCaller, WatchSource, delete, put, synced
@@ -18,6 +17,7 @@ from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import PoolDocument, plain, pool_document
 from weft.documents.rights import view_of, visible_pool
 from weft.kernel.errors import WeftError
+from weft.kernel.json_lines import encode_json
 from weft.kernel.log import get_logger
 from weft.kernel.principal import VIEW_MODELS, Principal
 from weft.kernel.reasons import Reason

@@ -6,8 +6,8 @@ from enum import StrEnum
 
 from google.protobuf.message import Message
 
-from gateway.answers.answer_builder import encode_json
 from weft.documents.codec import document_of
+from weft.kernel.json_lines import encode_json
 from weft.kernel.principal import Access, Principal
 
 

@@ -4,7 +4,6 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from typing import TypeVar
 
-from gateway.answers.answer_builder import encode_json
 from gateway.operations import OperationsClient
 from gateway.registry_client import RegistryClient
 from gateway.tasks.handlers import task_json
@@ -19,6 +18,7 @@ from weft.api.router.v1.request_service_pb2 import WatchRequestsResponse
 from weft.api.router.v1.task_service_pb2 import WatchTasksResponse
 from weft.durable.requests import RequestClient
 from weft.durable.tasks import TaskClient
+from weft.kernel.json_lines import encode_json
 from weft.kernel.principal import VIEW_REQUESTS, Access, Resource, Role
 
 R = TypeVar("R")

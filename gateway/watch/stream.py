@@ -5,11 +5,11 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from gateway.answers.answer_builder import encode_json
 from gateway.errors import internal_error
 from gateway.watch.source import Change, ChangeType, WatchCaller, WatchSource
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
+from weft.kernel.json_lines import encode_json
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.service import start_task, stop_tasks

@@ -13,13 +13,13 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.answers.answer_builder import encode_json
 from gateway.deps import Gateway
 from gateway.intake.body import media_type_of, read_body
 from gateway.intake.concurrency_limit import ConcurrencyLimit
 from gateway.request_facts import facts_of
 from gateway.routing import collaborator
 from weft.kernel.errors import WeftError
+from weft.kernel.json_lines import encode_json
 from weft.kernel.reasons import Reason
 
 MAX_BYTES = 20 * 1024 * 1024

@@ -8,13 +8,13 @@ from typing import Annotated
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from gateway.answers.answer_builder import encode_json
 from gateway.deps import Gateway, GatewayDeps
 from gateway.intake.headers import require_own_machine
 from gateway.request_facts import facts_of
 from gateway.routing import collaborator
 from gateway.workbench.page_files import VERSION_CHARS, PageFile, PageFiles
 from weft.kernel.errors import WeftError
+from weft.kernel.json_lines import encode_json
 from weft.kernel.reasons import Reason
 
 SURFACE = "workbench"

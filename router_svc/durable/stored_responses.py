@@ -158,7 +158,7 @@ class StoredResponseServicer(AnsweringServicer, stored_response_service_pb2_grpc
                 step = "SELECT previous_id, size FROM responses WHERE id = :id AND tenant = :tenant"
                 row = tx.row(step, id=wanted, tenant=tenant)
                 if row is None:
-                    raise response_not_found(response_id)
+                    raise response_not_found(wanted, before=found[-1][0] if found else "")
                 found.append((wanted, row.size))
                 wanted = row.previous_id
             return found

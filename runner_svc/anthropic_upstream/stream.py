@@ -30,15 +30,6 @@ from weft.kernel.reasons import Reason
 
 MAX_BLOCKS = 1_024
 """Maximum number of content blocks in an answer."""
-_FINISH_WORDS = {
-    "end_turn": "stop",
-    "stop_sequence": "stop",
-    "pause_turn": "stop",
-    "max_tokens": "length",
-    "model_context_window_exceeded": "length",
-    "tool_use": "tool_calls",
-    "refusal": "content_filter",
-}
 _BUSY = frozenset({"overloaded_error", "rate_limit_error"})
 _END = b'"message_stop"'
 
@@ -196,8 +187,7 @@ class MessagesReader(StreamReader):
         self._note(event.usage)
         word = event.delta.stop_reason if event.delta is not None else None
         stop_sequence = event.delta.stop_sequence if event.delta is not None else None
-        reason = _FINISH_WORDS.get(word or "", word)
-        choice = ChunkChoice(delta=ChunkDelta(), finish_reason=reason, stop_reason=stop_sequence)
+        choice = ChunkChoice(delta=ChunkDelta(), finish_reason=word, stop_reason=stop_sequence)
         usage = self._usage
         cached, written = usage.cache_read_input_tokens, usage.cache_creation_input_tokens
         return Chunk(

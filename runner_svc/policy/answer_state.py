@@ -6,13 +6,14 @@ An engine's stream is untrusted input. Content is checked strictly; an unreadabl
 doubt:
 
 - A missing, null or empty finish reason means "not yet". A stream that ends like this was cut off, unless [DONE] ends
-it: then a choice with content ends in doubt. - A finish reason that reports a failure (FAILURES) is an engine error.
+it: then a choice with content ends in doubt. - A finish reason that reports a failure is an engine error.
 Any other unknown one does not end its choice; at the end of the stream the choice ends in doubt. - Content for an ended
 choice (text, reasoning or a call) is an error. If several finish reasons arrive, one that means a cut answer takes
 precedence, else the first. - `tool_calls` without a call is an error. `stop` on a choice with calls becomes
 `tool_calls`. - An empty answer is only valid if the engine reports its usage.
 """
 
+import re
 from collections.abc import Mapping
 from enum import Enum, auto
 from types import MappingProxyType
@@ -32,36 +33,81 @@ class Finish(Enum):
 
 FINISH_REASONS: Mapping[str, Finish] = MappingProxyType(
     {
-        "stop": Finish.STOP,
-        "end_turn": Finish.STOP,  # Anthropic's API behind a bridge
-        "complete": Finish.STOP,  # Cohere
-        "eos": Finish.STOP,  # Together
-        "eos_token": Finish.STOP,  # text-generation-inference
-        "stop_sequence": Finish.STOP,  # text-generation-inference
-        "length": Finish.LENGTH,
-        "max_tokens": Finish.LENGTH,  # Gemini; Anthropic's API behind a bridge
-        "model_length": Finish.LENGTH,  # Mistral
-        "tool_calls": Finish.TOOL_CALLS,
-        "tool_call": Finish.TOOL_CALLS,  # Cohere
-        "tool_use": Finish.TOOL_CALLS,  # Anthropic's API behind a bridge
-        "function_call": Finish.TOOL_CALLS,
-        "content_filter": Finish.CONTENT_FILTER,
-        "safety": Finish.CONTENT_FILTER,  # Gemini, as the next ones
-        "recitation": Finish.CONTENT_FILTER,
-        "blocklist": Finish.CONTENT_FILTER,
-        "prohibited_content": Finish.CONTENT_FILTER,
+        **dict.fromkeys(
+            (
+                *("stop", "end", "complete", "completed", "finished"),
+                *("end_turn", "pause_turn", "stop_sequence"),  # Anthropic's API behind a bridge
+                *("eos", "eos_token", "stop_token", "stop_string"),  # Together, text-generation-inference, watsonx
+            ),
+            Finish.STOP,
+        ),
+        **dict.fromkeys(
+            (
+                *("length", "max_tokens", "max_output_tokens", "max_new_tokens", "truncated"),
+                "model_length",  # Mistral
+                "model_context_window_exceeded",  # Anthropic's API behind a bridge
+                *("error_limit", "max_length"),  # Cohere, Azure
+                *("token_limit", "time_limit", "not_finished"),  # watsonx
+                "repetition",  # vLLM stops a model that repeats itself
+            ),
+            Finish.LENGTH,
+        ),
+        **dict.fromkeys(("tool_calls", "tool_call", "tool_use", "function_call", "function_calls"), Finish.TOOL_CALLS),
+        **dict.fromkeys(
+            (
+                *("content_filter", "content_filtered", "refusal", "moderation"),
+                "sensitive",  # Zhipu
+                "error_toxic",  # Cohere
+                "guardrail_intervened",  # Bedrock
+                # Gemini
+                *("safety", "recitation", "blocklist", "prohibited_content", "spii", "language", "model_armor"),
+            ),
+            Finish.CONTENT_FILTER,
+        ),
     }
 )
-"""By the word in lower case."""
+"""By the word as `_plain` writes it."""
 CUTTING = frozenset({Finish.LENGTH, Finish.CONTENT_FILTER})
 FAILURES = frozenset(
     {
-        *("error", "abort", "aborted", "cancelled", "failed"),
+        *("error", "abort", "aborted", "cancel", "canceled", "cancelled", "failed", "failure", "timeout"),
         "insufficient_system_resource",  # DeepSeek
-        "malformed_function_call",  # Gemini
+        *("network_error", "server_error", "internal_error"),  # Zhipu and others
+        # Gemini, Bedrock
+        *("malformed_function_call", "malformed_model_output", "malformed_tool_use", "malformed_response"),
+        *("unexpected_tool_call", "too_many_tool_calls", "missing_thought_signature"),
     }
 )
 """Finish reasons that report an engine failure; `abort` comes from vLLM and SGLang."""
+_FILTER_STEMS = re.compile(r"filter|safety|refus|sensitiv|prohibit|blocked|moderat|guardrail|toxic|polic(?:y|ies)")
+_FAILURE_STEMS = re.compile(
+    r"error|fail|abort|cancel|malformed|timed?_?out|deadline|unavailable|overload|rate_limit|quota"
+)
+_CUT_STEMS = re.compile(r"length|limit|max_|exceed|truncat|context|budget")
+"""Unknown words are read by their stems: reported as `stop`, a cut answer would pass for a whole one."""
+_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_PREFIXES = ("finish_reason_", "finish_reason.", "finishreason.", "stop_reason_")
+
+
+def _plain(word: str) -> str:
+    """Returns a finish reason in lower case with underscores, without the name of its type."""
+    plain = _CAMEL.sub("_", word.strip()[:MAX_WORD_CHARS]).lower().replace("-", "_").replace(" ", "_")
+    return next((plain.removeprefix(each) for each in _PREFIXES if plain.startswith(each)), plain)
+
+
+def _finish_of(plain: str) -> Finish | None:
+    """Returns what a word means; None: unknown, or a failure."""
+    if plain in FINISH_REASONS:
+        return FINISH_REASONS[plain]
+    if _FILTER_STEMS.search(plain):
+        return Finish.CONTENT_FILTER
+    return Finish.LENGTH if _CUT_STEMS.search(plain) and not _is_failure(plain) else None
+
+
+def _is_failure(plain: str) -> bool:
+    return plain in FAILURES or (plain not in FINISH_REASONS and _FAILURE_STEMS.search(plain) is not None)
+
+
 _NOT_YET = frozenset({"", "null", "none"})
 MAX_WORD_CHARS = 40
 """Maximum length of an unknown finish reason or role in an error."""
@@ -107,14 +153,14 @@ class AnswerState:
             self._begun.add(index)
         if has_call:
             self._called.add(index)
-        plain = (word or "").strip().lower()
+        plain = _plain(word or "")
         if plain in _NOT_YET:
             return
-        if plain in FAILURES:
+        reason = _finish_of(plain)
+        if reason is None and _is_failure(plain):
             raise WeftError(
                 Reason.BACKEND_ERROR, f"the engine ended choice {index} with finish_reason {quoted(word or '')}"
             )
-        reason = FINISH_REASONS.get(plain)
         if reason is None:
             self._words[index] = word or ""
         elif ended is None or (reason in CUTTING and ended not in CUTTING):

@@ -7,6 +7,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.json_lines import encode_json, escaped
 from weft.kernel.names import require_name, require_name_of_model
 from weft.kernel.reasons import Reason
 
@@ -129,7 +130,7 @@ def error_body(message: str) -> bytes:
 
 def event(name: str, **data: object) -> bytes:
     """Returns an event for a publisher's stream."""
-    return b"event: %s\ndata: %s\n\n" % (name.encode(), on_one_line(msgspec.json.encode(data)))
+    return b"event: %s\ndata: %s\n\n" % (name.encode(), encode_json(data))
 
 
 def failure_event(name: str, error: WeftError, **data: object) -> bytes:
@@ -139,7 +140,7 @@ def failure_event(name: str, error: WeftError, **data: object) -> bytes:
 
 def on_one_line(raw: bytes) -> bytes:
     """Returns JSON without line breaks, which can only occur between tokens."""
-    return raw.strip().translate(_JSON_BREAKS)
+    return escaped(raw.strip().translate(_JSON_BREAKS))
 
 
 def as_chunk(body: bytes) -> bytes:

@@ -86,7 +86,8 @@ async def test_conversation_is_read_oldest_first_and_stops_at_a_deleted_response
     assert [step.id for step in await kept.chain("ann", "resp_2")] == ["resp_1", "resp_2"]
     await refusal_of(Reason.NOT_FOUND, kept.chain("bob", "resp_b"))
     await kept.delete("ann", "resp_1")
-    await refusal_of(Reason.NOT_FOUND, kept.chain("ann", "resp_2"))
+    words = await refusal_of(Reason.NOT_FOUND, kept.chain("ann", "resp_2"))
+    assert words == "there is no response resp_1: it was deleted or has expired, and resp_2 continues it"
 
 
 async def test_expired_responses_are_deleted_and_the_rest_counted(database_url: str) -> None:

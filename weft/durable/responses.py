@@ -55,6 +55,7 @@ class ResponseClient:
         await self._calls.ask("DeleteResponse", pb.DeleteResponseRequest(tenant=tenant, id=response_id))
 
 
-def response_not_found(response_id: str) -> WeftError:
-    """Returns NOT_FOUND for a response that is unknown or another tenant's."""
-    return WeftError(Reason.NOT_FOUND, f"there is no response {response_id}")
+def response_not_found(response_id: str, *, before: str = "") -> WeftError:
+    """Returns NOT_FOUND for a response that is unknown or another tenant's; `before`: the one that continues it."""
+    why = f": it was deleted or has expired, and {before} continues it" if before else ""
+    return WeftError(Reason.NOT_FOUND, f"there is no response {response_id}{why}")

@@ -16,8 +16,7 @@ from pathlib import Path
 from random import getrandbits
 from typing import Any, Literal, TextIO, cast
 
-import msgspec
-
+from weft.kernel.json_lines import encode_json
 from weft.kernel.log_threshold import LogThreshold, structlog
 
 TRACEPARENT = "traceparent"
@@ -151,7 +150,7 @@ def _json_line(logger: Any, method: str, event: structlog.typing.EventDict) -> s
         event = dict(_TRACEBACKS(logger, method, event))
     if _PLAIN.issuperset(map(type, event.values())):
         with suppress(UnicodeEncodeError, OverflowError):
-            return _encode(event).decode()
+            return encode_json(event).decode()
     return str(_RENDERER(logger, method, event))
 
 
@@ -159,7 +158,6 @@ _ERROR = "error"
 _PLAIN = frozenset({str, int, float, bool, type(None)})
 _TRACEBACKS = structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False))
 _RENDERER = structlog.processors.JSONRenderer()
-_encode = msgspec.json.Encoder().encode
 
 
 def valid_traceparent(header: str | None) -> str | None:

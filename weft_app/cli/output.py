@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from unicodedata import category
 
+from weft.kernel.json_lines import escaped
 from weft.kernel.units import size_words, time_words, wait_words
 from weft_app.cli.options import note
 
@@ -342,7 +343,8 @@ def json_text(document: Any) -> str:
 
 def json_line(document: Any) -> str:
     """Returns a document as one line of JSON."""
-    return json.dumps(document, ensure_ascii=False) + "\n"
+    line = json.dumps(document, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    return escaped(line).decode("utf-8", "surrogatepass") + "\n"
 
 
 def print_table(rows: Iterable[Any], columns: Sequence[Column]) -> None:

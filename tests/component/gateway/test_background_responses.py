@@ -160,6 +160,18 @@ async def test_input_items_are_readable_before_and_after_the_end() -> None:
     assert before == after
 
 
+async def test_continued_chain_with_a_deleted_link_is_refused_with_its_name() -> None:
+    async with stage(ScriptedTasks(), MemoryResponses()) as gateway:
+        first = await gateway.sdk.responses.create(model="chat", input="one")
+        later = await gateway.sdk.responses.create(model="chat", input="two", previous_response_id=first.id)
+        await gateway.sdk.responses.delete(first.id)
+        kept = await gateway.sdk.responses.retrieve(later.id)
+        refused = await gateway.request("POST", PATH, asking(input="three", previous_response_id=later.id))
+    assert kept.id == later.id
+    assert refused.refusal[::2] == (404, "previous_response_id")
+    assert f"there is no response {first.id}" in refused.error["message"]
+
+
 async def test_completed_response_can_be_continued_even_if_its_end_was_never_read() -> None:
     tasks, store = ScriptedTasks(), MemoryResponses()
     async with stage(tasks, store) as gateway:

@@ -111,6 +111,15 @@ async def test_json_with_a_charset_or_suffix_is_accepted() -> None:
             assert response.status == 200
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/api/chat", "/api/v1/resources:apply"])
+async def test_body_may_begin_with_a_byte_order_mark(path: str) -> None:
+    async with serving() as gateway:
+        marked = await gateway.request("POST", path, b"\xef\xbb\xbf{}")
+        plain = await gateway.request("POST", path, b"{}")
+    assert (marked.status, marked.json | {"request_id": ""}) == (plain.status, plain.json | {"request_id": ""})
+    assert marked.status != 200
+
+
 async def test_upgrade_is_answered_without_advice_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     socket = {"Host": "localhost", "Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
     async with serving(ScriptedDispatcher()) as gateway:

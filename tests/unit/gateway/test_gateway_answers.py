@@ -264,3 +264,11 @@ def test_stream_without_joined_text_support_would_merge_them() -> None:
     assert not StreamEncoder.reads_joined_texts
     joined, single = (chat_stream().encode([piece("a"), *events]) for events in ([piece("ab😀")], apart([JOINED])))
     assert joined != single
+
+
+@pytest.mark.parametrize("stream", STREAMS.values(), ids=STREAMS.keys())
+def test_line_separators_of_a_model_break_no_line_of_a_stream(stream: Callable[[], StreamEncoder]) -> None:
+    events = [started("tiny"), piece("a\u2028b"), piece("c\u2029d\x85e"), stopped(), stopped(index=1), finished()]
+    encoded = stream().encode(events)
+    assert encoded.decode().splitlines() == [line.decode() for line in encoded.split(b"\n")][: encoded.count(b"\n")]
+    assert rb"a\u2028b" in encoded

@@ -1,6 +1,7 @@
 """Which Host and Origin headers are admitted: web pages that may call, and those that may change resources."""
 
 from dataclasses import replace
+from socket import gethostname
 
 import pytest
 
@@ -139,6 +140,25 @@ def test_page_without_an_origin_may_do_nothing_else(method: str, path: str) -> N
 def test_page_of_another_origin_may_not_load_the_files_of_the_page() -> None:
     with pytest.raises(WeftError):
         validate_head(scope_of(("host", OWN_HOST), ("origin", "https://evil.example"), path=PAGE_FILE), NONE)
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["host.docker.internal:8080", "host.containers.internal", "host.lima.internal", "app.localhost", gethostname()],
+)
+def test_container_and_own_name_reach_the_gateway(host: str) -> None:
+    validate_head(scope_of(("host", host)), NONE)
+
+
+@pytest.mark.parametrize("host", ["internal", "evilinternal", "host.internal.evil.example", "stranger.local"])
+def test_name_that_a_stranger_can_have_is_refused(host: str) -> None:
+    with pytest.raises(WeftError, match="allowed_hosts"):
+        validate_head(scope_of(("host", host)), NONE)
+
+
+def test_page_under_a_reserved_name_is_still_foreign() -> None:
+    with pytest.raises(WeftError, match="allowed_origins"):
+        validate_head(scope_of(("host", "app.internal:8080"), ("origin", "http://app.internal:8080")), BY_DEFAULT)
 
 
 FOREIGN = [

@@ -51,6 +51,29 @@ def test_failure_finish_reason_is_a_backend_error_with_that_word(word: str) -> N
     expect_failure(_fault((0, "a", None), (0, "", word)), Reason.BACKEND_ERROR, repr(word))
 
 
+@pytest.mark.parametrize(
+    ("word", "finish"),
+    [
+        ("max-tokens", Finish.LENGTH),
+        ("maxTokens", Finish.LENGTH),
+        ("FinishReason.MAX_TOKENS", Finish.LENGTH),
+        ("context_window_full", Finish.LENGTH),
+        ("ERROR_LIMIT", Finish.LENGTH),
+        ("image_safety", Finish.CONTENT_FILTER),
+        ("content-filter", Finish.CONTENT_FILTER),
+        ("content_policy_violation", Finish.CONTENT_FILTER),
+    ],
+)
+def test_word_of_an_unknown_service_is_read_by_its_stem(word: str, finish: Finish) -> None:
+    state = _answer((0, "a", None), (0, "", word))
+    assert (state.ends, state.doubts) == ({0: finish}, {})
+
+
+@pytest.mark.parametrize("word", ["upstream_error", "request-timed-out", "rate_limit_exceeded"])
+def test_word_of_an_unknown_failure_is_a_backend_error(word: str) -> None:
+    expect_failure(_fault((0, "a", None), (0, "", word)), Reason.BACKEND_ERROR, repr(word))
+
+
 @pytest.mark.parametrize("word", ["done", "STOP!", "\ud800", "x" * 10_000])
 def test_unknown_finish_reason_marks_the_end_as_uncertain(word: str) -> None:
     state = _answer((0, "a", word), (0, "b", None))
