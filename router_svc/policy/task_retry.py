@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import LASTING, WeftError
 from weft.kernel.reasons import Reason
 
 FIRST_OFFER_PAUSE_SECONDS = 1.0
@@ -115,7 +115,7 @@ def after_failed_attempt(
     repeatedly until the mesh has noticed.
     """
     reason, message = error.reason, error.message
-    if reason in _FINAL:
+    if is_lasting(error):
         return GivesUp(reason, message)
     is_free = reason in _NOT_ITS_FAULT or (reason in _LOST and not was_taken)
     if is_free and attempt <= MAX_FRUITLESS_ATTEMPTS:
@@ -126,6 +126,15 @@ def after_failed_attempt(
         noun = "attempt" if failures == 1 else "attempts"
         return GivesUp(reason, f"after {failures} {noun}: {message}")
     return TryAgain(doubled(first_pause_seconds, failures, max_seconds))
+
+
+def is_lasting(error: WeftError) -> bool:
+    """Return whether another attempt would fail in the same way.
+
+    The reason decides, and for an engine's failure what its runner says about it: an HTML page in place of JSON, a
+    refused key and a wrong URL repeat, while a closed stream may not.
+    """
+    return error.reason in _FINAL or error.metadata.get(LASTING) == "true"
 
 
 def after_refused_offer(error: WeftError, refusals: int) -> OfferAgain | GivesUp:

@@ -5,6 +5,7 @@ from contextlib import suppress
 
 from runner_svc.engine_http.answer import Answer
 from runner_svc.engine_http.faults import BadHeadError, HttpFaultError, Unconnected, UnconnectedError
+from runner_svc.openai_upstream.errors import REPEATS
 from weft.kernel.clock import within
 from weft.kernel.content_coding import CODINGS
 from weft.kernel.errors import WeftError
@@ -46,7 +47,9 @@ def require_content_type(answer: Answer, expected: str) -> None:
     """Raises BACKEND_PROTOCOL_ERROR if the response has another media type."""
     if answer.content_type != expected:
         raise WeftError(
-            Reason.BACKEND_PROTOCOL_ERROR, f"the engine answered with {shown(answer.content_type)}, not {expected}"
+            Reason.BACKEND_PROTOCOL_ERROR,
+            f"the engine answered with {shown(answer.content_type)}, not {expected}",
+            metadata=REPEATS,
         )
 
 
@@ -59,7 +62,7 @@ def require_plain(answer: Answer) -> None:
     """Raises BACKEND_PROTOCOL_ERROR if the body has an encoding that is not decoded."""
     if (encoding := content_encoding(answer)) is not None:
         message = f"the engine answered with Content-Encoding {shown(encoding)}, which was not requested"
-        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, message)
+        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, message, metadata=REPEATS)
 
 
 def shown(header: str) -> str:

@@ -11,18 +11,20 @@ from types import MappingProxyType
 
 import msgspec
 
-from runner_svc.policy.engine_failures import refuses_content, refuses_length, without_tracebacks
+from runner_svc.policy.engine_failures import last_words, refuses_content, refuses_length, without_tracebacks
 from weft.kernel.decoding import DECODE_FAULTS
-from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.errors import LASTING, WeftError, invalid_field
 from weft.kernel.reasons import Reason
 
 JSON_FAULTS = DECODE_FAULTS
+REPEATS = MappingProxyType({LASTING: "true"})
+"""Metadata of errors that another attempt would get too."""
 
 
 def malformed(what: str, error: Exception) -> WeftError:
     """Returns the error for unreadable JSON; its message starts with `what`."""
     why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-    return WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"{what} {why}")
+    return WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"{what} {why}", metadata=REPEATS)
 
 
 MAX_ERROR_CHARS = 500
@@ -114,7 +116,7 @@ def refusal(status: int, body: bytes, headers: Mapping[str, str]) -> WeftError:
     if status in BUSY:
         return WeftError(Reason.BACKEND_NOT_READY, text, retry_after_seconds=retry_after_seconds(headers))
     if status in _REFUSED_KEY:
-        return WeftError(Reason.BACKEND_ERROR, text)
+        return _operators_fault(text)
     return _verdict(said, text, is_refusal=400 <= status < 500)
 
 
@@ -138,7 +140,7 @@ def stated_error(error: ErrorBody | str, *, has_begun: bool) -> WeftError:
     if isinstance(error, ErrorBody) and (own := own_error(error.type or "", message)) is not None:
         return own
     if has_begun:
-        return WeftError(Reason.BACKEND_ERROR, text)
+        return _failure(said, text)
     if isinstance(error, str):
         return _verdict(said, text, is_refusal=False)
     if error.type in _TOO_LONG or error.code == CONTEXT_LENGTH_CODE:
@@ -168,7 +170,13 @@ def _verdict(said: str, text: str, *, is_refusal: bool) -> WeftError:
         return WeftError(Reason.CONTEXT_LENGTH_EXCEEDED, _for_callers(said))
     if is_refusal:
         return WeftError(Reason.BACKEND_REJECTED, text)
-    return WeftError(Reason.BACKEND_ERROR, text)
+    return _failure(said, text)
+
+
+def _failure(said: str, text: str) -> WeftError:
+    """Returns the error of a server that failed."""
+    lacks_memory = last_words(said.splitlines()) is not None
+    return WeftError(Reason.OUT_OF_MEMORY if lacks_memory else Reason.BACKEND_ERROR, text)
 
 
 def provider_refusal(status: int, body: bytes, headers: Mapping[str, str]) -> WeftError:
@@ -203,4 +211,4 @@ def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
 
 
 def _operators_fault(message: str) -> WeftError:
-    return WeftError(Reason.BACKEND_ERROR, message)
+    return WeftError(Reason.BACKEND_ERROR, message, metadata=REPEATS)

@@ -15,7 +15,7 @@ from router_svc.policy.task_retry import (
     after_refused_offer,
     doubled,
 )
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import LASTING, WeftError
 from weft.kernel.reasons import Reason, traits
 from weft.kernel.request import Priority
 
@@ -72,6 +72,13 @@ def test_possibly_temporary_failures_are_retried(reason: Reason) -> None:
     # A model's malformed tool call may be sampled well the next time; it is the caller who decides that.
     if traits(reason).retryable and reason is not Reason.TOOL_CALL_INVALID:
         assert isinstance(failed(reason), TryAgain)
+
+
+@pytest.mark.parametrize("reason", [Reason.BACKEND_PROTOCOL_ERROR, Reason.BACKEND_ERROR])
+def test_bug_html_page_or_refused_key_was_tried_five_times(reason: Reason) -> None:
+    error = WeftError(reason, "the engine answered with 'text/html'", metadata={LASTING: "true"})
+    verdict = after_failed_attempt(error, 1, 0, 5, was_taken=True, first_pause_seconds=1.0, max_seconds=60.0)
+    assert verdict == GivesUp(reason, "the engine answered with 'text/html'")
 
 
 def test_backoff_doubles_up_to_its_bound() -> None:

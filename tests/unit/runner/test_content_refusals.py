@@ -1,17 +1,30 @@
 """Errors of engines about the content of a request, with their messages and statuses."""
 
 import json
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from kit.presence import present
 
-from runner_svc.openai_upstream.errors import MAX_ERROR_CHARS, provider_refusal, refusal, stated_answer
+from runner_svc.openai_upstream.answers import require_content_type
+from runner_svc.openai_upstream.errors import (
+    MAX_ERROR_CHARS,
+    ErrorBody,
+    malformed,
+    provider_refusal,
+    refusal,
+    stated_answer,
+    stated_error,
+)
 from runner_svc.openai_upstream.stream import StreamReader
 from runner_svc.policy.engine_failures import without_tracebacks
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import LASTING, WeftError
 from weft.kernel.failures import FailureKind, classify
 from weft.kernel.reasons import Reason
+
+if TYPE_CHECKING:
+    from runner_svc.engine_http.answer import Answer
 
 LLAMA_IMAGE = "image input is not supported - hint: if this is unexpected, you may need to provide the mmproj"
 REFUSALS = [
@@ -48,7 +61,6 @@ FAILURES = [
     (500, {"error": {"message": "CUDA error: an illegal memory access was encountered"}}),
     (500, {"error": {"message": "llama runner process has terminated: exit status 2"}}),
     (500, {"error": "model runner has unexpectedly stopped"}),
-    (500, {"error": {"message": "CUDA out of memory while encoding: image input is not supported at this size"}}),
     (500, {}),
     (502, "<html><title>Bad Gateway</title></html>"),
     (500, "Internal Server Error"),
@@ -216,3 +228,31 @@ def test_each_chained_exception_and_surrounding_lines_are_kept() -> None:
 def test_logger_prefix_of_each_line_is_removed() -> None:
     lines = [f"(Core pid=7) ERROR {line}" for line in (*CHAINED_TRACEBACK, "ValueError: no memory")]
     assert without_tracebacks([*lines, "exiting"]) == ["ValueError: no memory", "exiting"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "CUDA error: out of memory",
+        "CUDA out of memory while encoding: image input is not supported at this size",
+        "torch.OutOfMemoryError: tried to allocate 2.00 GiB",
+    ],
+)
+def test_bug_engine_that_says_it_is_out_of_memory_is_reported_so(said: str) -> None:
+    body = json.dumps({"error": {"code": 500, "message": said, "type": "server_error"}}).encode()
+    assert refusal(500, body, {}).reason is Reason.OUT_OF_MEMORY
+    assert stated_error(ErrorBody(message=said), has_begun=True).reason is Reason.OUT_OF_MEMORY
+
+
+@pytest.mark.parametrize("status", [401, 402, 403, 404, 405])
+def test_refused_key_and_wrong_address_of_a_provider_are_lasting(status: int) -> None:
+    assert provider_refusal(status, b"no", {}).metadata == {LASTING: "true"}
+
+
+def test_answer_of_another_format_is_lasting_and_an_overload_is_not() -> None:
+    with pytest.raises(WeftError) as raised:
+        require_content_type(cast("Answer", SimpleNamespace(content_type="text/html")), "text/event-stream")
+    assert raised.value.metadata == {LASTING: "true"}
+    assert malformed("the engine sent", ValueError("<html>")).metadata == {LASTING: "true"}
+    for status in (500, 502, 503, 429):
+        assert LASTING not in refusal(status, b"<html>Bad Gateway</html>", {}).metadata
