@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import pytest
 from chat_steps import asked, behave, until_idle
@@ -12,7 +13,7 @@ from pages import accessibility_faults, expect, finished, opened, picture
 from weft_testing.media_files import png
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Route
 
 pytestmark = [pytest.mark.workbench, pytest.mark.timeout(180)]
 
@@ -110,6 +111,41 @@ def test_tokens_are_counted_and_what_does_not_fit_is_reported_before_sending(pag
     expect(fits).to_be_empty()
     page.get_by_role("textbox", name="Message").fill("word " * 3000)
     expect(fits).to_contain_text("The message does not fit pool")
+
+
+def test_tokens_are_counted_again_for_another_model_and_system_prompt(page: "Page", mesh: MeshProcess) -> None:
+    """The count was that of the model chosen before."""
+    opened(page, mesh, "chat?model=pool", "Chat")
+    given(page, "small.txt", b"one two three")
+    fits = page.locator(".fits")
+    expect(fits).to_contain_text("pool: ")
+    page.get_by_role("combobox", name="Model").click()
+    page.get_by_role("option", name="other").click()
+    expect(fits).to_contain_text("other: ")
+    before = fits.text_content() or ""
+    page.get_by_role("button", name="Options").click()
+    page.get_by_role("textbox", name="System prompt").fill("word " * 40)
+    expect(fits).to_contain_text("small.txt: 3")
+    expect(fits).not_to_have_text(before)
+
+
+def test_model_that_counts_no_tokens_is_not_asked_for_them(page: "Page", mesh: MeshProcess) -> None:
+    """Each attached file was a failed request of the tenant."""
+
+    def without_tokenize(route: "Route") -> None:
+        answer = route.fetch()
+        found = answer.json()
+        for each in found["data"]:
+            each["meta"]["operations"].remove("tokenize")
+        route.fulfill(response=answer, json=found)
+
+    asked_for: list[str] = []
+    page.on("request", lambda request: asked_for.append(urlsplit(request.url).path))
+    page.route("**/v1/models", without_tokenize)
+    opened(page, mesh, "chat?model=pool", "Chat")
+    given(page, "small.txt", b"one two three")
+    asked(page, "What?").get_by_text("I see.").wait_for()
+    assert "/v1/tokenize" not in asked_for
 
 
 def test_file_that_is_no_text_is_refused(page: "Page", mesh: MeshProcess) -> None:

@@ -194,3 +194,23 @@ def test_real_model_streams_and_stop_frees_its_slot(page: "Page", tmp_path: Path
         answer = asked(page, "Say hello.")
         expect(answer.locator(".receipt")).to_contain_text("completed", timeout=60_000)
         picture(page, "chat-real")
+
+
+@pytest.mark.parametrize("count", [1, 12])
+def test_first_screen_of_a_new_browser_names_its_model_and_its_prompts_are_answered(
+    page: "Page", tmp_path: Path, count: int
+) -> None:
+    """The first screen was drawn before the model was chosen, and never again: its prompts could not be clicked."""
+    runner = fake_runner("a")
+    runner["models"] = [{**runner["models"][0], "name": f"m-{at:02}", "pool": f"pool-{at:02}"} for at in range(count)]
+    with running_mesh(tmp_path / "home", "--config", str(write_config(tmp_path, runner))) as mesh:
+        opened(page, mesh, "", "Overview")
+        page.get_by_role("navigation", name="Pages").get_by_role("link", name="Chat").click()
+        page.get_by_role("heading", name=re.compile(r"pool-\d+ ready")).wait_for()
+        page.goto(f"{mesh.url}/ui/chat")
+        page.get_by_role("heading", name=re.compile(r"pool-\d+ ready")).wait_for()
+        page.get_by_role("group", name="Base URL").get_by_text(f"{mesh.url}/v1").wait_for()
+        for tool in ("Claude Code", "Codex CLI"):
+            expect(page.get_by_role("button", name=tool)).to_be_enabled()
+        page.get_by_role("button", name="Write a haiku about rain.").click()
+        page.get_by_role("article").get_by_text("tok0").wait_for()

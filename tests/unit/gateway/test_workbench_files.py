@@ -100,6 +100,20 @@ def test_programs_of_the_first_screen_are_those_of_weft_launch() -> None:
     assert listed == {name: TOOLS[name].title for name in listed}
 
 
+def test_components_read_the_revision_of_what_is_changed_in_place() -> None:
+    """One that also reads a signal is otherwise drawn again only for the signal: the first screen of Chat was dead."""
+    begins = re.compile(r"^(?:export )?function ([A-Z]\w*)\(\{([^}]*)\}\) \{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
+    seen, missing = 0, []
+    for path in (FOLDER / "app").rglob("*.js"):
+        for name, props, body in begins.findall(path.read_text()):
+            for prop in {"conversation", "answer"} & {each.strip() for each in props.split(",")}:
+                seen += 1
+                if f"revisionOf({prop})" not in body:
+                    missing.append(f"{name} of {path.name}: {prop}")
+    assert seen
+    assert not missing
+
+
 def test_every_page_has_an_icon() -> None:
     pages = re.findall(r'\{ path: "(\w*)"', (FOLDER / "app" / "page_table.js").read_text())
     icons = re.findall(r'^  "?(\w*)"?: "M', (FOLDER / "app" / "parts" / "icons.js").read_text(), re.MULTILINE)

@@ -4,7 +4,7 @@ import { useEffect } from "preact/hooks";
 import { ApiError, events } from "./api.js";
 
 /**
- * Documents of one kind by name. `items` changes in place, at most once per frame; the object around it is new then.
+ * Documents of one kind by name; another object, with other `items`, after each change, at most once per frame.
  * @typedef {{items: Map<string, any>, isComplete: boolean, problem: string}} Collection
  */
 
@@ -177,7 +177,7 @@ class Updates {
       const target = collection(kind);
       // What is known stays until the new snapshot is whole.
       if (!isComplete && target.value.isComplete) target.value = { ...target.value, problem };
-      else target.value = { items: /** @type {Map<string, any>} */ (this.maps.get(kind)), isComplete, problem };
+      else target.value = { items: new Map(this.maps.get(kind)), isComplete, problem };
     }
     this.changed.clear();
   }

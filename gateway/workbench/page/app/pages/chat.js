@@ -102,6 +102,7 @@ function useEscape(stop) {
 
 /** What is done with a whole conversation. @param {{conversation: Conversation}} props */
 function ConversationMenu({ conversation }) {
+  revisionOf(conversation);
   const [asks, setAsks] = useState(/** @type {"" | "rename" | "delete"} */ (""));
   const box = useRef(/** @type {HTMLDetailsElement | null} */ (null));
   const done = (/** @type {() => void} */ action) => () => {
@@ -122,6 +123,7 @@ function ConversationMenu({ conversation }) {
 
 /** @param {{conversation: Conversation, onClose: () => void}} props */
 function Rename({ conversation, onClose }) {
+  revisionOf(conversation);
   const field = useRef(/** @type {HTMLInputElement | null} */ (null));
   const submit = (/** @type {Event} */ event) => {
     event.preventDefault();

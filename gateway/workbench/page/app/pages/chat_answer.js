@@ -51,6 +51,7 @@ export function AnswerView({ answer, at, column, onCode }) {
 
 /** Asks another model for an answer. @param {{answer: Answer, onChoose: (model: string) => void, onClose: () => void}} props */
 function OtherModel({ answer, onChoose, onClose }) {
+  revisionOf(answer);
   const [model, setModel] = useState(answer.model);
   return html`<${Dialog} title="Regenerate with another model" onClose=${onClose}>
     <${ModelPicker} value=${model} label="Other model" onChoose=${setModel} />
@@ -93,6 +94,7 @@ function thinkingOf({ since, seconds: took }, isGrowing) {
 
 /** What an answer waits for. @param {{answer: Answer}} props */
 function Wait({ answer }) {
+  revisionOf(answer);
   if (answer.state === "streaming" && answer.parts.length && !answer.status) return html`<span class="cursor" aria-hidden="true"></span>`;
   return html`<p class="wait faint" role="status">${answer.status || "Waiting for the first token…"}
     ${answer.share !== null && html`<${Progress} value=${answer.share} label="Progress" />`}</p>`;
@@ -122,6 +124,7 @@ function waited(queue, load) {
 /** What the stream itself says of its receipt: for a key that may not see requests, or for an answer of long ago.
  * @param {{answer: Answer}} props */
 function StreamReceipt({ answer }) {
+  revisionOf(answer);
   const { facts, usage } = answer;
   if (!usage) return null;
   const milliseconds = (/** @type {string} */ name) => Number(facts[name] ?? 0) / 1000;
@@ -138,6 +141,7 @@ function StreamReceipt({ answer }) {
 
 /** @param {{answer: Answer}} props */
 function Receipt({ answer }) {
+  revisionOf(answer);
   const found = answer.receipt?.receipt;
   if (!found) return html`<${StreamReceipt} answer=${answer} />`;
   const waits = (answer.receipt.decisions ?? []).filter((/** @type {any} */ decision) => decision.kind !== "placed");

@@ -3,12 +3,13 @@ import { html, useState } from "../parts/html.js";
 import { Code } from "../parts/widgets.js";
 import { Dialog } from "../parts/dialog.js";
 import { caller } from "../session.js";
-import { bodyOf, newId } from "./chat_conversation.js";
+import { bodyOf, newId, revisionOf } from "./chat_conversation.js";
 
 /** @typedef {import("./chat_conversation.js").Conversation} Conversation */
 
 /** @param {{conversation: Conversation, at: number, column: number, onClose: () => void}} props */
 export function CodeDialog({ conversation, at, column, onClose }) {
+  revisionOf(conversation);
   const [kind, setKind] = useState("curl");
   const call = new Call(conversation, at, column);
   return html`<${Dialog} title="Code" isWide onClose=${onClose}>

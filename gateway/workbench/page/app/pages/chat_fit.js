@@ -1,7 +1,7 @@
 // Whether a message fits the context of its models: counted by their tokenizers before it is sent.
 import { html, useEffect, useState } from "../parts/html.js";
 import { post } from "../api.js";
-import { bodyOf, newId } from "./chat_conversation.js";
+import { bodyOf, newId, revisionOf } from "./chat_conversation.js";
 import { models } from "./chat_models.js";
 
 /** @typedef {import("./chat_conversation.js").Conversation} Conversation */
@@ -25,22 +25,28 @@ async function fitOf(conversation, column, signal) {
   const countOf = (/** @type {object} */ body) => post("/v1/tokenize", { model, ...body }, { signal });
   const files = conversation.turns.at(-1)?.attachments.filter((file) => file.kind === "text") ?? [];
   const [whole, ...each] = await Promise.all([countOf({ messages: texts }), ...files.map(({ data }) => countOf({ content: data }))]);
-  const context = whole.max_model_len ?? models.value?.find(({ id }) => id === model)?.contextTokens ?? 0;
+  const context = whole.max_model_len ?? modelOf(model)?.contextTokens ?? 0;
   return { model, tokens: whole.count, context, isPartial, files: files.map(({ name }, number) => [name, each[number].count]) };
 }
 
 /** @param {any[]} content */
 const textsOf = (content) => content.map(({ text }) => text ?? "").join("");
 
+/** @param {string} id */
+const modelOf = (id) => models.value?.find((model) => model.id === id);
+/** Whether a model counts, as far as is known. @param {string} id */
+const counts = (id) => modelOf(id)?.countsTokens ?? false;
 /** Whether a model counts without being loaded for it. @param {string} id */
-const isLoaded = (id) => (models.value?.find((model) => model.id === id)?.status ?? "active") === "active";
+const isLoaded = (id) => modelOf(id)?.status === "active";
 
 /** What a message takes of the context of each model, once it has files or is long; nothing where a model does not count.
  * @param {{conversation: Conversation, text: string, files: Attachment[]}} props */
 export function Fits({ conversation, text, files }) {
+  revisionOf(conversation);
   const [fits, setFits] = useState(/** @type {Fit[]} */ ([]));
   const isCounted = files.length > 0 || text.length >= MIN_CHARS;
-  const asleep = conversation.models.filter((model) => !isLoaded(model));
+  const counting = conversation.models.filter(counts);
+  const asleep = counting.filter((model) => !isLoaded(model));
   useEffect(() => {
     setFits([]);
     if (!isCounted) return undefined;
@@ -48,7 +54,7 @@ export function Fits({ conversation, text, files }) {
     const turns = [...conversation.turns, { id: newId("turn-"), text, attachments: files, answers: [] }];
     const count = async () => {
       const counted = await Promise.allSettled(
-        conversation.models.flatMap((model, column) => (isLoaded(model) ? [fitOf({ ...conversation, turns }, column, abort.signal)] : [])),
+        conversation.models.flatMap((model, column) => (counts(model) && isLoaded(model) ? [fitOf({ ...conversation, turns }, column, abort.signal)] : [])),
       );
       if (!abort.signal.aborted) setFits(counted.flatMap((each) => (each.status === "fulfilled" && each.value.context ? [each.value] : [])));
     };
@@ -57,7 +63,7 @@ export function Fits({ conversation, text, files }) {
       clearTimeout(timer);
       abort.abort();
     };
-  }, [isCounted && text, files, conversation.models, conversation.turns.length, asleep.join(" ")]);
+  }, [isCounted && text, files, conversation.models, conversation.turns.length, conversation.options.system, counting.join(" "), asleep.join(" ")]);
   return html`<div class="fits" role="status">${fits.map((fit) => html`<${FitLine} key=${fit.model} fit=${fit} />`)}
     ${isCounted && asleep.map((model) => html`<p key=${model} class="faint"><bdi>${model}</bdi> is not loaded, so its tokens are not counted.</p>`)}</div>`;
 }

@@ -9,7 +9,7 @@ import { State } from "../parts/widgets.js";
 /**
  * @typedef {{
  *   id: string, kind: string, status: string, contextTokens: number, skills: string[] | null, isRemote: boolean, about: string,
- *   targets: string[],
+ *   targets: string[], countsTokens: boolean,
  * }} Model
  * `skills`: null where they are not known. `targets`: the names that an alias or a route leads to. `about`: what it stands for, or its description.
  */
@@ -36,7 +36,7 @@ function modelOf({ id, meta }) {
   const stands = meta.agent ? meta.model : targets.join(", ");
   const about = [stands && `for ${stands}`, meta.description].filter(Boolean).join(": ");
   return {
-    id, kind, about, targets, status: meta.status, contextTokens: meta.context_tokens, skills: meta.skills ?? null, isRemote: Boolean(meta.remote),
+    id, kind, about, targets, countsTokens: meta.operations.includes("tokenize"), status: meta.status, contextTokens: meta.context_tokens, skills: meta.skills ?? null, isRemote: Boolean(meta.remote),
   };
 }
 

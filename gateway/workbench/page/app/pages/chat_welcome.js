@@ -5,6 +5,7 @@ import { address } from "../navigation.js";
 import { command } from "../parts/commands.js";
 import { Logo } from "../parts/icons.js";
 import { Code, State } from "../parts/widgets.js";
+import { revisionOf } from "./chat_conversation.js";
 import { models } from "./chat_models.js";
 import { send } from "./chat_state.js";
 
@@ -14,6 +15,7 @@ const TOOLS = { claude: "Claude Code", codex: "Codex CLI", opencode: "opencode",
 
 /** @param {{conversation: import("./chat_conversation.js").Conversation}} props */
 export function Welcome({ conversation }) {
+  revisionOf(conversation);
   const [tool, setTool] = useState("");
   const name = conversation.models[0];
   const model = models.value?.find((each) => each.id === name);

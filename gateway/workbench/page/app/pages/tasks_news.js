@@ -26,7 +26,7 @@ export function useTaskNews(refresh, isFollowed = false) {
   };
   useEffect(() => {
     const before = known.current;
-    if (live.isComplete) known.current = new Map(live.items);
+    if (live.isComplete) known.current = live.items;
     const isOther = before && (before.size !== live.items.size || [...live.items].some(([name, task]) => before.get(name) !== task));
     if (isOther) plan(PAUSE_MILLISECONDS);
   }, [live]);
