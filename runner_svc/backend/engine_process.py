@@ -16,6 +16,7 @@ from typing_extensions import override
 from runner_svc.backend.port import Backend, CallInfo, ExitReport
 from runner_svc.policy.engine_failures import (
     LAST_LINES,
+    MemoryKill,
     explain_foreign_build,
     explain_out_of_memory,
     without_tracebacks,
@@ -188,10 +189,12 @@ class ProcessBackend(Backend):
         return LoadSample(asyncio.get_running_loop().time(), self.log.total_bytes, cpu_seconds)
 
     def _report(self, how: str) -> ExitReport:
-        killed_for_memory = self._process.oom_killed() is True
-        why = explain_out_of_memory(how, list(self._last_lines), killed_for_memory=killed_for_memory)
+        kill = self._process.memory_kill()
+        why = explain_out_of_memory(how, list(self._last_lines), kill=kill)
         if why is not None:
-            limit = "" if self._limit_bytes is None else f" (host_memory_mb: {self._limit_bytes // MEBIBYTE:,})"
+            limit = ""
+            if self._limit_bytes is not None and kill in (None, MemoryKill.OWN_LIMIT):
+                limit = f" (host_memory_mb: {self._limit_bytes // MEBIBYTE:,})"
             return ExitReport(reason=Reason.OUT_OF_MEMORY, how=f"{why}{limit}", exit=how)
         foreign = explain_foreign_build(how, self._argv, has_answered=self._has_answered)
         return ExitReport(reason=Reason.SERVER_DIED, how=foreign or how, exit=how)

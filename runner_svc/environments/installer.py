@@ -42,6 +42,7 @@ from weft import __version__
 from weft.api.runner.v1 import environment_pb2 as pb
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
+from weft.kernel.machine_limits import usable_processors
 from weft.kernel.reasons import Reason
 from weft.kernel.service import stop_tasks
 from weft.kernel.timestamps import stamp_of
@@ -94,7 +95,7 @@ class InstallOrder:
     variant: Variant
     interpreter: Interpreter
     seconds: float = DEFAULT_SECONDS
-    jobs: int = field(default_factory=lambda: os.cpu_count() or 1)
+    jobs: int = field(default_factory=usable_processors)
     """Number of compilers that run concurrently, if a program is built."""
     options: tuple[str, ...] = ()
     """Further options of CMake, such as the architectures of cards."""

@@ -1,7 +1,6 @@
 """The accelerator memory of a model: its lease, its use, and the forecast of loads."""
 
 import asyncio
-import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -25,6 +24,7 @@ from weft.api.registry.v1.lease_service_pb2 import AcquireLeaseRequest, LeaseUse
 from weft.gpu.snapshot import ProcessId
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
+from weft.kernel.machine_limits import usable_processors
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 from weft.kernel.units import size_words
@@ -135,7 +135,7 @@ class ModelMemory(MemoryUser):
         """Returns an engine's host memory limit, from the estimate with every layer counted."""
         whole = replace(plan, parameters={**plan.parameters, "gpu_layers": ALL_LAYERS})
         expected = await self._forecast.expect(whole)
-        return host_memory_limit(expected, engine_memory_bytes(), os.cpu_count() or 1)
+        return host_memory_limit(expected, engine_memory_bytes(), usable_processors())
 
     async def _acquire(self, wanted: AcquireLeaseRequest, on_waiting: OnWaiting) -> Lease | None:
         try:

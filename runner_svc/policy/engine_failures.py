@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from enum import Enum
 from itertools import pairwise
 from pathlib import PurePath
 
@@ -69,14 +70,30 @@ def without_tracebacks(lines: Sequence[str], *, is_output: bool = True) -> list[
     return kept
 
 
-def explain_out_of_memory(how: str, lines: Sequence[str], *, killed_for_memory: bool) -> str | None:
+class MemoryKill(Enum):
+    """The memory that had run out when the kernel killed an engine. A value is the end of a sentence, and advice."""
+
+    OWN_LIMIT = ("its memory limit was reached", ADVICE)
+    SHARED_LIMIT = (
+        "the memory limit of the container or service around weft was reached",
+        f"raise that limit, or use less: {ADVICE}",
+    )
+    MACHINE = (
+        "the whole machine ran out of memory",
+        "stop other programs or unload other models; a limit of this model does not help",
+    )
+    UNKNOWN = ("the machine, or a memory limit around weft, ran out of memory", ADVICE)
+
+
+def explain_out_of_memory(how: str, lines: Sequence[str], *, kill: MemoryKill | None) -> str | None:
     """Explains an exit by lack of memory, with advice; None: another cause.
 
-    `killed_for_memory`: the kernel killed one of its processes at a memory limit. If it was killed for another reason,
-    its output is not considered.
+    `kill`: the memory for which the kernel killed one of its processes. If it was killed for another reason, its output
+    is not considered.
     """
-    if killed_for_memory:
-        return f"{how}: the kernel killed it because its memory limit was reached; {ADVICE}"
+    if kill is not None:
+        cause, advice = kill.value
+        return f"{how}: the kernel killed it because {cause}; {advice}"
     words = None if _KILLED in how else last_words(lines)
     return None if words is None else f"{how}: it ran out of memory ({words.strip()}); {ADVICE}"
 

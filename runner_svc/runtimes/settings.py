@@ -4,7 +4,6 @@ Each runtime declares a frozen dataclass in `runtimes/<name>/runtime.py` that ex
 runner selects a member of their union: a setting of another runtime is rejected by name.
 """
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing_extensions import override
 
 from runner_svc.policy.repository_files import ModelForm
 from weft.kernel.errors import FieldError
+from weft.kernel.machine_limits import usable_processors
 from weft.kernel.model_source import MAX_SOURCE_CHARS, parse_source
 from weft.kernel.request import JournalWord, Operation, OperationName
 from weft.kernel.settings import (
@@ -522,9 +522,8 @@ class UpstreamSettings(ModelSettings):
 
 
 def default_threads() -> int:
-    """Returns the number of cores minus one: on all cores of a shared machine llama.cpp is far slower (measured)."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2
-    return max(1, cores - 1)
+    """Returns the usable processors minus one: on all of a shared machine llama.cpp is far slower (measured)."""
+    return max(1, usable_processors() - 1)
 
 
 def settings_fields(settings: type[ModelSettings]) -> frozenset[str]:

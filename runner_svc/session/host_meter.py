@@ -7,6 +7,7 @@ import psutil
 from runner_svc.policy.memory_estimate import MEBIBYTE
 from weft.api.registry.v1 import runner_pb2
 from weft.kernel.clock import Clock
+from weft.kernel.machine_limits import busy_seconds, usable_memory, usable_processors
 
 SAMPLE_SECONDS = 10.0
 CPU_STEP = 0.05
@@ -21,27 +22,33 @@ class HostMeter:
         self._clock = clock
         self._sampled_at = -math.inf
         self._use = runner_pb2.HostUse()
-        self._busy, self._whole = _processor_seconds()
+        self._busy, self._whole = self._processor_seconds()
 
     def use(self) -> runner_pb2.HostUse:
         """Returns the use of the host as last sampled."""
         now = self._clock.monotonic()
         if now - self._sampled_at >= SAMPLE_SECONDS:
             self._sampled_at = now
-            (busy, whole), memory = _processor_seconds(), psutil.virtual_memory()
+            (busy, whole), memory = self._processor_seconds(), usable_memory()
             share = (busy - self._busy) / (whole - self._whole) if whole > self._whole else 0.0
             self._busy, self._whole = busy, whole
-            used = round((memory.total - memory.available) / MEMORY_STEP_BYTES) * MEMORY_STEP_BYTES
+            used = round((memory.total_bytes - memory.available_bytes) / MEMORY_STEP_BYTES) * MEMORY_STEP_BYTES
             self._use = runner_pb2.HostUse(
-                cpu_count=psutil.cpu_count() or 0,
+                cpu_count=usable_processors(),
                 cpu_utilization=max(0.0, min(1.0, round(round(share / CPU_STEP) * CPU_STEP, 2))),
-                memory_total_bytes=memory.total,
-                memory_used_bytes=min(memory.total, used),
+                memory_total_bytes=memory.total_bytes,
+                memory_used_bytes=min(memory.total_bytes, used),
             )
         return self._use
 
+    def _processor_seconds(self) -> tuple[float, float]:
+        """Returns the seconds that the usable processors were busy, and all their seconds, since some start."""
+        if (used := busy_seconds()) is not None:
+            return used, self._clock.monotonic() * usable_processors()
+        return _machine_seconds()
 
-def _processor_seconds() -> tuple[float, float]:
+
+def _machine_seconds() -> tuple[float, float]:
     """Returns the seconds that all processors were busy, and all seconds, since the host started."""
     times = psutil.cpu_times()
     # The time of virtual machines is a part of the user time on Linux.

@@ -8,13 +8,22 @@ theirs read-only.
 
 import os
 import signal
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from runner_svc.policy.engine_failures import MemoryKill
+from weft.kernel.cgroups import (
+    MEMBERSHIP,
+    MOUNT_TABLE,
+    limiting_cgroups,
+    own_cgroup,
+    read_count,
+    read_number,
+    read_text,
+)
+
 PREFIX = "weft-"
-MOUNT_TABLE = Path("/proc/self/mountinfo")
-MEMBERSHIP = Path("/proc/self/cgroup")
+MACHINE_COUNTER = Path("/proc/vmstat")
 
 
 class CgroupLeaf:
@@ -25,7 +34,7 @@ class CgroupLeaf:
 
     def members(self) -> set[int]:
         """Returns the ids of its processes; empty if it was removed."""
-        return {int(line) for line in _read(self.path / "cgroup.procs").split()}
+        return {int(line) for line in read_text(self.path / "cgroup.procs").split()}
 
     def kill(self) -> None:
         """Sends SIGKILL to every member, including those that are being forked."""
@@ -40,7 +49,7 @@ class CgroupLeaf:
 
     def oom_kills(self) -> int | None:
         """Returns the number of members that the kernel's OOM killer ended; None without the memory controller."""
-        return _count(self.path / "memory.events")
+        return read_count(self.path / "memory.events", "oom_kill")
 
     def remove(self) -> bool:
         """Removes it and the cgroups below it. Returns whether it is gone; it stays while a member is alive."""
@@ -67,86 +76,57 @@ def make_leaf(name: str, *, membership: Path = MEMBERSHIP, mount_table: Path = M
     return None
 
 
-def own_cgroup(*, membership: Path = MEMBERSHIP, mount_table: Path = MOUNT_TABLE) -> Path | None:
-    """Returns the folder of the own cgroup v2; None: none is mounted, or it is outside the visible hierarchy."""
-    own = next((line[3:] for line in _read(membership).splitlines() if line.startswith("0::")), None)
-    if own is None or own.startswith("/.."):
-        return None
-    for root, mounted_at in _mounts(mount_table, "cgroup2"):
-        if _below(own, root):
-            folder = Path(mounted_at) / own.removeprefix(root).strip("/")
-            if str(os.getpid()) in _read(folder / "cgroup.procs").split():
-                return folder
-    return None
-
-
 class OutOfMemoryCount:
-    """The kernel's count of out-of-memory kills in the smallest readable scope around an engine.
+    """The kernel's counts of out-of-memory kills in the smallest readable scope around an engine.
 
-    That is its own leaf, else the memory cgroup that it shares with the runner (v2 or v1), else the whole machine.
+    That is its own leaf, else the memory cgroup that it shares with the runner (v2 or v1), else the whole machine. The
+    count of a cgroup includes kills because the whole machine ran out of memory, so the counts of reached limits, of
+    the cgroup and of its ancestors, tell both apart.
     """
 
-    def __init__(self, leaf: CgroupLeaf | None) -> None:
-        self._leaf = leaf if leaf is not None and leaf.oom_kills() is not None else None
-        self._shared = None if self._leaf else _shared_counter()
-        self._before = self._read_count()
+    def __init__(self, leaf: CgroupLeaf | None, cgroups: tuple[Path, ...] | None = None) -> None:
+        """`cgroups`: those around this process whose memory limits apply, innermost first; None: detected."""
+        around = limiting_cgroups("memory") if cgroups is None else cgroups
+        self._leaf = leaf.path if leaf is not None and leaf.oom_kills() is not None else None
+        self._around = around if self._leaf is None else tuple(each for each in around if each in self._leaf.parents)
+        self._before = self._kills()
+        self._limits_before = self._limits()
 
-    def rose_for(self, killed_by: int | None) -> bool | None:
-        """Whether the count explains the end of an engine by signal `killed_by` (None: no signal); None: unknown.
+    def kill(self, killed_by: int | None) -> MemoryKill | None:
+        """Returns which memory ran out, if that explains an end by signal `killed_by` (None: no signal); else None.
 
         The kernel kills with SIGKILL. With a shared count, a manual SIGKILL is misinterpreted only if another process
         of the same cgroup ran out of memory in this engine's lifetime.
         """
         if killed_by != signal.SIGKILL:
-            return False
-        count = self._read_count()
-        return None if count is None or self._before is None else count > self._before
+            return None
+        kills, before = self._kills(), self._before
+        if kills is None or before is None or kills <= before:
+            return None
+        reached = [now > earlier for now, earlier in zip(self._limits(), self._limits_before, strict=True)]
+        if self._leaf is not None and reached.pop(0):
+            return MemoryKill.OWN_LIMIT
+        if any(reached):
+            return MemoryKill.SHARED_LIMIT
+        return MemoryKill.MACHINE if self._leaf is not None or self._around else MemoryKill.UNKNOWN
 
-    def _read_count(self) -> int | None:
-        if self._leaf is not None:
-            return self._leaf.oom_kills()
-        return None if self._shared is None else _count(self._shared)
+    def _kills(self) -> int | None:
+        for folder in (self._leaf,) if self._leaf is not None else self._around[:1]:
+            for file in ("memory.events", "memory.oom_control"):
+                if (found := read_count(folder / file, "oom_kill")) is not None:
+                    return found
+        return None if self._leaf is not None else read_count(MACHINE_COUNTER, "oom_kill")
 
-
-def _shared_counter() -> Path | None:
-    candidates = []
-    own = own_cgroup()
-    if own is not None:
-        candidates.append(own / "memory.events")
-    for line in _read(MEMBERSHIP).splitlines():
-        _, controllers, path = line.split(":", 2)
-        if "memory" in controllers.split(","):
-            for root, mounted_at in _mounts(MOUNT_TABLE, "cgroup", "memory"):
-                if _below(path, root):
-                    candidates.append(Path(mounted_at) / path.removeprefix(root).strip("/") / "memory.oom_control")
-    candidates.append(Path("/proc/vmstat"))
-    return next((file for file in candidates if _count(file) is not None), None)
-
-
-def _mounts(mount_table: Path, kind: str, option: str = "") -> Iterator[tuple[str, str]]:
-    """Yields the root within the hierarchy and the mount point of each mount of a kind."""
-    for line in _read(mount_table).splitlines():
-        place, _, rest = line.partition(" - ")
-        fields, source = place.split(), rest.split()
-        if len(fields) > 4 and source and source[0] == kind and (not option or option in source[-1].split(",")):
-            yield fields[3], fields[4].replace("\\040", " ")
+    def _limits(self) -> list[int]:
+        """Returns how often each cgroup reached its own limit, the leaf first if there is one."""
+        folders = self._around if self._leaf is None else (self._leaf, *self._around)
+        return [_reached(folder) for folder in folders]
 
 
-def _below(path: str, root: str) -> bool:
-    return root in ("/", path) or path.startswith(f"{root}/")
+def _reached(folder: Path) -> int:
+    """Returns how often a cgroup itself, not one below it, ran out of memory at its limit.
 
-
-def _count(file: Path) -> int | None:
-    """Returns the value of `oom_kill` in a file of names and values."""
-    for line in _read(file).splitlines():
-        name, _, value = line.partition(" ")
-        if name == "oom_kill" and value.strip().isdigit():
-            return int(value)
-    return None
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text()
-    except OSError:
-        return ""
+    v1 counts each allocation that met the limit, also those for which page cache was dropped.
+    """
+    events = read_count(folder / "memory.events.local", "oom")
+    return (read_number(folder / "memory.failcnt") or 0) if events is None else events

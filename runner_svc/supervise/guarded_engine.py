@@ -14,6 +14,7 @@ from pathlib import Path
 
 from typing_extensions import override
 
+from runner_svc.policy.engine_failures import MemoryKill
 from runner_svc.supervise.cgroup import CgroupLeaf, OutOfMemoryCount
 from runner_svc.supervise.guardian import KILL_ALL
 from runner_svc.supervise.leftovers import TAG_VARIABLE, kill_tagged
@@ -47,8 +48,8 @@ class EngineEnd:
     killed_by: int | None = None
     """Signal number."""
     dumped_core: bool = False
-    out_of_memory: bool | None = None
-    """Whether the kernel's OOM killer ended it; None: unknown."""
+    memory_kill: MemoryKill | None = None
+    """The memory that had run out, if the kernel's OOM killer ended it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,10 +216,10 @@ class GuardedEngine(asyncio.Protocol):
         if self.ended.done():
             return
         if how == "exited":
-            end = EngineEnd(exit_code=number, out_of_memory=False)
+            end = EngineEnd(exit_code=number)
         else:
-            out_of_memory = False if self._killed_by_us else self._oom.rose_for(number)
-            end = EngineEnd(killed_by=number, dumped_core=how == "dumped", out_of_memory=out_of_memory)
+            kill = None if self._killed_by_us else self._oom.kill(number)
+            end = EngineEnd(killed_by=number, dumped_core=how == "dumped", memory_kill=kill)
         self.ended.set_result(end)
 
     async def _follow(self) -> None:

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import msgspec
 
-from runner_svc.supervise.cgroup import PREFIX, CgroupLeaf, own_cgroup
+from runner_svc.supervise.cgroup import PREFIX, CgroupLeaf
 from runner_svc.supervise.system import PortableSystem, this_system
+from weft.kernel.cgroups import own_cgroup
 from weft.kernel.decoding import DECODE_FAULTS
 from weft.kernel.file_replacement import replace_file
 from weft.kernel.log import get_logger

@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from typing_extensions import override
 
+from runner_svc.policy.engine_failures import MemoryKill
 from runner_svc.policy.timeouts import StopGraces
 from runner_svc.supervise.guarded_engine import (
     NO_LIMITS,
@@ -82,10 +83,10 @@ class SupervisedProcess:
         """Returns the ids of the process and its living descendants, without its guardian."""
         return self._engine.members() if self._engine is not None else set()
 
-    def oom_killed(self) -> bool | None:
-        """Whether the kernel's OOM killer ended it; None: it is running, or unknown."""
+    def memory_kill(self) -> MemoryKill | None:
+        """Returns the memory that had run out, if the kernel's OOM killer ended it; None: it is running, or did not."""
         engine = self._engine
-        return engine.ended.result().out_of_memory if engine is not None and engine.ended.done() else None
+        return engine.ended.result().memory_kill if engine is not None and engine.ended.done() else None
 
     async def start(
         self,

@@ -29,6 +29,7 @@ from weft.gpu.nvml import Health, NvmlReading
 from weft.kernel.address import addresses_of
 from weft.kernel.errors import WeftError
 from weft.kernel.failover_channel import CHECK_TIMEOUT_SECONDS, READINESS, Reach, reach_of
+from weft.kernel.machine_limits import usable_memory
 from weft.kernel.units import size_words
 from weft_app.cli.grpc_calls import MESH, RUNNER_PREFIX, call, health_of
 from weft_app.cli.mesh_api import Document, connect
@@ -112,9 +113,9 @@ def platform_finding(platform: str, described: str, python: str) -> Finding:
 
 def memory_finding() -> Finding:
     """Returns how much memory there is."""
-    memory = psutil.virtual_memory()
-    detail = f"{size_words(memory.available)} of {size_words(memory.total)} available"
-    if memory.available < MIN_AVAILABLE_BYTES:
+    memory = usable_memory()
+    detail = f"{size_words(memory.available_bytes)} of {size_words(memory.total_bytes)} available"
+    if memory.available_bytes < MIN_AVAILABLE_BYTES:
         return warning("memory", detail, "close other programs, or serve a smaller model")
     return ok("memory", detail)
 

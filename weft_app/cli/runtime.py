@@ -1,7 +1,6 @@
 """`weft runtime`: environments and programs of engines. No mesh needs to run."""
 
 import asyncio
-import os
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
@@ -29,6 +28,7 @@ from weft.api.runner.v1 import environment_pb2 as pb
 from weft.documents.codec import document_of
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.machine_limits import usable_processors
 from weft.kernel.reasons import Reason
 from weft.kernel.units import size_words
 from weft_app.cli.mesh_api import Document
@@ -143,7 +143,7 @@ def install(
         variant=chosen,
         interpreter=find_interpreter(environment, python),
         seconds=timeout,
-        jobs=jobs or os.cpu_count() or 1,
+        jobs=jobs or usable_processors(),
         options=(
             cuda_toolkit.architecture_options(cuda_architectures, card_capabilities)
             if build is not None and chosen is Variant.CUDA

@@ -188,7 +188,7 @@ async def _supervise(plan: dict[str, Any]) -> None:
     if plan.get("wait_for_family", True):
         await ready.wait()
     _say(json.dumps({"engine": process.pid, "containment": process.containment}))
-    _say(f"{await process.wait()}, out of memory: {process.oom_killed()}")
+    _say(f"{await process.wait()}, out of memory: {process.memory_kill()}")
     await process.stop()
     _say("nothing is left")
     await asyncio.Event().wait()

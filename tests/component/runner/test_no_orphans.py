@@ -24,8 +24,9 @@ from supervisor_process import (
     writable_cgroup,
 )
 
-from runner_svc.supervise.cgroup import own_cgroup
+from runner_svc.policy.engine_failures import MemoryKill
 from runner_svc.supervise.leftovers import Leftovers
+from weft.kernel.cgroups import own_cgroup
 
 pytestmark = pytest.mark.slow("kills supervisors and looks for their orphans")
 
@@ -98,7 +99,7 @@ def test_without_a_subreaper_group_and_tree_end_and_only_double_forks_survive() 
 def test_killed_guardian_leaves_no_process(how: str) -> None:
     with running_family(how) as family:
         _guardian(family).kill()
-        assert family.said() == "signal SIGKILL, out of memory: False"
+        assert family.said() == "signal SIGKILL, out of memory: None"
         assert family.said() == "nothing is left"
         assert _nobody_is_left(family)
 
@@ -193,4 +194,5 @@ def test_oom_kill_is_distinguished_from_a_manual_kill(limited: Path, hungry: boo
     with running_family("guardian", script=script, enter_cgroups=[str(limited / "cgroup.procs")]) as family:
         if not hungry:
             family.engine.kill()
-        assert family.said() == f"signal SIGKILL, out of memory: {hungry}"
+        kill = MemoryKill.SHARED_LIMIT if hungry else None
+        assert family.said() == f"signal SIGKILL, out of memory: {kill}"

@@ -32,11 +32,12 @@ from supervisor_process import (
 from runner_svc.backend.engine_process import ProcessBackend
 from runner_svc.policy.host_memory import OOM_SCORE
 from runner_svc.policy.memory_estimate import MEBIBYTE
-from runner_svc.supervise.cgroup import CgroupLeaf, own_cgroup
+from runner_svc.supervise.cgroup import CgroupLeaf
 from runner_svc.supervise.guarded_engine import EngineStart, GuardedEngine, start_guarded
 from runner_svc.supervise.leftovers import TAG_VARIABLE, Leftovers
 from runner_svc.supervise.logs import LogRing
 from runner_svc.supervise.process import SWEEP_SECONDS, SupervisedProcess
+from weft.kernel.cgroups import own_cgroup
 from weft.kernel.reasons import Reason
 
 needs_cgroup = pytest.mark.skipif(not writable_cgroup(), reason="no cgroup v2 that we may write")
@@ -92,7 +93,7 @@ async def test_pid_is_the_engines_and_leads_its_session_and_process_group(how: s
         engine = psutil.Process(process.pid)
         assert until(lambda: TAG_VARIABLE in engine.environ(), 2.0)
         assert process.member_pids() == {process.pid}
-        assert process.oom_killed() is None
+        assert process.memory_kill() is None
 
 
 @pytest.mark.parametrize("how", CONTAINMENTS)
@@ -132,7 +133,7 @@ async def test_exiting_process_takes_its_descendants_along(how: str) -> None:
         assert until(lambda: not marked(mark), 2.0)
         assert ring.last(1) == ["last words"]
         assert process.pid is None
-        assert process.oom_killed() is False
+        assert process.memory_kill() is None
 
 
 async def test_exit_status_is_known_even_if_a_stop_arrives_before_it_was_read() -> None:

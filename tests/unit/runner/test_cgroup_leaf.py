@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from kit.failures import fails
 
-from runner_svc.supervise.cgroup import CgroupLeaf, OutOfMemoryCount, make_leaf, own_cgroup
+from runner_svc.policy.engine_failures import MemoryKill
+from runner_svc.supervise.cgroup import CgroupLeaf, OutOfMemoryCount, make_leaf
 from runner_svc.supervise.system import LinuxSystem, PortableSystem, this_system
+from weft.kernel.cgroups import own_cgroup
 from weft.kernel.reasons import Reason
 
 OWN = "/user.slice/app.slice/weft.service"
@@ -83,17 +85,55 @@ def test_removed_leaf_has_no_members_and_can_be_ended_again(tmp_path: Path) -> N
     assert leaf.remove()
 
 
-def test_leaf_with_its_own_oom_kill_count_is_trusted(tmp_path: Path) -> None:
-    events = tmp_path / "memory.events"
-    events.write_text("low 0\nhigh 0\nmax 3\noom 1\noom_kill 0\noom_group_kill 0\n")
-    count = OutOfMemoryCount(CgroupLeaf(tmp_path))
-    assert count.rose_for(signal.SIGKILL) is False
-    events.write_text("low 0\nhigh 0\nmax 9\noom 2\noom_kill 1\noom_group_kill 0\n")
-    assert count.rose_for(signal.SIGKILL) is True
-    assert count.rose_for(signal.SIGSEGV) is False
-    assert count.rose_for(None) is False
-    events.unlink()
-    assert count.rose_for(signal.SIGKILL) is None
+def counted(folder: Path, *, kills: int, reached: int) -> Path:
+    """A cgroup v2 with a count of kills, and of how often it reached its own limit."""
+    folder.mkdir(exist_ok=True)
+    (folder / "memory.events").write_text(f"low 0\nmax 3\noom {reached}\noom_kill {kills}\noom_group_kill 0\n")
+    (folder / "memory.events.local").write_text(f"low 0\nmax 3\noom {reached}\noom_kill {kills}\n")
+    return folder
+
+
+def test_kill_at_the_limit_of_its_own_leaf_is_told_from_another_kill(tmp_path: Path) -> None:
+    outer = counted(tmp_path / "outer", kills=0, reached=0)
+    leaf = counted(outer / "leaf", kills=0, reached=1)
+    count = OutOfMemoryCount(CgroupLeaf(leaf), (outer,))
+    assert count.kill(signal.SIGKILL) is None
+    counted(leaf, kills=1, reached=2)
+    assert count.kill(signal.SIGKILL) is MemoryKill.OWN_LIMIT
+    assert count.kill(signal.SIGSEGV) is None
+    assert count.kill(None) is None
+    (leaf / "memory.events").unlink()
+    assert count.kill(signal.SIGKILL) is None
+
+
+@pytest.mark.parametrize("has_leaf", [True, False])
+def test_kill_for_lack_of_memory_of_the_whole_machine_names_no_limit(has_leaf: bool, tmp_path: Path) -> None:
+    """The kernel adds such a kill to the counts of the victim's cgroups, too; no limit was reached."""
+    outer = counted(tmp_path / "outer", kills=4, reached=2)
+    leaf = counted(outer / "leaf", kills=0, reached=0)
+    count = OutOfMemoryCount(CgroupLeaf(leaf) if has_leaf else None, (outer,))
+    counted(leaf, kills=1, reached=0)
+    counted(outer, kills=5, reached=2)
+    assert count.kill(signal.SIGKILL) is MemoryKill.MACHINE
+
+
+def test_kill_at_the_limit_of_the_container_names_that_limit(tmp_path: Path) -> None:
+    outer = counted(tmp_path / "outer", kills=0, reached=0)
+    leaf = counted(outer / "leaf", kills=0, reached=0)
+    count = OutOfMemoryCount(CgroupLeaf(leaf), (outer,))
+    counted(leaf, kills=1, reached=0)
+    counted(outer, kills=1, reached=1)
+    assert count.kill(signal.SIGKILL) is MemoryKill.SHARED_LIMIT
+
+
+@pytest.mark.parametrize(("reached", "kill"), [(7, MemoryKill.MACHINE), (9, MemoryKill.SHARED_LIMIT)])
+def test_cgroup_v1_tells_its_limit_from_the_machine(reached: int, kill: MemoryKill, tmp_path: Path) -> None:
+    (tmp_path / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 0\n")
+    (tmp_path / "memory.failcnt").write_text("7\n")
+    count = OutOfMemoryCount(None, (tmp_path,))
+    (tmp_path / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 1\n")
+    (tmp_path / "memory.failcnt").write_text(f"{reached}\n")
+    assert count.kill(signal.SIGKILL) is kill
 
 
 def test_windows_is_refused_with_the_reason_and_an_alternative() -> None:

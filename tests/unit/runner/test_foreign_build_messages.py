@@ -5,6 +5,7 @@ from kit.presence import present
 
 from runner_svc.policy.engine_failures import (
     LAST_LINES,
+    MemoryKill,
     explain_foreign_build,
     explain_out_of_memory,
     last_words,
@@ -83,9 +84,7 @@ def test_program_has_its_common_name(command: tuple[str, ...], name: str) -> Non
 )
 def test_engine_specific_out_of_memory_messages_are_recognized(line: str) -> None:
     why = present(
-        explain_out_of_memory(
-            "exit code 1", ["loading", line, "main: exiting due to model loading error"], killed_for_memory=False
-        )
+        explain_out_of_memory("exit code 1", ["loading", line, "main: exiting due to model loading error"], kill=None)
     )
     assert line in why
     assert "fewer slots" in why
@@ -103,13 +102,21 @@ def test_engine_specific_out_of_memory_messages_are_recognized(line: str) -> Non
 )
 def test_other_messages_are_not_out_of_memory(lines: list[str]) -> None:
     assert last_words(lines) is None
-    assert explain_out_of_memory("exit code 1", lines, killed_for_memory=False) is None
+    assert explain_out_of_memory("exit code 1", lines, kill=None) is None
 
 
-def test_kernel_kill_is_explained_without_engine_output() -> None:
-    why = present(explain_out_of_memory("signal SIGKILL", [], killed_for_memory=True))
-    assert "memory limit" in why
+@pytest.mark.parametrize(
+    ("kill", "words"),
+    [
+        (MemoryKill.OWN_LIMIT, "its memory limit was reached; a smaller context_tokens"),
+        (MemoryKill.SHARED_LIMIT, "the memory limit of the container or service around weft was reached; raise that"),
+        (MemoryKill.MACHINE, "the whole machine ran out of memory; stop other programs"),
+    ],
+)
+def test_kernel_kill_is_explained_without_engine_output(kill: MemoryKill, words: str) -> None:
+    why = present(explain_out_of_memory("signal SIGKILL", [], kill=kill))
+    assert why.startswith(f"signal SIGKILL: the kernel killed it because {words}")
 
 
 def test_externally_killed_process_is_not_attributed_to_earlier_output() -> None:
-    assert explain_out_of_memory("signal SIGKILL", ["CUDA error: out of memory"], killed_for_memory=False) is None
+    assert explain_out_of_memory("signal SIGKILL", ["CUDA error: out of memory"], kill=None) is None
