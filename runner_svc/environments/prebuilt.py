@@ -62,7 +62,7 @@ def download(url: str, sha256: str, file: Path, on_bytes: Callable[[int, int], N
         total = loaded + missing_bytes
 
     with httpx2.Client() as client:
-        ports = TransferPorts(client=client, on_bytes=note_bytes, require_room=note_missing)
+        ports = TransferPorts(client=client, on_bytes=note_bytes, on_total=note_missing)
         FileTransfer(FileOrder(name=name, url=url, partial=file, sha256=sha256), ports).run()
 
 

@@ -71,7 +71,8 @@ MAX_NUMBER = 2**31 - 1
 """Largest accepted count of a model; a larger one is ignored."""
 MAX_DIMENSIONS = 4
 
-_VERSIONS = (2, 3)
+VERSIONS = (2, 3)
+"""Versions of the format that are read."""
 _READ_BYTES = 1024 * 1024
 _TEMPLATE = "tokenizer.chat_template"
 _NAMED_TEMPLATE = _TEMPLATE + "."
@@ -106,6 +107,8 @@ class GgufHeader(ModelHeader):
     """Whether a projector encodes images; None: not stated."""
     encodes_audio: bool | None = None
     """Whether a projector encodes audio; None: not stated."""
+    file_bytes: tuple[int, int] | None = None
+    """Smallest and largest size of the file with its tensors; None: the type of one is unknown."""
 
     @property
     def quantization(self) -> str:
@@ -145,6 +148,7 @@ class _HeaderReader:
         self._kept_bytes = 0
         self._lists: dict[str, tuple[int, ...]] = {}
         self._values: dict[str, _Value] = {}
+        self._extent: tuple[int, int] | None = None
         self._tokens: tuple[int, int] | None = None
         """Offset of the tokens in the file, and their number."""
 
@@ -152,7 +156,7 @@ class _HeaderReader:
         if self._take(4) != MAGIC:
             raise broken_file("it does not start like one")
         version = self._number("I")
-        if version not in _VERSIONS:
+        if version not in VERSIONS:
             raise broken_file(f"version {version} is not known")
         tensor_count = self._bounded("Q", MAX_TENSORS, "tensors")
         keys: set[str] = set()
@@ -202,6 +206,7 @@ class _HeaderReader:
             adapter_kind=self._word("adapter.type"),
             encodes_images=self._flag("clip.has_vision_encoder"),
             encodes_audio=self._flag("clip.has_audio_encoder"),
+            file_bytes=self._extent,
         )
 
     def _layers(self) -> int:
@@ -344,7 +349,12 @@ class _HeaderReader:
             size = -(-values // block_values) * block_bytes
             ends, total, all_values = max(ends, offset + size), total + size, all_values + values
             are_all_known = are_all_known and kind in BLOCKS
-        begin = -(-self._file.tell() // alignment) * alignment
+        header_bytes = self._file.tell()
+        begin = -(-header_bytes // alignment) * alignment
+        if are_all_known:
+            # Not every program pads the end.
+            end = begin + -(-ends // alignment) * alignment
+            self._extent = (begin + ends if count else header_bytes), end
         if count and begin + ends > self._size:
             raise broken_file("a tensor lies beyond its end")
         behind = max(0, self._size - begin)

@@ -103,6 +103,11 @@ def read_safetensors_model(path: Path) -> SafetensorsModel:
     )
 
 
+def require_whole_file(path: Path) -> None:
+    """Raises INVALID_ARGUMENT unless the tensors of a file are all of its data. Raises OSError."""
+    _read_header(path, whole=True)
+
+
 def _shards(folder: Path) -> list[Path]:
     """Returns the files of the model in a folder.
 
@@ -125,8 +130,8 @@ def _shards(folder: Path) -> list[Path]:
     return shards
 
 
-def _read_header(path: Path) -> tuple[int, int]:
-    """Returns the size of a file's weights, and the number of tensors."""
+def _read_header(path: Path, *, whole: bool = False) -> tuple[int, int]:
+    """Returns the size of a file's weights, and the number of tensors. `whole`: they must be all of its data."""
     size = path.stat().st_size
     with path.open("rb") as file:
         raw = file.read(_LENGTH_BYTES)
@@ -141,7 +146,10 @@ def _read_header(path: Path) -> tuple[int, int]:
     if header.count(b"{") > MAX_TENSORS + 2:
         raise _broken(f"it has more than {MAX_TENSORS} tensors")
     tensors = _decoded(header, dict[str, _Tensor])
-    return _sum_of(tensors.values(), size - _LENGTH_BYTES - length)
+    weights, count = _sum_of(tensors.values(), size - _LENGTH_BYTES - length)
+    if whole and weights != size - _LENGTH_BYTES - length:
+        raise _broken("its tensors are not all of its data")
+    return weights, count
 
 
 def _sum_of(tensors: Iterable[_Tensor], data_bytes: int) -> tuple[int, int]:

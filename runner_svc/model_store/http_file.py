@@ -5,7 +5,6 @@ from the hub and from other servers are implemented here.
 """
 
 import hashlib
-import json
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 from urllib.parse import urljoin, urlsplit
 
+import msgspec
+
+from runner_svc.model_files.whole_file import require_whole
+from runner_svc.model_store.http_range import FileVersion, content_range, is_part, number_of
+from runner_svc.model_store.store import RoomChecks
 from weft.kernel.errors import WeftError
 from weft.kernel.file_replacement import replace_file
 from weft.kernel.model_source import LOOPBACK_HOSTS
@@ -30,14 +34,19 @@ READ_SECONDS = 60.0
 MAX_REDIRECTS = 5
 MAX_ATTEMPTS = 6
 """Maximum number of consecutive attempts without a byte."""
+MAX_RESTARTS = 5
+"""Maximum number of times that one download starts again from the first byte."""
 MAX_PAUSE_SECONDS = 30.0
 """Maximum pause between attempts, even if the server requests a longer one."""
 CHUNK_BYTES = 1024**2
 MAX_STATE_BYTES = 8_192
+MAX_VALIDATOR_CHARS = 1_024
+"""Maximum length of an ETag or a date; a longer one counts as missing."""
 MAX_FILE_BYTES = 2**42
 """Maximum file size if it is not known in advance: 4 TiB."""
 _REDIRECTS = (301, 302, 303, 307, 308)
 _UNAUTHENTICATED, _FORBIDDEN, _NOT_FOUND, _GONE = 401, 403, 404, 410
+_BEYOND_END = 416
 _TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
 
 
@@ -78,8 +87,10 @@ class TransferPorts:
     client: "httpx2.Client"
     on_bytes: Callable[[int], None]
     """Called repeatedly with the size of the content so far."""
-    require_room: Callable[[int], None]
-    """Called with the number of missing bytes before the first one; raises if they do not fit."""
+    require_room: Callable[[int], None] = lambda _: None
+    """Called with the number of bytes to come, at most ROOM_BYTES each time; raises if they do not fit."""
+    on_total: Callable[[int], None] = lambda _: None
+    """Called with the size of the whole file before its first byte, if the server announces it; may raise."""
     on_note: Callable[[str], None] = lambda _: None
     """Called with events to display, such as a lost connection."""
     sleep: Callable[[float], None] = time.sleep
@@ -93,6 +104,10 @@ class _BrokenError(Exception):
     def __init__(self, why: str, pause_seconds: float = 0.0) -> None:
         super().__init__(why)
         self.pause_seconds = pause_seconds
+
+
+class _ChangedError(Exception):
+    """The server's answer does not continue the existing content: the download starts again."""
 
 
 class _NotModifiedError(Exception):
@@ -122,14 +137,19 @@ class FileTransfer:
         self._sha256 = hashlib.sha256()
         self._git = hashlib.sha1(usedforsecurity=False)
         self._size = 0
-        self._etag = ""
+        self._version = FileVersion()
+        self._is_framed = False
+        """Whether the last response stated where it ends."""
+        self._restarts = 0
+        self._room = RoomChecks(ports.require_room)
 
     def run(self) -> LoadedFile | None:
-        """Downloads the file and checks its digests; None: the server still has the content of `known_etag`.
+        """Downloads the file and checks it; None: the server still has the content of `known_etag`.
 
+        Without a digest, its size must be the announced one, and the header of a model file must account for all of it.
         Raises NOT_FOUND, PERMISSION_DENIED, SERVICE_UNAVAILABLE, INVALID_ARGUMENT (no space) or BACKEND_PROTOCOL_ERROR
         (wrong digest or size, which removes the content). After the other errors and after Ctrl-C, the next run resumes
-        the download.
+        the download if a digest or a validator of the server proves that both parts belong together.
         """
         self._order.partial.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         resumed = self._begin()
@@ -148,8 +168,14 @@ class FileTransfer:
                 self._ports.on_note(f"{error}; it is downloaded again")
                 self._reset()
                 continue
+            except WeftError:
+                if not self._is_resumable:
+                    self._discard()
+                raise
             self._state_file.unlink(missing_ok=True)
-            return LoadedFile(sha256=self._sha256.hexdigest(), size_bytes=self._size, etag=self._etag)
+            etag = self._version.etag
+            etag = "" if etag.startswith("W/") else etag
+            return LoadedFile(sha256=self._sha256.hexdigest(), size_bytes=self._size, etag=etag)
 
     @property
     def _state_file(self) -> Path:
@@ -161,9 +187,9 @@ class FileTransfer:
             left = self._order.partial.stat().st_size
         except FileNotFoundError:
             return False
-        self._etag = self._saved_etag()
+        self._version = self._saved_version()
         is_too_long = self._order.size_bytes is not None and left > self._order.size_bytes
-        if is_too_long or not (self._etag or self._has_digest):
+        if is_too_long or not self._is_resumable:
             self._discard()
             return False
         self._read_left()
@@ -172,6 +198,15 @@ class FileTransfer:
     @property
     def _has_digest(self) -> bool:
         return bool(self._order.sha256 or self._order.git_digest)
+
+    @property
+    def _is_resumable(self) -> bool:
+        return self._has_digest or bool(self._version.validator)
+
+    @property
+    def _kept_words(self) -> str:
+        kept = self._size and self._is_resumable
+        return f"; {size_words(self._size)} are kept for the next pull" if kept else ""
 
     def _reset(self) -> None:
         self._sha256, self._git, self._size = hashlib.sha256(), hashlib.sha1(usedforsecurity=False), 0
@@ -202,14 +237,18 @@ class FileTransfer:
                 before = self._size
                 try:
                     self._attempt(file)
-                except _BrokenError as error:
+                except (_BrokenError, _ChangedError) as error:
                     fruitless = 0 if self._size > before else fruitless + 1
+                    if isinstance(error, _ChangedError) or (self._size and not self._is_resumable):
+                        self._start_again(file, error)
                     if fruitless >= MAX_ATTEMPTS:
-                        kept = f"; {size_words(self._size)} are kept for the next pull" if self._size else ""
-                        raise WeftError(Reason.SERVICE_UNAVAILABLE, f"{self._order.name}: {error}{kept}") from None
+                        raise WeftError(
+                            Reason.SERVICE_UNAVAILABLE, f"{self._order.name}: {error}{self._kept_words}"
+                        ) from None
                     self._ports.on_note(f"{self._order.name}: {error}; retrying")
                     backoff = random.uniform(0.5, 1.0) * 2**fruitless  # noqa: S311 - spreads attempts
-                    self._ports.sleep(min(MAX_PAUSE_SECONDS, max(error.pause_seconds, backoff)))
+                    pause = error.pause_seconds if isinstance(error, _BrokenError) else 0.0
+                    self._ports.sleep(min(MAX_PAUSE_SECONDS, max(pause, backoff)))
                 else:
                     return
                 finally:
@@ -221,12 +260,11 @@ class FileTransfer:
 
         try:
             with self._opened() as response:
-                total = self._total_of(response, file)
-                if total is not None and total > self._size:
-                    self._ports.require_room(total - self._size)
-                for chunk in response.iter_raw():
-                    if self._size + len(chunk) > (MAX_FILE_BYTES if total is None else total):
+                end = self._end_of(response, file)
+                for chunk in response.iter_raw() if self._size != end else ():
+                    if self._size + len(chunk) > (MAX_FILE_BYTES if end is None else end):
                         raise _WrongContentError(f"{self._order.name} is longer than the server announced")
+                    self._room.before(self._size, len(chunk), self._total)
                     file.write(chunk)
                     self._note(chunk)
         except httpx2.HTTPError as error:
@@ -234,10 +272,17 @@ class FileTransfer:
         except OSError as error:
             raise WeftError(
                 Reason.INVALID_ARGUMENT,
-                f"{self._order.name} cannot be written: {error.strerror}; {size_words(self._size)} are kept",
+                f"{self._order.name} cannot be written: {error.strerror}{self._kept_words}",
             ) from error
-        if total is not None and self._size < total:
+        if self._total is None and end is not None:
+            raise _BrokenError("the server sent a part and does not say how long the file is")
+        if self._total is not None and self._size < self._total:
             raise _BrokenError("the connection ended early")
+
+    @property
+    def _total(self) -> int | None:
+        """Size of the whole file; None: unknown."""
+        return self._version.total if self._order.size_bytes is None else self._order.size_bytes
 
     @contextmanager
     def _opened(self) -> "Iterator[httpx2.Response]":
@@ -247,8 +292,8 @@ class FileTransfer:
         url, headers = self._order.url, {**self._order.headers, "Accept-Encoding": "identity"}
         if self._size:
             headers["Range"] = f"bytes={self._size}-"
-            if self._etag and not self._has_digest:
-                headers["If-Range"] = self._etag
+            if self._version.validator and not self._has_digest:
+                headers["If-Range"] = self._version.validator
         elif self._order.known_etag:
             headers["If-None-Match"] = self._order.known_etag
         timeout = httpx2.Timeout(READ_SECONDS, connect=CONNECT_SECONDS)
@@ -272,48 +317,88 @@ class FileTransfer:
             Reason.SERVICE_UNAVAILABLE, f"{self._order.name}: more than {MAX_REDIRECTS} redirects, one after the other"
         )
 
-    def _total_of(self, response: "httpx2.Response", file: BinaryIO) -> int | None:
-        """Returns the total file size from a response. Drops the partial file if the response is the whole file."""
-        match response.status_code:
-            case 200:
-                if self._size:
-                    self._restart(file)
-                total = _number(response.headers.get("content-length"))
-            case 206:
-                start, total = _content_range(response.headers.get("content-range", ""))
-                if start != self._size:
-                    self._restart(file)
-                    raise _BrokenError("the server sent another part than requested")
-            case 304:
-                raise _NotModifiedError
-            case 416:
-                self._restart(file)
-                raise _BrokenError("the file on the server is shorter than the downloaded part")
-            case _:
-                raise _error_of(response, self._order.name)
+    def _end_of(self, response: "httpx2.Response", file: BinaryIO) -> int | None:
+        """Returns the position in the file at which a response ends; None: unknown.
+
+        Drops the partial file if the response is the whole file.
+        """
+        total, end = self._extent_of(response)
         if response.headers.get("content-encoding", "identity") != "identity":
             raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"{self._order.name}: the server sends it compressed")
-        self._follow_etag(response, file)
+        if not is_part(response):
+            self._restart(file)
+        self._is_framed = bool({"content-length", "transfer-encoding"} & response.headers.keys())
+        self._follow_version(response, total)
         expected = self._order.size_bytes
         if expected is not None and total is not None and total != expected:
             raise _WrongContentError(
                 f"{self._order.name} has {total} bytes on the server, and its repository lists {expected}"
             )
-        return expected if total is None else total
+        if self._total is not None and self._total > self._size:
+            self._ports.on_total(self._total - self._size)
+        return expected if end is None else end
 
-    def _follow_etag(self, response: "httpx2.Response", file: BinaryIO) -> None:
-        """Stores the content's validator (ETag). Drops the partial file if the validator has changed."""
-        etag = str(response.headers.get("etag", ""))
-        etag = "" if etag.startswith("W/") or len(etag) > MAX_STATE_BYTES // 2 else etag
-        if self._size and not self._has_digest and etag != self._etag:
-            self._restart(file)
-            raise _BrokenError("the file has changed at the server")
-        if etag != self._etag or not self._state_file.exists():
-            self._etag = etag
-            replace_file(self._state_file, json.dumps({"etag": etag}).encode())
+    def _extent_of(self, response: "httpx2.Response") -> tuple[int | None, int | None]:
+        """Returns the size of the whole file, and the position at which a response ends; None: unknown.
+
+        Raises _ChangedError if the response does not continue the partial file, and the error for an error response.
+        """
+        announced = number_of(response.headers.get("content-length"))
+        span = content_range(response.headers.get("content-range", ""))
+        match response.status_code:
+            # Some hosts send the requested part with the status of a whole file.
+            case 200 | 206 if is_part(response):
+                most = MAX_FILE_BYTES if span.total is None else span.total - 1
+                if span.begin != self._size or span.end is None or not self._size <= span.end <= most:
+                    raise _ChangedError("the server sent another part than requested")
+                return span.total, span.end + 1
+            case 200:
+                # Only its length tells the whole file from a part without a label.
+                if self._size and (announced is None or announced != self._version.total):
+                    raise _ChangedError("the server did not send the requested part")
+                return announced, announced
+            case 304:
+                raise _NotModifiedError
+            case 416:
+                if not self._size or span.total != self._size:
+                    raise _ChangedError("the file on the server is shorter than the downloaded part")
+                return self._size, self._size
+            case _:
+                raise _error_of(response, self._order.name)
+
+    def _follow_version(self, response: "httpx2.Response", total: int | None) -> None:
+        """Stores the version of the content. Raises _ChangedError if the response is of another one."""
+        said = (str(response.headers.get(name, "")) for name in ("etag", "last-modified"))
+        etag, modified = (text if len(text) <= MAX_VALIDATOR_CHARS else "" for text in said)
+        found, known = FileVersion(etag, modified, total), self._version
+        if response.status_code == _BEYOND_END:
+            found = FileVersion(known.etag, known.modified, total)
+        elif self._size and self._has_digest:
+            # The digest decides about everything but a size that cannot be right.
+            known = FileVersion(found.etag, found.modified, known.total)
+        if self._size:
+            if not found.continues(known):
+                raise _ChangedError("the file has changed at the server")
+            found = FileVersion(known.etag, known.modified, found.total if known.total is None else known.total)
+        if found != self._version or not self._state_file.exists():
+            self._version = found
+            replace_file(self._state_file, msgspec.json.encode(found))
+
+    def _start_again(self, file: BinaryIO, why: Exception) -> None:
+        """Drops the content, of which no part may be kept. Raises SERVICE_UNAVAILABLE after MAX_RESTARTS times."""
+        self._restart(file)
+        self._restarts += 1
+        if self._restarts > MAX_RESTARTS:
+            raise WeftError(
+                Reason.SERVICE_UNAVAILABLE,
+                f"{self._order.name}: {why}; it was downloaded {self._restarts} times from the start, because the "
+                "server's answers cannot be put together to one file",
+            )
 
     def _restart(self, file: BinaryIO) -> None:
         file.truncate(0)
+        self._room = RoomChecks(self._ports.require_room)
+        self._version = FileVersion()
         self._reset()
 
     def _check(self) -> None:
@@ -328,11 +413,26 @@ class FileTransfer:
             )
         if order.git_digest and self._git.hexdigest() != order.git_digest:
             raise _WrongContentError(f"{order.name} is not the file that its repository lists; it was removed")
+        if not self._has_digest:
+            self._require_whole()
 
-    def _saved_etag(self) -> str:
-        with suppress(OSError, ValueError, AttributeError), self._state_file.open("rb") as file:
-            return str(json.loads(file.read(MAX_STATE_BYTES)).get("etag", ""))
-        return ""
+    def _require_whole(self) -> None:
+        """Raises _WrongContentError unless the length or the header shows that content without a digest is whole."""
+        name = self._order.name
+        try:
+            is_proven = require_whole(self._order.partial, name)
+        except WeftError as error:
+            raise _WrongContentError(f"{name} is not whole: {error.message}; it was removed") from None
+        if not is_proven and self._total is None and not self._is_framed:
+            raise _WrongContentError(
+                f"{name} may be incomplete: the server did not announce its length; state its SHA-256 as "
+                "URL#sha256=DIGEST; it was removed"
+            )
+
+    def _saved_version(self) -> FileVersion:
+        with suppress(OSError, ValueError, msgspec.DecodeError), self._state_file.open("rb") as file:
+            return msgspec.json.decode(file.read(MAX_STATE_BYTES), type=FileVersion)
+        return FileVersion()
 
     def _discard(self) -> None:
         self._order.partial.unlink(missing_ok=True)
@@ -347,7 +447,7 @@ def _error_of(response: "httpx2.Response", name: str) -> Exception:
     """Returns the error for a server's error response."""
     code = response.status_code
     if code in _TRANSIENT:
-        pause = _number(response.headers.get("retry-after")) or 0
+        pause = number_of(response.headers.get("retry-after")) or 0
         return _BrokenError(f"the server answered {code}", pause)
     if code == _UNAUTHENTICATED:
         return WeftError(
@@ -379,14 +479,3 @@ def _is_downgrade(url: str, target: str) -> bool:
 def _origin(url: str) -> tuple[str, str]:
     parts = urlsplit(url)
     return parts.scheme, parts.netloc
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isascii() and text.isdecimal() and len(text) < 19 else None
-
-
-def _content_range(text: str) -> tuple[int | None, int | None]:
-    """Returns the first byte and the total size from a text such as "bytes 5-9/10"."""
-    unit, _, rest = text.partition(" ")
-    span, _, total = rest.partition("/")
-    return (_number(span.partition("-")[0]) if unit == "bytes" else None), _number(total)

@@ -6,12 +6,13 @@ import re
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from runner_svc.model_store.http_file import MAX_FILE_BYTES
 from runner_svc.model_store.pull import PullReport, PullSettings, Show
-from runner_svc.model_store.store import FORMS, ModelStore, source_digest
+from runner_svc.model_store.store import FORMS, ModelStore, RoomChecks, source_digest
 from runner_svc.policy.repository_files import ModelForm
 from weft.api.registry.v1 import registry_service_pb2, registry_service_pb2_grpc, runner_pb2
 from weft.api.runner.v1 import model_store_pb2, runner_service_pb2_grpc
@@ -191,7 +192,8 @@ class ModelPeers:
         files = {file.sha256: file for file in offer.model.files}
         missing = [file for file in files.values() if not store.has_blob(file.sha256, file.size_bytes)]
         needed = sum(file.size_bytes - _size(_partial(store, file)) for file in missing)
-        store.require_room(needed, limits.disk_limit_bytes, shown_source(source))
+        require_room = partial(store.require_room, limit_bytes=limits.disk_limit_bytes, what=shown_source(source))
+        require_room(needed)
         report = PullReport(source, show, self._clock)
         report.begin_copy(offer.runner, sum(file.size_bytes for file in missing))
         for file in missing:
@@ -199,7 +201,7 @@ class ModelPeers:
             # Waits for another process that pulls the same file.
             async with _loading(store, _partial(store, file).name, report.note_waiting):
                 if not store.has_blob(file.sha256, file.size_bytes):
-                    await self._receive(offer, file, store, report, channels)
+                    await self._receive(offer, file, store, report, channels, RoomChecks(require_room))
             report.end_file(file.size_bytes)
         if missing:
             log.info("model files were copied", source=shown_source(source), runner=offer.runner, files=len(missing))
@@ -211,9 +213,10 @@ class ModelPeers:
         store: ModelStore,
         report: PullReport,
         channels: ChannelPool,
+        room: RoomChecks,
     ) -> None:
-        partial, digest = _partial(store, file), hashlib.sha256()
-        with await asyncio.to_thread(partial.open, "ab+") as written:
+        loading, digest = _partial(store, file), hashlib.sha256()
+        with await asyncio.to_thread(loading.open, "ab+") as written:
             size = await asyncio.to_thread(_read_again, written, digest)
             stub = await _stub(channels, offer.address)
             request = pb.ReadModelFileRequest(sha256=file.sha256, offset=size)
@@ -221,6 +224,7 @@ class ModelPeers:
             try:
                 async with aclosing(_parts(call)) as parts:
                     async for part in parts:
+                        room.before(size, len(part), file.size_bytes)
                         size += len(part)
                         if size > file.size_bytes:
                             break
@@ -231,9 +235,9 @@ class ModelPeers:
         if size < file.size_bytes:
             raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"{file.path} ended after {size} bytes")
         if size > file.size_bytes or digest.hexdigest() != file.sha256:
-            partial.unlink()
+            loading.unlink()
             raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"{file.path} is damaged; it was removed")
-        await asyncio.to_thread(store.add_blob, partial, file.sha256)
+        await asyncio.to_thread(store.add_blob, loading, file.sha256)
 
 
 @asynccontextmanager

@@ -171,7 +171,8 @@ class Puller:
                 url=url,
                 headers=repository.headers,
                 partial=partial,
-                size_bytes=file.size_bytes,
+                # A repository that lists neither digest nor size says nothing about the file.
+                size_bytes=file.size_bytes if file.size_bytes or file.sha256 or file.git_digest else None,
                 sha256=file.sha256,
                 git_digest=file.git_digest,
             )
@@ -286,8 +287,10 @@ class Puller:
         return bool(file.sha256) and self._store.has_blob(file.sha256, file.size_bytes)
 
     def _partial(self, file: RepositoryFile) -> Path:
-        name = f"sha256-{file.sha256}" if file.sha256 else f"git-{file.git_digest}"
-        return self._store.partial / name
+        if file.sha256:
+            return self._store.partial / f"sha256-{file.sha256}"
+        named = file.git_digest or hashlib.sha256(file.path.encode()).hexdigest()[:KEY_CHARS]
+        return self._store.partial / f"git-{named}"
 
     def _partial_size(self, file: RepositoryFile) -> int:
         with suppress(OSError):
@@ -297,14 +300,18 @@ class Puller:
     def _ports(self, client: "httpx2.Client", progress: "PullReport", order: FileOrder) -> TransferPorts:
         progress.begin_file(order.name, order.sha256)
 
-        def require_room(missing_bytes: int) -> None:
+        def require_room(coming_bytes: int) -> None:
+            self._store.require_room(coming_bytes, self._settings.disk_limit_bytes, order.name)
+
+        def note_total(missing_bytes: int) -> None:
             progress.note_total(missing_bytes)
-            self._store.require_room(missing_bytes, self._settings.disk_limit_bytes, order.name)
+            require_room(missing_bytes)
 
         return TransferPorts(
             client=client,
             on_bytes=progress.note_bytes,
             require_room=require_room,
+            on_total=note_total,
             on_note=lambda text: progress.show(pb.PULL_STAGE_LOADING, detail=text),
             sleep=self._sleep,
             allow_http=self._settings.allow_http,

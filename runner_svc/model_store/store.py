@@ -35,6 +35,8 @@ MAX_MANIFEST_BYTES = 8 * 1024**2
 KEY_CHARS = 32
 MIN_FREE_BYTES = 256 * 1024**2
 """Disk space that a pull leaves free, because the mesh's state and logs are usually on the same disk."""
+ROOM_BYTES = 64 * 1024**2
+"""A growing file's space is checked again after this many bytes, because others use the disk meanwhile."""
 STALE_PARTIAL_SECONDS = 7 * 86_400.0
 """Age after which `collect` removes the rest of an interrupted pull."""
 LOCK_PAUSE_SECONDS = 0.1
@@ -49,6 +51,22 @@ ROLES = {
     FileRole.PROJECTOR: pb.STORED_FILE_ROLE_PROJECTOR,
     FileRole.OTHER: pb.STORED_FILE_ROLE_OTHER,
 }
+
+
+class RoomChecks:
+    """Checks the space for a growing file again and again."""
+
+    def __init__(self, require_room: Callable[[int], None]) -> None:
+        """`require_room` is called with the bytes to come, at most ROOM_BYTES, and raises if they do not fit."""
+        self._require_room = require_room
+        self._checked = 0
+
+    def before(self, size: int, added: int, total: int | None) -> None:
+        """Checks, if needed, before `added` bytes follow the `size` existing ones of `total`; None: unknown."""
+        if size + added > self._checked:
+            coming = max(added, ROOM_BYTES if total is None else min(ROOM_BYTES, total - size))
+            self._require_room(coming)
+            self._checked = size + coming
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
