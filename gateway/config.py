@@ -257,9 +257,9 @@ class ConnectionLimits:
     """Size of the request line and headers."""
     idle_seconds: Constant[int] = 75
     """How long a connection is kept between two requests."""
-    max_connections_per_address: Constant[int] = 256
-    """Open connections from one address, or one /64 network of IPv6; one more is answered 429 and closed. Loopback is
-    not counted: a local proxy connects for all its callers."""
+    max_connections_per_address: Annotated[int | None, Ge(1), Le(1_000_000), PUBLIC] = None
+    """Open connections from one address, or one /64 network of IPv6; one more is answered 429 and closed. Default: 256,
+    and no limit with `tls_terminated_elsewhere`. Loopback is never limited: a proxy connects for all its callers."""
     max_body_pieces: Constant[int] = 20_000
     """Maximum number of chunks or segments of a body: a 10 MiB body in chunks of 525 bytes."""
     header_timeout_seconds: Constant[float] = HEADER_TIMEOUT_SECONDS
@@ -427,15 +427,15 @@ class GatewayConfig:
     """How long the status line of a stream is held back, so that a refusal is still a status."""
     write_timeout_seconds: Constant[float] = 30.0
     """How long a write may wait for a slow reader before its request is cancelled."""
-    max_event_watches: Constant[int] = 64
-    """Concurrent streams of `/api/v1/watch` and `/api/v1/events`."""
+    max_event_watches: Annotated[int, Ge(1), Le(100_000), PUBLIC] = 64
+    """Concurrent streams of `/api/v1/watch` and `/api/v1/events`; one more is answered 429."""
     max_watch_names: Constant[int] = 4096
     """Changes that wait for one reader of `/api/v1/watch`, one for each name: the newest. A source of more waits."""
     watch_interval_seconds: Constant[float] = 0.1
     """Shortest time between two writes of one stream of `/api/v1/watch`; changes of a name meanwhile are one."""
     key_check_seconds: Constant[float] = 2.0
     """Interval in which an open stream of events checks that its key is still valid; it ends with one that is not."""
-    max_running_responses: Constant[int] = 2048
+    max_running_responses: Annotated[int, Ge(1), Le(100_000), PUBLIC] = 2048
     """Concurrent streams of `/v1/responses`, which can be retrieved by id meanwhile; one more is refused."""
     host: Constant[str] = "127.0.0.1"
     """Loopback, or any address with keys and TLS."""

@@ -12,15 +12,17 @@ from weft.kernel.reasons import Reason
 class EventWatches:
     """The open event streams of a gateway, up to a maximum number."""
 
-    def __init__(self, max_watches: int) -> None:
+    def __init__(self, max_watches: int, setting: str = "gateway.max_event_watches") -> None:
+        """`setting`: the name of the maximum, for its error."""
         self._max_watches = max_watches
+        self._setting = setting
         self._open: set[Interruptible] = set()
         self._beside: list[EventWatches] = []
         self._is_closed = False
 
-    def beside(self, max_watches: int) -> "EventWatches":
+    def beside(self, max_watches: int, setting: str) -> "EventWatches":
         """Returns a separate limit for streams of another kind, which `close` also ends."""
-        made = EventWatches(max_watches)
+        made = EventWatches(max_watches, setting)
         self._beside.append(made)
         return made
 
@@ -30,9 +32,8 @@ class EventWatches:
         if self._is_closed:
             raise shutting_down()
         if len(self._open) >= self._max_watches:
-            raise WeftError(
-                Reason.RATE_LIMIT_EXCEEDED, f"more than {self._max_watches} streams of events; close one, or poll"
-            )
+            message = f"more than {self._max_watches} streams of events ({self._setting}); close one, or poll"
+            raise WeftError(Reason.RATE_LIMIT_EXCEEDED, message)
         self._open.add(block)
         try:
             yield

@@ -31,6 +31,8 @@ from weft.kernel.names import new_id
 from weft.kernel.open_files import max_connections
 from weft.kernel.reasons import Reason
 
+MAX_CONNECTIONS_PER_ADDRESS = 256
+"""If no setting says otherwise: several times what a browser or an agent's machine opens."""
 _NETWORK_BITS = 64
 """Prefix length that counts as one IPv6 address: a network of this size belongs to one household or host."""
 
@@ -44,7 +46,8 @@ class ConnectionCounts:
     """Counts the open connections of a server. Each `admit` is followed by one `release`."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
-        self._limits = limits
+        self._most = limits.max_connections
+        self._most_per_address = limits.max_connections_per_address or MAX_CONNECTIONS_PER_ADDRESS
         self._by_network: Counter[str] = Counter()
         self._total = 0
 
@@ -52,10 +55,13 @@ class ConnectionCounts:
         """Counts a connection; returns why it is refused, or None. `network`: of its peer, see `network_of`."""
         self._total += 1
         self._by_network[network] += 1
-        if self._total > self._limits.max_connections:
-            return WeftError(Reason.QUEUE_FULL, "too many connections")
-        if self._by_network[network] > self._limits.max_connections_per_address and not _is_local(network):
-            return WeftError(Reason.TOO_MANY_RESOURCES, "too many connections from this address")
+        if self._total > self._most:
+            message = f"more than {self._most} connections (gateway.connections.max_connections)"
+            return WeftError(Reason.QUEUE_FULL, message)
+        if self._by_network[network] > self._most_per_address and not _is_local(network):
+            limit = f"{self._most_per_address} connections from this address"
+            message = f"more than {limit} (gateway.connections.max_connections_per_address)"
+            return WeftError(Reason.TOO_MANY_RESOURCES, message)
         return None
 
     def release(self, network: str) -> None:
@@ -82,6 +88,11 @@ def network_of(address: str) -> str:
 
 def _is_local(network: str) -> bool:
     return not network or ipaddress.ip_address(network.partition("/")[0]).is_loopback
+
+
+def behind_proxy(limits: ConnectionLimits) -> ConnectionLimits:
+    """Returns the limits without one per address, unless it is set: a proxy connects for all its callers."""
+    return replace(limits, max_connections_per_address=limits.max_connections_per_address or limits.max_connections)
 
 
 def within_open_files(limits: ConnectionLimits) -> ConnectionLimits:

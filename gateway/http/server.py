@@ -16,7 +16,7 @@ from typing_extensions import override
 from uvicorn import Server
 
 from gateway.config import HANDSHAKE_TIMEOUT_SECONDS, ConnectionLimits, Exposure
-from gateway.http.protocol import EdgeProtocol, EdgeServerConfig, within_open_files
+from gateway.http.protocol import EdgeProtocol, EdgeServerConfig, behind_proxy, within_open_files
 from gateway.http.tls import server_context
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
@@ -191,7 +191,7 @@ class AppServer:
         """
         self._app = app
         self._exposure = exposure
-        self._limits = limits
+        self._limits = behind_proxy(limits) if exposure.tls_terminated_elsewhere else limits
         self._on_refused = on_refused
         self._name = name
         self._port_option = port_option

@@ -50,7 +50,7 @@ def responses_of(
     """
     config, background = deps.config, None
     if store is not None and tasks is not None:
-        watches = deps.watches.beside(config.max_running_responses)
+        watches = deps.watches.beside(config.max_running_responses, "gateway.max_running_responses")
         background = BackgroundResponses(tasks, store, deps.clock, watches)
     return Responses(
         deps=deps,

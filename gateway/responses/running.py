@@ -157,7 +157,7 @@ class RunningResponses:
     def require_room(self) -> None:
         """Raises RATE_LIMIT_EXCEEDED if the maximum number is running."""
         if len(self._running) >= self._max_running:
-            message = f"more than {self._max_running} responses are being streamed (max_running_responses)"
+            message = f"more than {self._max_running} responses are being streamed (gateway.max_running_responses)"
             raise WeftError(Reason.RATE_LIMIT_EXCEEDED, message)
 
     @contextmanager

@@ -61,6 +61,8 @@ Type=exec
 # systemd restarts a process that has ended. An unhealthy process is reported by weft mesh health, not restarted.
 Restart=on-failure
 RestartSec=2
+# The kernel ends an engine before other processes: the service keeps running, and restarts it.
+OOMPolicy=continue
 # SIGTERM goes to the process itself, which drains its requests and then ends its engines.
 KillMode=mixed
 TimeoutStopSec={STOP_SECONDS}

@@ -4,7 +4,7 @@ import pytest
 import structlog
 
 from gateway.config import ConnectionLimits
-from gateway.http.protocol import ConnectionCounts, network_of, within_open_files
+from gateway.http.protocol import ConnectionCounts, behind_proxy, network_of, within_open_files
 from weft.kernel.reasons import Reason
 
 FEW = ConnectionLimits(max_connections=5, max_connections_per_address=2)
@@ -37,6 +37,23 @@ def test_address_has_a_connection_limit_and_released_connections_are_reusable(fi
 def test_local_connections_are_subject_only_to_the_total_limit(address: str) -> None:
     counts = ConnectionCounts(FEW)
     assert [reason_of(counts, address) for _ in range(6)] == [None] * 5 + [Reason.QUEUE_FULL]
+
+
+def test_callers_behind_a_declared_proxy_have_one_limit_together() -> None:
+    counts = ConnectionCounts(behind_proxy(ConnectionLimits(max_connections=400)))
+    assert [reason_of(counts, "10.9.8.7") for _ in range(401)] == [None] * 400 + [Reason.QUEUE_FULL]
+
+
+def test_limit_per_address_that_is_set_applies_to_a_declared_proxy() -> None:
+    assert behind_proxy(FEW) == FEW
+
+
+def test_refused_connection_names_the_setting_and_its_value() -> None:
+    counts = ConnectionCounts(ConnectionLimits())
+    refusals = [counts.admit("192.0.2.1") for _ in range(257)]
+    assert str(refusals[256]).endswith(
+        "more than 256 connections from this address (gateway.connections.max_connections_per_address)"
+    )
 
 
 def test_addresses_without_connections_are_forgotten() -> None:
