@@ -15,8 +15,6 @@ from weft.api.registry.v1 import (
     event_pb2,
     model_pb2,
     pool_pb2,
-    profile_service_pb2,
-    profile_service_pb2_grpc,
     registry_service_pb2,
     registry_service_pb2_grpc,
     runner_pb2,
@@ -116,8 +114,6 @@ class RegistryService:
 APPLY_TIMEOUT_SECONDS = 60.0
 FORCED_DELETE_TIMEOUT_SECONDS = 120.0
 """Timeout of a forced delete; the registry waits less for the model's requests to end."""
-PROFILE_TIMEOUT_SECONDS = 60.0
-"""Timeout of a switch, which asks runners how their models were loaded."""
 _OUTCOMES = frozenset(ApplyResult.Outcome.values()) - {ApplyResult.OUTCOME_UNSPECIFIED}
 
 
@@ -160,7 +156,6 @@ class RegistryClient:
         self._resources: Any = registry_service_pb2_grpc.RegistryServiceStub(registry)
         self._declarations: Any = declaration_service_pb2_grpc.DeclarationServiceStub(registry)
         self._settings: Any = settings_service_pb2_grpc.SettingsServiceStub(registry)
-        self._profiles: Any = profile_service_pb2_grpc.ProfileServiceStub(registry)
         self._fleet = fleet
         self._calls = RegistryCalls(_callers_field, timeout_seconds=timeout_seconds)
 
@@ -253,20 +248,6 @@ class RegistryClient:
         )
         timeout_seconds = FORCED_DELETE_TIMEOUT_SECONDS if force else None
         await self._calls.call(self._declarations.Delete, request, timeout_seconds)
-
-    async def save_profile(self, wanted: profile_service_pb2.SaveProfileRequest) -> ApplyResult:
-        """Declares a profile of the current state."""
-        answer = await self._calls.call(self._profiles.SaveProfile, wanted, PROFILE_TIMEOUT_SECONDS)
-        return _known(answer.result)
-
-    async def switch_profile(
-        self, wanted: profile_service_pb2.SwitchProfileRequest
-    ) -> profile_service_pb2.SwitchProfileResponse:
-        """Switches to a profile; its loads and unloads have begun when it returns."""
-        found: profile_service_pb2.SwitchProfileResponse = await self._calls.call(
-            self._profiles.SwitchProfile, wanted, PROFILE_TIMEOUT_SECONDS
-        )
-        return found
 
     async def settings(self) -> MeshSettings:
         """Returns the mesh's settings."""

@@ -30,6 +30,7 @@ from gateway.request_facts import facts_of
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import USE_MODELS, Access
 from weft.kernel.reasons import Reason
+from weft.kernel.removed import removed_path
 
 Handler = Callable[..., Any]
 _NOTHING_MORE = OperationDoc()
@@ -217,7 +218,9 @@ class EdgeApp(FastAPI):
         raise EdgeError(405, Reason.METHOD_NOT_ALLOWED, message, headers=((b"allow", ", ".join(allowed).encode()),))
 
     def _unknown_path_words(self, scope: Scope) -> str:
-        """Returns the message for an unknown path, with the endpoint that a wrong base URL missed."""
+        """Returns the message for an unknown path: its replacement, or the endpoint that a wrong base URL missed."""
+        if removed := removed_path(scope["path"]):
+            return removed
         for path in possible_paths(scope["path"]):
             named = {**scope, "path": path, "root_path": ""}
             found = {route.path: route.matches(named)[0] for route in routes_of(self.served)}

@@ -338,8 +338,6 @@ class RegistryConfig(RegistrySettings):
     """Maximum number of declared routes."""
     max_aliases: int = MAX_ALIASES
     """Maximum number of declared aliases."""
-    max_profiles: int = 64
-    """Maximum number of declared profiles."""
     max_workflows: int = 256
     """Maximum number of declared workflows."""
     max_trials: int = 100
@@ -348,10 +346,6 @@ class RegistryConfig(RegistrySettings):
     """Maximum number of declared tenants."""
     tenants: "tuple[TenantManifest, ...]" = ()
     """Tenants of weft.yaml, shown unless a tenant with the same name is declared."""
-    max_profile_documents: int = 512
-    """Maximum number of models, agents, routes and aliases that one profile declares."""
-    max_profile_bytes: int = 1024 * 1024
-    """Maximum size of one profile."""
     max_manifest_bytes: int = 32 * 1024 * 1024
     """Maximum size of all declarations and publications: a snapshot of the mesh must fit into one gRPC message."""
     max_detail_bytes: int = 8 * 1024 * 1024

@@ -33,7 +33,6 @@ from registry_svc.mesh.trials import TrialServicer
 from registry_svc.mesh.unowned import UnownedModels
 from registry_svc.operations.governance import build_gate
 from registry_svc.operations.operations import OperationService
-from registry_svc.operations.profiles import Profiles, ProfileServicer
 from registry_svc.operations.servicer import OperationServicer
 from registry_svc.router_sessions import RouterSessions, RouterSessionServicer
 from registry_svc.secrets.secrets import Secrets, SecretServicer, SqlSecretStore
@@ -126,11 +125,15 @@ class RegistryService:
             KeyServicer(self._keys),
             LeaseServicer(self.ledger, core.mesh_clock, self._record_release),
             OperationServicer(operations, core.name_of),
-            ProfileServicer(Profiles(core, declarations, operations, calls)),
             SecretServicer(self._secrets),
             SettingsServicer(SettingsManager(core)),
             TrialServicer(core),
         )
+
+    @property
+    def removed(self) -> tuple[str, ...]:
+        """Messages about stored resources of kinds that were removed."""
+        return self._core.removed
 
     @property
     def service_names(self) -> tuple[str, ...]:

@@ -10,8 +10,6 @@ from gateway.intake.request_model import StopAtFirstError
 from gateway.registry_client import ResourcePage
 from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
 from weft.api.registry.v1.pool_pb2 import Pool
-from weft.api.registry.v1.profile_service_pb2 import ProfileStep, SwitchProfileResponse
-from weft.documents.codec import document_of
 from weft.documents.json_schema import DocumentSchema, Schema, SchemaSet, built_schema, nullable, object_schema
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import ModelDocument, applied_document, plain
@@ -60,7 +58,7 @@ class MeshConfig(_Part):
 
 _TEXT: Schema = {"type": "string"}
 _PAGE_TOKEN: Schema = _TEXT | {"description": "Empty on the last page."}
-_OUTCOMES = ("created", "configured", "unchanged", "deleted")
+_OUTCOMES = ("created", "configured", "unchanged")
 
 
 def page_schema(kind: ResourceKind) -> DocumentSchema:
@@ -90,24 +88,6 @@ def _answer_schema(schemas: SchemaSet) -> Schema:
     return object_schema(properties, list(properties), "The outcomes, in the order of the documents.")
 
 
-def _switch_schema(schemas: SchemaSet) -> Schema:
-    result = schemas.add("ApplyResult", lambda: _result_schema(schemas))
-    step: Any = ProfileStep.DESCRIPTOR
-    properties: dict[str, Schema] = {
-        "kind": {"type": "string", "const": "SwitchAnswer"},
-        "name": _TEXT | {"description": "The profile."},
-        "previous": _TEXT | {"description": "Previously active profile; empty: none."},
-        "dryRun": {"type": "boolean"},
-        "results": {"type": "array", "items": result, "description": "Result for each document."},
-        "steps": {
-            "type": "array",
-            "items": schemas.of_message(step),
-            "description": "Models to unload and load, in order, with their operations.",
-        },
-    }
-    return object_schema(properties, list(properties), "Result of a switch to a profile.")
-
-
 def _members_schema(schemas: SchemaSet) -> Schema:
     properties: dict[str, Schema] = {
         "kind": {"type": "string", "const": "PoolMembers"},
@@ -125,7 +105,6 @@ def _members_schema(schemas: SchemaSet) -> Schema:
 
 
 APPLY_ANSWER = built_schema("ApplyAnswer", _answer_schema)
-SWITCH_ANSWER = built_schema("SwitchAnswer", _switch_schema)
 POOL_MEMBERS = built_schema("PoolMembersAnswer", _members_schema)
 
 JsonObject = dict[str, object]
@@ -153,15 +132,3 @@ def members_body(pool: Pool, members: Sequence[ModelDocument]) -> JsonObject:
 def applied_body(results: Sequence[ApplyResult], *, dry_run: bool) -> JsonObject:
     """Returns the outcome for each document."""
     return {"kind": "ApplyAnswer", "dryRun": dry_run, "results": [applied_document(result) for result in results]}
-
-
-def switched_body(switched: SwitchProfileResponse, name: str, *, dry_run: bool) -> JsonObject:
-    """Returns the result of a switch to a profile, and the operations that it started."""
-    return {
-        "kind": "SwitchAnswer",
-        "name": name,
-        "previous": switched.previous,
-        "dryRun": dry_run,
-        "results": [applied_document(result) for result in switched.results],
-        "steps": [document_of(step) for step in switched.steps],
-    }

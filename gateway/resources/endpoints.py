@@ -5,10 +5,8 @@ from functools import partial
 from gateway.health import VIEW_TELEMETRY
 from gateway.openapi import answers, json_body, json_or_yaml_body
 from gateway.resources import handlers as resources
-from gateway.resources import profiles
-from gateway.resources.documents import APPLY_ANSWER, POOL_MEMBERS, SWITCH_ANSWER, ApplyRequest, MeshConfig, page_schema
+from gateway.resources.documents import APPLY_ANSWER, POOL_MEMBERS, ApplyRequest, MeshConfig, page_schema
 from gateway.resources.handlers import APPLY_PARAMETERS, apply_resources, put_resource
-from gateway.resources.profiles import SaveProfileBody
 from gateway.resources.routers import list_routers
 from gateway.routing import ApiRouter
 from weft.api.gateway.v1.mesh_router_pb2 import MeshRouterList
@@ -89,12 +87,7 @@ for each in DECLARED_KINDS:
         operation_id=f"put_{each.value}",
         by_name=KINDS[each].by_name,
     )
-_PROFILE = f"{_API}/profiles/{{name}}"
-_SAVED = json_body(SaveProfileBody) | answers(APPLY_ANSWER, query=profiles.PARAMETERS, also=201)
-_SWITCHED = answers(SWITCH_ANSWER, query=profiles.PARAMETERS)
 _EVENTS = answers(ListEventsResponse, query=resources.EVENT_PARAMETERS)
-RESOURCES.add_post(f"{_PROFILE}/save", EDIT_MODELS, profiles.save_profile, _SAVED)
-RESOURCES.add_post(f"{_PROFILE}/switch", EDIT_MODELS, profiles.switch_profile, _SWITCHED)
 RESOURCES.add_get(f"{_API}/events", VIEW_TELEMETRY, resources.get_events, _EVENTS)
 RESOURCES.add_get(f"{_API}/routers", VIEW_RUNNERS, list_routers, answers(MeshRouterList))
 SETTINGS = ApiRouter("settings")

@@ -47,6 +47,8 @@ class RegistryCore:
         self.config = config
         self.mesh = Mesh()
         self.join_tokens: dict[str, JoinToken] = {}
+        self.removed: tuple[str, ...] = ()
+        """See `StoredMesh.removed`."""
         self.routers: dict[str, Router] = {}
         """Routers with a session, by name."""
         self.settings = settings_pb2.MeshSettings(allow_cloud_fallback=config.allow_cloud_fallback, revision=1)
@@ -75,11 +77,14 @@ class RegistryCore:
             if stored.settings is None:
                 await self.store.save_settings(self.settings)
             self.settings = stored.settings or self.settings
+            self.removed = stored.removed
         except BaseException:
             self.mesh = Mesh()
             await self.store.close()
             raise
         self._open = True
+        for message in self.removed:
+            log.warning("removed resources are stored", why=message)
         log.info("registry open", runners=len(self.mesh), models=len(self.mesh.pools))
 
     async def stop(self, grace_seconds: float) -> None:
@@ -138,11 +143,11 @@ class RegistryCore:
             )
         return await self.writer.run(write)
 
-    async def save_documents(self, records: Sequence[Message], gone: Collection[Key] = ()) -> None:
+    async def save_documents(self, records: Sequence[Message]) -> None:
         """As the store's `save_documents`. Call it in a write, after `settle`."""
-        keys = {*map(key_of, records), *gone}
+        keys = set(map(key_of, records))
         self._doubtful |= keys
-        await self.store.save_documents(records, gone)
+        await self.store.save_documents(records)
         self._doubtful -= keys
 
     async def delete_documents(self, keys: Collection[Key]) -> None:

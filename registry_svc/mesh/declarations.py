@@ -39,7 +39,7 @@ from weft.api.registry.v1.journal_pb2 import JOURNAL_MODE_UNSPECIFIED, JournalMo
 from weft.api.registry.v1.model_pb2 import ModelDeclaration
 from weft.api.registry.v1.settings_pb2 import MeshSettings
 from weft.documents.kind import PointsTo, Reference
-from weft.documents.kinds import DECLARED_KINDS, Key, key_of, packed
+from weft.documents.kinds import DECLARED_KINDS, key_of, packed
 from weft.documents.kinds.model import secret_of
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument
@@ -56,12 +56,10 @@ log = get_logger("weft.registry")
 _EVENT_REASONS: dict[int, event_pb2.EventReason.ValueType] = {
     ApplyResult.OUTCOME_CREATED: event_pb2.EVENT_REASON_CREATED,
     ApplyResult.OUTCOME_CONFIGURED: event_pb2.EVENT_REASON_CONFIGURED,
-    ApplyResult.OUTCOME_DELETED: event_pb2.EVENT_REASON_DELETED,
 }
 _EVENT_MESSAGES: dict[int, str] = {
     ApplyResult.OUTCOME_CREATED: "declared by an operator",
     ApplyResult.OUTCOME_CONFIGURED: "declared by an operator",
-    ApplyResult.OUTCOME_DELETED: "deleted by an operator",
 }
 
 
@@ -80,8 +78,6 @@ class Plan:
     """Models of the batch with their pools."""
     arriving_targets: frozenset[str] = frozenset()
     """Declared names that requests use with a prefix, such as "route/fast"."""
-    leaving: Collection[Key] = ()
-    """Documents that are deleted in the same step."""
     results: list[ApplyResult] = field(default_factory=list)
     records: list[Any] = field(default_factory=list)
     """Records to save: Models, Aliases and so on."""
@@ -168,23 +164,18 @@ class Declarations:
         if will_be != (declared is not None and declared.manifest.capture):
             await self._on_capture(tenant, will_be, actor or caller().name)
 
-    async def carry_out(self, plan: Plan, events: Iterable[event_pb2.Event] = ()) -> None:
-        """Stores a plan's records, deletes what leaves, and publishes both with their events and `events`.
-
-        Call it in a write.
-        """
+    async def carry_out(self, plan: Plan) -> None:
+        """Stores a plan's records, and publishes them with their events. Call it in a write."""
         await self._core.settle()
-        if not plan.records and not plan.leaving:
-            self._core.publish([], events)
+        if not plan.records:
             return
-        await self._core.save_documents(plan.records, plan.leaving)
-        changes = self._core.mesh.drop(plan.leaving) + self._core.mesh.declare(plan.records)
-        self._core.publish(changes, [*events_of(plan.results), *events])
+        await self._core.save_documents(plan.records)
+        self._core.publish(self._core.mesh.declare(plan.records), _events_of(plan.results))
         self._bell.ring()
         saved = Counter(key_of(record)[0].plural for record in plan.records)
         log.info("declarations applied", **saved, adopt=plan.adopt)
 
-    def planned(self, batch: Batch, author: Author, leaving: Collection[Key] = ()) -> Plan:
+    def planned(self, batch: Batch, author: Author) -> Plan:
         """Returns the effects of an Apply on the current declarations. Raises what Apply raises."""
         self._require_as_expected(batch)
         models = [each.manifest for each in batch.documents if each.kind is ResourceKind.MODEL]
@@ -192,7 +183,6 @@ class Declarations:
             now=stamp_of(self._core.clock.utc_now()),
             adopt=batch.adopt,
             author=author,
-            leaving=leaving,
             arriving={manifest.name: pool_name_of(manifest) for manifest in models},
             arriving_targets=frozenset(
                 f"{kind.prefix}{each.name}"
@@ -317,8 +307,7 @@ class Declarations:
         scope = DECLARED_KINDS[kind].scope
         planned = (record.manifest for record in plan.records if key_of(record)[0] is kind)
         twin = next((each.name for each in planned if scope(each) == scope(manifest)), "")
-        leaving = {name for left, name in plan.leaving if left is kind}
-        other = twin or self._core.mesh.documents[kind].same_scope(manifest, leaving)
+        other = twin or self._core.mesh.documents[kind].same_scope(manifest)
         require_free_scope(kind, manifest.name, getattr(manifest, DECLARED_KINDS[kind].scope_field), other)
 
     def _is_there(self, plan: Plan, reference: Reference) -> bool:
@@ -330,7 +319,7 @@ class Declarations:
             for kind, declared in DECLARED_KINDS.items():
                 if declared.prefix and name.startswith(declared.prefix):
                     own = name.removeprefix(declared.prefix)
-                    return (kind, own) not in plan.leaving and own in mesh.names_of(kind)
+                    return own in mesh.names_of(kind)
         return exists(mesh.target(name), to, arriving=plan.arriving, leaving=())
 
     def _require_secret(self, manifest: model_pb2.ModelManifest, field_: str) -> None:
@@ -362,11 +351,10 @@ class Declarations:
     def _require_room(self, plan: Plan) -> None:
         mesh, config = self._core.mesh, self._core.config
         new = Counter(result.kind for result in plan.results if result.outcome == ApplyResult.OUTCOME_CREATED)
-        new.subtract(kind.value for kind, _ in plan.leaving)
         for kind in DECLARED_KINDS:
             require_room(kind.plural, mesh.count(kind), new[kind.value], config.max_of(kind))
         arriving = ((*key_of(record), record.manifest) for record in plan.records)
-        growth = mesh.sizes.growth_bytes(arriving, plan.leaving)
+        growth = mesh.sizes.growth_bytes(arriving)
         require_room(
             "bytes of all that is declared and published", mesh.sizes.total_bytes, growth, config.max_manifest_bytes
         )
@@ -497,7 +485,7 @@ def _settle_owner(
         manifest.tags.owner = owner
 
 
-def events_of(results: Iterable[ApplyResult]) -> list[event_pb2.Event]:
+def _events_of(results: Iterable[ApplyResult]) -> list[event_pb2.Event]:
     """Returns the events for the results of an Apply."""
     return [
         event_pb2.Event(

@@ -3,7 +3,7 @@
 Without await, clock or storage: session manager and declarations decide, this module records.
 """
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,6 @@ from registry_svc.mesh.overlay import (
 from registry_svc.mesh.policy.declarations import Target
 from registry_svc.mesh.session_state import SessionState
 from weft.api.registry.v1 import agent_pb2, model_pb2, pool_pb2, route_pb2, runner_pb2, workflow_pb2
-from weft.api.registry.v1.profile_pb2 import Profile
 from weft.api.registry.v1.registry_service_pb2 import Change
 from weft.api.registry.v1.resource_pb2 import ResourceDocument
 from weft.documents.kind import DeclaredKind, Reference
@@ -61,10 +60,10 @@ class DeclaredDocuments:
         """Returns the declared documents, sorted by name."""
         return [self._declared[name] for name in sorted(self._declared)]
 
-    def same_scope(self, manifest: Any, besides: Container[str]) -> str:
+    def same_scope(self, manifest: Any) -> str:
         """Returns the name of another declared document with the same scope, or ""."""
         scope = self._kind.scope(manifest)
-        found = (name for name in self._declared if name != manifest.name and name not in besides)
+        found = (name for name in self._declared if name != manifest.name)
         return next((name for name in found if self._kind.scope(self._declared[name].manifest) == scope), "")
 
     def referring(self, is_meant: Callable[[Reference], bool]) -> set[str]:
@@ -162,11 +161,6 @@ class ResourceIndex:
     def is_declared(self, kind: ResourceKind, name: str) -> bool:
         """Whether an operator has declared a resource."""
         return kind in self.documents and name in self.documents[kind]
-
-    @property
-    def active_profile(self) -> Profile | None:
-        """The active profile, or None."""
-        return next((each for each in self.documents[ResourceKind.PROFILE].shown.values() if each.active), None)
 
     def published_model(self, name: str) -> tuple[model_pb2.Model, SessionState] | None:
         """Returns the publication of a model, even if a declaration overrides it."""

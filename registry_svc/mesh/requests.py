@@ -12,21 +12,18 @@ from datetime import UTC
 from registry_svc.config import RegistryConfig
 from registry_svc.mesh.records import to_kind
 from registry_svc.wire_values import (
-    check_options,
     read_page_token,
     require_at_most,
     require_count,
     without_control_characters,
 )
-from weft.api.registry.v1 import agent_pb2, declaration_service_pb2, model_pb2, profile_pb2, runner_pb2
+from weft.api.registry.v1 import agent_pb2, declaration_service_pb2, model_pb2, runner_pb2
 from weft.api.registry.v1 import registry_service_pb2 as pb
 from weft.api.registry.v1 import runner_session_service_pb2 as session_pb
 from weft.api.registry.v1.resource_pb2 import ResourceDocument
 from weft.documents.kinds import DECLARED_KINDS, KINDS
 from weft.documents.kinds.agent import check_agent
 from weft.documents.kinds.model import check_manifest
-from weft.documents.kinds.profile import check_profile
-from weft.documents.profiles import documents_of, load_options_of, profile_field
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument, declared_document
 from weft.kernel.errors import invalid_field
@@ -183,27 +180,12 @@ def _valid_document(resource: ResourceDocument, field: str, config: RegistryConf
     document = declared_document(resource, field)
     kind, where = document.kind, f"{field}.{document.kind.value}"
     document.declared.DiscardUnknownFields()
-    if kind is ResourceKind.PROFILE:
-        valid_profile(document.declared, where, config)
-    elif kind in DECLARED_KINDS:
+    if kind in DECLARED_KINDS:
         DECLARED_KINDS[kind].check(document.declared, where)
     elif kind is ResourceKind.POOL:
         require_at_most(document.declared.members, f"{where}.members", config.max_models)
     check_message(document.declared, where)
     return document
-
-
-def valid_profile(manifest: profile_pb2.ProfileManifest, field: str, config: RegistryConfig) -> None:
-    """Brings a profile to its canonical form. Raises INVALID_ARGUMENT naming the field, such as "agents[0].name"."""
-    check_profile(manifest, field)
-    documents = documents_of(manifest)
-    if len(documents) > config.max_profile_documents:
-        raise invalid_field(field, f"declares {len(documents)} documents; at most {config.max_profile_documents}")
-    _require_unique_names(documents, lambda index: f"{field}.{profile_field(manifest, index)}")
-    for index, load in enumerate(manifest.load):
-        check_options(load_options_of(load.settings), f"{field}.load[{index}].settings")
-    if manifest.ByteSize() > config.max_profile_bytes:
-        raise invalid_field(field, f"must be at most {config.max_profile_bytes} bytes; it has {manifest.ByteSize()}")
 
 
 def _declarations_field(index: int) -> str:

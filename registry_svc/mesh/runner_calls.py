@@ -121,13 +121,6 @@ class RunnerCalls:
         answer: pb.FlushCacheResponse = await self._answer(runner, "FlushCache", permitted, permission)
         return answer
 
-    async def load_options(self, runner: str) -> dict[str, load_pb2.LoadOptions]:
-        """Returns the options with which a runner has loaded or would load each model. Needs no permit."""
-        found: pb.DescribeResponse = await self._answer(
-            runner, "Describe", pb.DescribeRequest(), timeout=DESCRIBE_TIMEOUT_SECONDS
-        )
-        return {each.model: each.load_options for each in found.instances}
-
     async def source_engines(self, runner: str, source: str) -> Sequence[pb.InstanceDescription]:
         """Returns the engines of a runner that may serve a source; empty if unknown."""
         found: pb.DescribeResponse = await self._answer(

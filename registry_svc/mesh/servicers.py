@@ -15,7 +15,6 @@ from registry_svc.mesh.declarations import Declarations, SettingsManager
 from registry_svc.mesh.expiry import Retirements
 from registry_svc.mesh.mesh_state import Mesh
 from registry_svc.mesh.policy.declarations import Author
-from registry_svc.mesh.profile_state import shown_profile
 from registry_svc.mesh.records import to_kind
 from registry_svc.mesh.requests import (
     event_limit,
@@ -120,7 +119,6 @@ _SHOWN: Mapping[ResourceKind, Callable[[Mesh, str], Any]] = MappingProxyType(
         ResourceKind.RUNNER: _runner,
         ResourceKind.POOL: _visible_pool,
         ResourceKind.ROUTE: lambda mesh, name: mesh.routes.get(name),
-        ResourceKind.PROFILE: shown_profile,
         ResourceKind.WORKFLOW: Mesh.shown_workflow,
     }
 )

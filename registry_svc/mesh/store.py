@@ -13,6 +13,7 @@ from registry_svc.store.database import RegistryDatabase
 from weft.api.registry.v1 import agent_pb2, event_pb2, model_pb2, runner_pb2, settings_pb2
 from weft.documents.kinds import DECLARED_KINDS, Key, key_of
 from weft.kernel.log import get_logger
+from weft.kernel.removed import KINDS, removed_documents
 from weft.sql.connections import Row, Tx
 
 log = get_logger("weft.registry.store")
@@ -52,6 +53,8 @@ class StoredMesh:
     join_tokens: tuple[JoinToken, ...] = ()
     events: tuple[event_pb2.Event, ...] = ()
     """Oldest first."""
+    removed: tuple[str, ...] = ()
+    """Messages about stored documents of kinds that were removed."""
 
 
 _PROFILE = ("name", "incarnation", "address", "host", "runtime", "version", "dial_out")
@@ -99,6 +102,7 @@ class SqlStore(RegistryDatabase):
             settings=None if settings is None else settings_pb2.MeshSettings.FromString(settings.document),
             join_tokens=tuple(JoinToken(**row._asdict()) for row in _in_order(found["join_tokens"], "id")),
             events=tuple(event_pb2.Event.FromString(row.event) for row in found["events"]),
+            removed=tuple(_removed(found["documents"])),
         )
 
     async def save_session(self, stored: StoredSession, *, evicted: Sequence[str] = ()) -> None:
@@ -193,6 +197,12 @@ def _records(rows: Sequence[Row]) -> Iterator[tuple[Row, Message]]:
             except DecodeError:
                 # One damaged row must not prevent a start.
                 log.warning("stored resource cannot be read, apply or publish it again", kind=row.kind, name=row.name)
+
+
+def _removed(rows: Sequence[Row]) -> Iterator[str]:
+    for kind in KINDS:
+        if names := [row.name for row in rows if row.kind == kind]:
+            yield removed_documents(kind, names)
 
 
 def _in_order(rows: Sequence[Row], column: str) -> list[Row]:

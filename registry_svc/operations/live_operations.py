@@ -61,8 +61,6 @@ class LiveOperation:
     a cancellation after a restart undoes them."""
     subjects: frozenset[str]
     """Names that it changes; empty: it conflicts with no other."""
-    after: frozenset[str] = frozenset()
-    """Names of operations that it waits for; ended ones are ignored."""
     progress: Operation = field(default_factory=Operation)
     """Stage and other fields that are not stored."""
     ends_at: float | None = None
@@ -104,13 +102,12 @@ def startable(unfinished: Iterable[LiveOperation], max_running: int) -> list[Liv
     """
     waiting_or_running = list(unfinished)
     room = max_running - sum(each.task is not None for each in waiting_or_running)
-    names = {each.operation.name for each in waiting_or_running}
     held: set[str] = set()
     chosen: list[LiveOperation] = []
     for each in waiting_or_running:
         if room <= 0:
             break
-        if each.task is None and held.isdisjoint(each.subjects) and names.isdisjoint(each.after):
+        if each.task is None and held.isdisjoint(each.subjects):
             chosen.append(each)
             room -= 1
         held |= each.subjects

@@ -118,13 +118,10 @@ class Operations:
             log.warning("the count of refusals was lost")
         self.audit.tell_head()
 
-    async def create(
-        self, request: CreateOperationRequest, traceparent: str = "", *, after: frozenset[str] = frozenset()
-    ) -> tuple[Operation, bool]:
+    async def create(self, request: CreateOperationRequest, traceparent: str = "") -> tuple[Operation, bool]:
         """Accepts an operation. Returns it, and whether an earlier call with the same request id created it.
 
-        `traceparent` is the caller's valid one, or "". `after` are names of operations that it waits for, however they
-        end; a restart of the registry forgets them. Acceptance completes even if the caller is gone.
+        `traceparent` is the caller's valid one, or "". Acceptance completes even if the caller is gone.
 
         Raises ALREADY_EXISTS, OPERATION_REFUSED, TOO_MANY_RESOURCES, QUEUE_FULL and SERVICE_UNAVAILABLE, and what
         `require_known` raises.
@@ -132,7 +129,7 @@ class Operations:
         self._require_open()
         self._require_turn()
         await self._require_options(request.action.load_model)
-        return await self._writer.run(lambda: self._accept(request, traceparent, after))
+        return await self._writer.run(lambda: self._accept(request, traceparent))
 
     async def get(self, name: str) -> Operation:
         """Returns an operation. Raises NOT_FOUND."""
@@ -227,9 +224,7 @@ class Operations:
         ended_before = now - timedelta(seconds=self._settings.keep_seconds)
         self._may_expire = await self._store.delete_expired(ended_before=ended_before, now=now)
 
-    async def _accept(
-        self, request: CreateOperationRequest, traceparent: str, after: frozenset[str]
-    ) -> tuple[Operation, bool]:
+    async def _accept(self, request: CreateOperationRequest, traceparent: str) -> tuple[Operation, bool]:
         self._require_open()
         live = self._table.of_request(request.request_id)
         earlier = live.operation if live is not None else await self._store.of_request(request.request_id)
@@ -249,8 +244,7 @@ class Operations:
         match await self._store.save_new(*self._new(request, admission), admission):
             case Saved(operation, head):
                 self.audit.moved(head)
-                live = self._take(operation, resumed=False, traceparent=traceparent)
-                live.after = after
+                self._take(operation, resumed=False, traceparent=traceparent)
                 self._executor.pump()
                 return self._table.shown(operation), False
             case RequestKnown(earlier):

@@ -168,6 +168,17 @@ class StoreSuite:
         assert mesh.documents == (declared_model("m2"),)
         assert [(entry["kind"], entry["name"]) for entry in logs] == [("model", "m1")]
 
+    async def test_documents_of_a_removed_kind_stay_and_are_named(self, store: SqlStore) -> None:
+        rows = [{"kind": "profile", "name": name, "revision": 1, "owner": "", "document": b"x"} for name in ("b", "a")]
+        await store.run(lambda tx: tx.insert("documents", *rows))
+        await store.save_documents([declared_model("m1")])
+        for _ in range(2):
+            mesh = await store.load()
+            assert mesh.documents == (declared_model("m1"),)
+            (message,) = mesh.removed
+            assert message.startswith("profiles were removed; use: weft apply -f FILE")
+            assert message.endswith("Stored and not used: profile/a, profile/b")
+
     async def test_settings_are_one_row_and_a_save_replaces_them(self, store: SqlStore) -> None:
         assert (await store.load()).settings is None
         for revision in (1, 2, 3):

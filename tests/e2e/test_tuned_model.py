@@ -47,7 +47,7 @@ def _parameters(mesh: MeshProcess) -> Any:
     return instance["loadOptions"]["parameters"]
 
 
-async def test_faster_settings_are_applied_as_a_profile_and_undone(stand_in_mesh: MeshProcess) -> None:
+async def test_faster_settings_are_applied_and_undone(stand_in_mesh: MeshProcess) -> None:
     mesh = stand_in_mesh
     options = ("--minutes", "4", "--vary", "ubatch_tokens", "--apply", "-o", "json")
     code, out, err = await run_weft("models", "tune", "smol", *options, home=mesh.home, seconds=270)
@@ -59,8 +59,11 @@ async def test_faster_settings_are_applied_as_a_profile_and_undone(stand_in_mesh
     assert report["best"]["promptTokensPerSecond"] > report["present"]["promptTokensPerSecond"]
     assert _parameters(mesh) == {"ubatch_tokens": 512}
 
-    code, _, err = await run_weft("mesh", "profile", "switch", report["undoProfile"], home=mesh.home)
-    assert (code, _parameters(mesh)) == (0, {}), err
+    code, _, err = await run_weft(*report["undo"].split()[1:], home=mesh.home)
+    assert code == 0, err
+    asked = {"model": "smol", "prompt": "The sea is", "max_tokens": 1}
+    httpx2.post(f"{mesh.url}/v1/completions", json=asked, timeout=60).raise_for_status()
+    assert _parameters(mesh) == {}
 
 
 def test_caller_interrupts_a_trial_and_ctrl_c_leaves_the_model_as_it_was(mesh: MeshProcess) -> None:

@@ -1,4 +1,4 @@
-"""The settings of the workbench: documents applied after their difference was shown, profiles, keys, the mesh."""
+"""The settings of the workbench: documents applied after their difference was shown, keys, the mesh."""
 
 import json
 from collections.abc import Iterator
@@ -136,44 +136,6 @@ def test_concurrent_change_is_reported_and_a_document_is_deleted(page: "Page", m
     page.get_by_text("There are no aliases.").wait_for()
 
 
-def test_profile_is_saved_and_activated_after_showing_its_diff(page: "Page", mesh: MeshProcess) -> None:
-    agent = {"kind": "agent", "name": "by-day", "model": "m-a"}
-    httpx2.put(f"{mesh.url}/api/v1/agents/by-day", json=agent).raise_for_status()
-    opened(page, mesh, "settings/profiles", "Settings")
-    page.get_by_role("button", name="Save current state").click()
-    dialog = page.get_by_role("dialog")
-    dialog.get_by_label("Name").fill("day")
-    dialog.get_by_role("button", name="Show changes").click()
-    dialog.get_by_text("profile/day created").wait_for()
-    picture(page, "settings-profile-save")
-    dialog.get_by_role("button", name="Save").click()
-    table = page.get_by_role("table", name="Profiles")
-    table.get_by_text("active", exact=True).wait_for()
-    httpx2.delete(f"{mesh.url}/api/v1/agents/by-day").raise_for_status()
-    page.get_by_text("agent/by-day is declared otherwise, or was deleted").wait_for()
-    table.get_by_text("changed", exact=True).wait_for()
-    night = {"kind": "profile", "name": "night", "load": [{"model": "m-b", "settings": {"pin": True}}]}
-    httpx2.put(f"{mesh.url}/api/v1/profiles/night", json=night).raise_for_status()
-    table.get_by_role("button", name="Switch to day").click()
-    dialog = page.get_by_role("dialog")
-    dialog.get_by_text("agent/by-day created").wait_for()
-    picture(page, "settings-profile-switch")
-    dialog.get_by_role("button", name="Switch", exact=True).click()
-    page.get_by_text("switched to profile day").wait_for()
-    page.get_by_text("agent/by-day is declared otherwise, or was deleted").wait_for(state="detached")
-    table.get_by_role("button", name="Switch to night").click()
-    dialog = page.get_by_role("dialog")
-    dialog.get_by_text("agent/by-day deleted").wait_for()
-    dialog.get_by_text("load m-b").wait_for()
-    dialog.get_by_text("weft mesh profile switch night").wait_for()
-    dialog.get_by_role("button", name="Switch", exact=True).click()
-    operations = page.get_by_role("region", name="Operations")
-    operations.get_by_role("region", name="Load m-b").locator(".state", has_text="succeeded").wait_for()
-    picture(page, "settings-profiles")
-    assert declared(mesh, "profiles/night")["status"]["active"] is True  # type: ignore[index]
-    assert httpx2.get(f"{mesh.url}/api/v1/agents/by-day").status_code == 404
-
-
 def test_mesh_settings_are_changed_after_showing_their_diff(page: "Page", mesh: MeshProcess) -> None:
     before = declared(mesh, "config")["allowCloudFallback"]
     opened(page, mesh, "settings/mesh", "Settings")
@@ -230,7 +192,7 @@ def test_read_only_key_is_offered_no_changes(page: "Page", keyed: MeshProcess) -
     sign_in(page, keyed, new_key(keyed, "--scope", "models:view"), "settings")
     page.get_by_role("navigation", name="Settings").wait_for()
     tabs = page.get_by_role("navigation", name="Settings").get_by_role("link").all_text_contents()
-    assert tabs == ["Agents", "Routes", "Aliases", "Profiles"]
+    assert tabs == ["Agents", "Routes", "Aliases"]
     page.get_by_text("There are no agents.").wait_for()
     assert page.get_by_role("button", name="New agent").count() == 0
 
@@ -240,7 +202,7 @@ def _until_shown(page: "Page") -> None:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("path", ["settings/profiles", "settings/agents/new", "settings/mesh"])
+@pytest.mark.parametrize("path", ["settings/agents/new", "settings/mesh"])
 def test_settings_pages_have_no_accessibility_violations(
     browser: "Browser", mesh: MeshProcess, path: str, theme: str
 ) -> None:

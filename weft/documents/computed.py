@@ -193,7 +193,6 @@ COMPUTED: Mapping[str, Computed] = MappingProxyType(
         "weft.api.registry.v1.Key": Computed(_as_it_is, {"state": _KEY_STATE}, required=("state",)),
         # As strict as `operation_actions.LoadSettings`; the registry itself accepts more.
         "weft.api.runner.v1.LoadOptions": _LOAD_OPTIONS,
-        "weft.api.registry.v1.ProfileLoadSettings": _LOAD_OPTIONS,
         "weft.api.runner.v1.LoadParameter": Computed(_load_parameter, {"type": _PARAMETER_TYPE}, required=("type",)),
         "weft.api.operations.v1.Operation": Computed(_operation),
         "weft.api.operations.v1.OperationResult": Computed(_as_it_is, left_out=_RESULT_NAMES),
@@ -233,17 +232,6 @@ CHECKS: Mapping[str, Callable[[Any], str]] = MappingProxyType(
 """Rules that span several fields, by the message's full name. Each returns what is wrong, or an empty text."""
 
 
-def _read_load_options(document: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """Moves the context back to the parameters, where messages have it; see `_load_options`."""
-    names = [name for name in ("contextTokens", CONTEXT_TOKENS) if name in document]
-    parameters = document.get("parameters", {})
-    if not names or not isinstance(parameters, dict):
-        return document
-    rest = {name: value for name, value in document.items() if name not in names}
-    context = document[names[0]]
-    return rest | {"parameters": parameters if context is None else {CONTEXT_TOKENS: context} | parameters}
-
-
 def _read_workflow(document: Mapping[Any, Any]) -> Mapping[Any, Any]:
     """Replaces the graph by its JSON text, which messages have."""
     graph = document.get("graph")
@@ -267,7 +255,6 @@ def _as_json(value: Any) -> str:
 
 READ_AS: Mapping[str, Callable[[Mapping[Any, Any]], Mapping[Any, Any]]] = MappingProxyType(
     {
-        "weft.api.registry.v1.ProfileLoadSettings": _read_load_options,
         "weft.api.common.v1.Workflow": _read_workflow,
         "weft.api.registry.v1.WorkflowManifest": _read_workflow,
         "weft.api.common.v1.WorkflowInput": _read_workflow_input,

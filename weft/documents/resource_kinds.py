@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from weft.kernel.errors import invalid_field
+from weft.kernel.removed import removed_kind
 
 _MODULES = sorted(path.stem for path in Path(__file__).with_name("kinds").glob("[a-z]*.py"))
 
@@ -24,7 +25,6 @@ class ResourceKind(StrEnum):
     POOL = "pool"
     ROUTE = "route"
     ALIAS = "alias"
-    PROFILE = "profile"
     WORKFLOW = "workflow"
     TENANT = "tenant"
     TRIAL = "trial"
@@ -63,6 +63,8 @@ def parse_kind(word: str, field: str = "KIND") -> ResourceKind:
     """Returns the kind that a word names in any case. Raises INVALID_ARGUMENT naming `field` and the valid kinds."""
     kind = kind_words().get(word.lower())
     if kind is None:
+        if removed := removed_kind(word.lower()):
+            raise invalid_field(field, removed)
         known = ", ".join(kind.plural for kind in ResourceKind)
         raise invalid_field(field, f"{word[:64]!r} is not a kind of resource; there are {known}")
     return kind

@@ -10,7 +10,6 @@ from google.protobuf.message import Message
 from weft.api.registry.v1.declaration_service_pb2 import ApplyResult, PoolDeclaration, RunnerDeclaration
 from weft.api.registry.v1.model_pb2 import Model, ModelDeclaration, ModelManifest
 from weft.api.registry.v1.pool_pb2 import Pool
-from weft.api.registry.v1.profile_pb2 import Profile, ProfileManifest
 from weft.api.registry.v1.resource_pb2 import ResourceDocument
 from weft.api.registry.v1.runner_pb2 import InstanceState, Runner
 from weft.documents.codec import document_of, leave_out_defaults, without_defaults, word_of
@@ -113,31 +112,11 @@ class PoolDocument(Document[PoolDeclaration, Pool]):
         return {"members": [_member(model) for model in self.observed.members] if self.observed is not None else []}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileDocument(Document[ProfileManifest, Profile]):
-    """A mesh configuration that operators activate as a whole."""
-
-    kind: ResourceKind = ResourceKind.PROFILE
-
-    @property
-    def state(self) -> str:
-        """Returns active or inactive."""
-        if self.observed is None:
-            return ""
-        return "active" if self.observed.active else "inactive"
-
-    @property
-    def names_models(self) -> bool:
-        """Whether activating it may load or unload models."""
-        return bool(self.declared.load or self.declared.unload or self.declared.unload_others)
-
-
 AnyDocument = Document[Any, Any]
 _TYPES: Mapping[ResourceKind, type[Document[Any, Any]]] = MappingProxyType(
     {
         ResourceKind.MODEL: ModelDocument,
         ResourceKind.POOL: PoolDocument,
-        ResourceKind.PROFILE: ProfileDocument,
     }
 )
 """Kinds that have their own document class."""

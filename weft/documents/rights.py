@@ -4,7 +4,6 @@ A caller without name restrictions passes every check here.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from weft.api.operations.v1.operation_pb2 import OperationAction
 from weft.api.registry.v1.pool_pb2 import Pool
@@ -22,7 +21,7 @@ def require_declarable(principal: Principal, documents: Iterable[AnyDocument]) -
 
     Declaring a model also requires permission for its pool, since pool members serve each other's requests. Agents,
     routes, aliases and workflows may only refer to names that their author may edit or use, because they give access to
-    them. Profiles need the unrestricted scope, tenants the scope for settings.
+    them. Tenants need the scope for settings.
     """
     for each in documents:
         kind = DECLARED_KINDS.get(each.kind)
@@ -54,14 +53,9 @@ def view_of(kind: ResourceKind) -> Access:
 
 
 def names_secret(documents: Iterable[AnyDocument]) -> bool:
-    """Whether one of these models, or a model in one of these profiles, has a provider with a secret as its key."""
-    declared: list[Any] = []
-    for each in documents:
-        if each.kind is ResourceKind.MODEL:
-            declared.append(each.declared)
-        elif each.kind is ResourceKind.PROFILE:
-            declared += each.declared.models
-    return any(model.manifest.provider.api_key_ref for model in declared)
+    """Whether one of these models has a provider with a secret as its key."""
+    models = (each for each in documents if each.kind is ResourceKind.MODEL)
+    return any(model.declared.manifest.provider.api_key_ref for model in models)
 
 
 def visible_names(principal: Principal, names: Iterable[str]) -> Iterator[str]:

@@ -12,7 +12,6 @@ from weft_app.cli.output import Column, Listing, custom_columns, value_at
 Document = dict[str, Any]
 SKILLS = ("text", "image", "audio", "tools")
 _WINDOWS = {"second": "sec", "minute": "min"}
-_DECLARED_BY_PROFILES = ("models", "agents", "routes", "aliases")
 
 
 def shown_state(model: Document) -> str:
@@ -83,13 +82,6 @@ def graph_bytes(workflow: Document) -> int:
     return len(json.dumps(workflow["graph"], separators=(",", ":"), ensure_ascii=False).encode())
 
 
-def profile_state(profile: Document) -> str:
-    """Returns "active", "inactive" or "changed"."""
-    if profile["status"]["changes"]:
-        return "changed"
-    return "active" if profile["status"]["active"] else "inactive"
-
-
 def event_label(event: Document) -> str:
     """Returns the subject of an event as KIND/NAME."""
     return f"{event['resourceKind']}/{event['resourceName']}"
@@ -140,16 +132,6 @@ _ROUTE_WIDE = custom_columns(
 )
 _ALIAS = custom_columns("NAME:name PATTERN:pattern TARGET:target TENANT:tenant SOURCE:status.source")
 _ALIAS_WIDE = _ALIAS + custom_columns(f"{_AGE} {_WHOLE}")
-_PROFILE = custom_columns(
-    f"NAME:name STATUS LOADS DOCUMENTS {_SHORT}",
-    STATUS=profile_state,
-    LOADS=lambda profile: ",".join(each["model"] for each in profile["load"]),
-    DOCUMENTS=lambda profile: str(sum(len(profile.get(kind, ())) for kind in _DECLARED_BY_PROFILES)),
-)
-_PROFILE_WIDE = _PROFILE[:-1] + custom_columns(
-    f"UNLOADS ACTIVE:status.activeSince:age~ {_AGE} {_WHOLE}",
-    UNLOADS=lambda profile: "others" if profile["unloadOthers"] else ",".join(profile["unload"]),
-)
 _WORKFLOW = custom_columns(
     f"NAME:name STATUS:status.state MODEL:model INPUTS {_SHORT}",
     INPUTS=lambda workflow: ",".join(each["name"] for each in workflow.get("inputs", ())),
@@ -251,12 +233,6 @@ _LISTINGS: Mapping[ResourceKind, Listing] = {
         ),
         (ResourceKind.ROUTE, f"there are no routes{_APPLY}", _ROUTE, _ROUTE_WIDE),
         (ResourceKind.ALIAS, f"there are no aliases{_APPLY}", _ALIAS, _ALIAS_WIDE),
-        (
-            ResourceKind.PROFILE,
-            "there are no profiles; weft mesh profile save NAME saves the current state as one",
-            _PROFILE,
-            _PROFILE_WIDE,
-        ),
         (ResourceKind.WORKFLOW, f"there are no workflows{_APPLY}", _WORKFLOW, _WORKFLOW_WIDE),
         (ResourceKind.TENANT, f"no tenant is declared or configured{_APPLY}", _TENANT, _TENANT_WIDE),
         (ResourceKind.TRIAL, f"there are no trials{_APPLY}", _TRIAL, _TRIAL_WIDE),

@@ -52,7 +52,7 @@ PANELS: Mapping[str, Mapping[str, str]] = {
         "batch": "Submit batches of requests, and fetch their answers.",
     },
     "Administration": {
-        "mesh": "Reload, restart, watch and simulate a mesh; its leases, profiles, operations, audit log and services.",
+        "mesh": "Reload, restart, watch and simulate a mesh; its leases, operations, audit log and services.",
         "config": "Show weft.yaml; show and change settings of the mesh and declared resources.",
         "keys": "Manage API keys, secrets, and tokens that permit operations.",
         "runner": "Join a mesh with the models of this machine, manage join tokens, and check runners.",
@@ -86,9 +86,6 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
             "Show the usage of tenants, keys and models: requests, tokens, media, accelerator time, prices and savings."
         ),
         "simulate": "Simulate a mesh: waits, throughput, refusals and the cost of model swaps.",
-        "profile": (
-            "Save declared resources and loaded models as a profile, and switch profiles. List them: weft get profiles."
-        ),
         "lease": "Lease accelerator memory for a program; list and release the leases of all hosts.",
         "operation": "List, follow and cancel loads, unloads and flushes.",
         "audit": "Show and verify the audit log of loads, unloads and flushes, including refusals.",
@@ -139,7 +136,6 @@ EXAMPLES: Mapping[str, str] = {
     "models trial": "weft models trial start qwen3-8b --against chat --share 10%",
     "batch": "weft batch submit requests.jsonl --watch",
     "mesh": "weft mesh reload --dry-run",
-    "mesh profile": "weft mesh profile save day; weft mesh profile switch night --dry-run",
     "mesh lease": "weft mesh lease list",
     "mesh operation": "weft mesh operation list --unfinished",
     "mesh audit": "weft mesh audit list",

@@ -94,7 +94,6 @@ def _completing(ask: "Callable[[MeshApi], Iterable[str]]") -> "Callable[[typer.C
 
 
 complete_model = _completing(lambda mesh: mesh.names(ResourceKind.MODEL))
-complete_profile = _completing(lambda mesh: mesh.names(ResourceKind.PROFILE))
 complete_trial = _completing(lambda mesh: mesh.names(ResourceKind.TRIAL))
 complete_key_id = _completing(lambda mesh: (key["id"] for key in mesh.get(KEYS)["items"] if "revokeTime" not in key))
 complete_secret = _completing(lambda mesh: (secret["name"] for secret in mesh.get(SECRETS)["items"]))

@@ -12,6 +12,7 @@ from weft.documents.selectors import TAG_FIELDS, Selector, parse_selector
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import require_name_of_model
 from weft.kernel.reasons import Reason
+from weft.kernel.removed import removed_kind
 from weft.kernel.unknown_names import RESOURCE, unknown_name
 from weft_app.cli.mesh_api import Document, MeshApi, connect
 from weft_app.cli.options import note
@@ -138,6 +139,9 @@ def named(mesh: MeshApi, name: str) -> Target:
             return Target(ResourceKind(one["kind"]), name)
         case []:
             error = unknown_name(RESOURCE, name, {each for kind in ResourceKind for each in mesh.names(kind)})
+            if removed := removed_kind(name.partition("/")[0].lower()):
+                error.message += f"; {removed}"
+                raise error
             every = _listed([*(kind.plural for kind in ResourceKind), *OTHER_KINDS], "and")
             separator = "" if error.message.endswith("?") else ";"
             error.message += f"{separator} {name} is not a kind either; the kinds are {every}"

@@ -1,6 +1,7 @@
-"""`weft models tune`: the best load parameters of a model for its machine, and a profile that has them."""
+"""`weft models tune`: the best load parameters of a model for its machine."""
 
-import re
+import json
+import shlex
 import sys
 from difflib import unified_diff
 from typing import Annotated, Any
@@ -10,13 +11,10 @@ import typer
 from runner_svc.policy.tuning import Trial
 from weft.documents.yaml_documents import yaml_text
 from weft.kernel.errors import WeftError
-from weft.kernel.names import MAX_NAME_CHARS
-from weft.kernel.reasons import Reason
 from weft.kernel.units import size_words
-from weft_app.cli import profile
 from weft_app.cli.completion import complete_model
 from weft_app.cli.mesh_api import Document, MeshApi, connect
-from weft_app.cli.operations import ADMIN, follow
+from weft_app.cli.operations import begin, follow
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, ended_by_signals, note
 from weft_app.cli.output import custom_columns, print_document, print_table, say
 from weft_app.cli.tuning_run import TunedModel, TuningReport, TuningRun, find_model
@@ -25,6 +23,13 @@ from weft_app.cli.tuning_search import TuningSearch
 DEFAULT_MINUTES = 10.0
 DEFAULT_AGREEMENT = 0.9
 TIMEOUT_SECONDS = 60.0
+_FLAGS = {
+    "contextTokens": "--ctx={}",
+    "quantization": "--quantization={}",
+    "memoryBudgetMb": "--budget={}MiB",
+    "keepAlive": "--keep-alive={}",
+}
+"""Options of `weft load`, by load setting."""
 _COLUMNS = custom_columns(
     "TRIAL:trial SETTINGS END:end PROMPT_TOK/S:promptTokensPerSecond:{:.0f} "
     "OUTPUT_TOK/S:outputTokensPerSecond:{:.1f} MEMORY:memoryBytes:size LOAD:loadSeconds:{:.1f} "
@@ -48,7 +53,7 @@ def tune(
     ] = DEFAULT_AGREEMENT,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the search.")] = 0,
     apply: Annotated[
-        bool, typer.Option("--apply", help="Switch to the best settings without asking; undone with one command.")
+        bool, typer.Option("--apply", help="Load with the best settings without asking; undone with one command.")
     ] = False,
     home: HomeOption = DEFAULT_HOME,
     output: OutputOption = OutputFormat.TABLE,
@@ -67,7 +72,6 @@ def tune(
     run = TuningRun(home, found, search, min_agreement=min_agreement)
     with ended_by_signals():
         report = run.run(minutes * 60, lambda trial: note(_line(trial)))
-    before, after = _names(model)
     document = _document(report)
     if output is OutputFormat.TABLE:
         print_table(document["trials"], _COLUMNS)
@@ -81,54 +85,39 @@ def tune(
     try:
         if is_wanted:
             with connect(home, TIMEOUT_SECONDS) as api:
-                _declare(api, found, report.best, before, after)
-                _switch(api, before, after)
+                _load(api, found, report.best)
             document["applied"] = True
     finally:
         if output is not OutputFormat.TABLE:
             print_document(document, output)
     if document["applied"]:
-        note(f"switched to profile/{after}; undo it with: weft mesh profile switch {before}")
+        note(f"loaded with these settings; undo it with: {undo_command(found)}")
     else:
-        note("nothing was changed; --apply switches to these settings")
+        note("nothing was changed; --apply loads it with these settings")
 
 
-def _declare(api: MeshApi, model: TunedModel, best: Trial, before: str, after: str) -> None:
-    """Declares a profile of the present state, and one that has the best settings as well."""
-    body = {"description": f"Before weft models tune {model.name}", "leaveOthers": True}
-    api.post(f"{profile.PROFILES}/{before}/save", body)
-    saved = {key: value for key, value in api.get(f"{profile.PROFILES}/{before}").items() if key != "status"}
-    others = [each for each in saved.get("load", ()) if each["model"] != model.name]
-    if len(others) == len(saved.get("load", ())):
-        api.put(f"{profile.PROFILES}/{before}", {**saved, "unload": [model.name]})
-    load = {"model": model.name, "settings": model.options_with(best.settings)}
-    tuned = {**saved, "name": after, "description": f"From weft models tune {model.name}", "load": [*others, load]}
-    api.put(f"{profile.PROFILES}/{after}", tuned)
-
-
-def _switch(api: MeshApi, before: str, after: str) -> None:
-    """Switches to a profile and waits until its models are loaded. Raises the error of one that cannot be loaded."""
-    steps = api.post(f"{profile.PROFILES}/{after}/switch")["steps"]
+def _load(api: MeshApi, model: TunedModel, best: Trial) -> None:
+    """Loads the model with the best settings. Raises the error of a load that fails."""
+    action = {"type": "load", "model": model.name, "settings": model.options_with(best.settings)}
     try:
-        for step in steps:
-            _follow(api, step)
+        follow(api, begin(api, action), shown=sys.stderr.isatty())
     except WeftError as error:
-        error.message += f"; profile/{after} is active, undo it with: weft mesh profile switch {before}"
+        error.message += f"; load it as before with: {undo_command(model)}"
         raise
 
 
-def _follow(api: MeshApi, step: Document) -> None:
-    """Waits for a step of a switch. Raises OPERATION_REFUSED if it could not begin, or its failure."""
-    if step.get("problem"):
-        raise WeftError(Reason.OPERATION_REFUSED, f"cannot {step['step']} {step['model']}: {step['problem']}")
-    follow(api, api.get(f"{ADMIN}/{step['operation']}"), shown=sys.stderr.isatty())
+def undo_command(model: TunedModel) -> str:
+    """Returns the command that loads the model as before the search, or unloads it if no operation had loaded it."""
+    if not model.loaded_by_operation:
+        return shlex.join(("weft", "unload", model.name))
+    options = model.options
+    words = [flag.format(options[name]) for name, flag in _FLAGS.items() if options.get(name) is not None]
+    words += [f"--set={name}={_word(value)}" for name, value in options.get("parameters", {}).items()]
+    return shlex.join(("weft", "load", model.name, *words, *(["--pin"] if options.get("pin") else [])))
 
 
-def _names(model: str) -> tuple[str, str]:
-    """Returns the names of the profiles before and after."""
-    before, after = "-before-tune", "-tuned"
-    stem = re.sub(r"[^a-z0-9-]+", "-", model.lower())[: MAX_NAME_CHARS - len(before)].strip("-")
-    return stem + before, stem + after
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def outcome(report: TuningReport) -> str:
@@ -178,13 +167,11 @@ def _document(report: TuningReport) -> Document:
         "applied": False,
     }
     if report.best is not None and report.present is not None:
-        before, after = _names(report.model.name)
         document |= {
             "present": _trial_document(report.present),
             "best": _trial_document(report.best),
             "options": report.model.options_with(report.best.settings),
-            "profile": after,
-            "undoProfile": before,
+            "undo": undo_command(report.model),
         }
     return document
 

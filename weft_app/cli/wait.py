@@ -25,9 +25,7 @@ MAX_TIMEOUT_SECONDS = 7 * 86_400.0
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
 _UNIT_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
-_WITH_STATUS = frozenset(
-    {ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.RUNNER, ResourceKind.ROUTE, ResourceKind.PROFILE}
-)
+_WITH_STATUS = frozenset({ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.RUNNER, ResourceKind.ROUTE})
 _STATES = ("active", "inactive", "hibernating", "failed")
 
 
@@ -75,7 +73,6 @@ _UNKNOWN: Mapping[tuple[str, ResourceKind], str] = MappingProxyType(
         ("condition", ResourceKind.ALIAS): _NO_STATUS_OF_ALIAS,
         ("status", ResourceKind.WORKFLOW): _NO_STATUS_OF_WORKFLOW,
         ("condition", ResourceKind.WORKFLOW): _NO_STATUS_OF_WORKFLOW,
-        ("condition", ResourceKind.PROFILE): "a profile has no conditions; wait for status=active, exists or delete",
     }
 )
 """Conditions that do not exist, and alternatives."""
@@ -184,7 +181,4 @@ def _timed_out(target: Target, there: Mapping[str, Document], seconds: float) ->
 
 def _state_of(document: Document) -> str:
     """Returns the status of a resource, such as "active"; empty if its kind has none."""
-    status = document["status"]
-    if document["kind"] == ResourceKind.PROFILE:
-        return "active" if status["active"] else "inactive"
-    return str(status.get("state", ""))
+    return str(document["status"].get("state", ""))

@@ -314,6 +314,7 @@ class UpHost:
         await host.start(services, self._monitor)
         self.relay = None if listeners.relay is None else listeners.relay.endpoint
         self.publishers_url = "" if listeners.publishers is None else listeners.publishers.url
+        self.notices += registry.removed
         if database.notice:
             self.notices.append(f"{database.notice}; {database.remedy}")
         return router, stores

@@ -144,9 +144,7 @@ async def test_service_lists_for_a_caller_are_filtered_by_the_callers_names(tmp_
         assert too_many.value.reason is Reason.INVALID_ARGUMENT
 
 
-@pytest.mark.parametrize(
-    ("kind", "scope"), [("runner", "runners:view"), ("tenant", "settings:view"), ("profile", "models:view")]
-)
+@pytest.mark.parametrize(("kind", "scope"), [("runner", "runners:view"), ("tenant", "settings:view")])
 async def test_kinds_without_name_limits_need_their_own_scope(tmp_path: Path, kind: str, scope: str) -> None:
     async with registry(tmp_path) as of:
         team = of("team00000000")
@@ -156,8 +154,6 @@ async def test_kinds_without_name_limits_need_their_own_scope(tmp_path: Path, ki
         ):
             async with refused(scope):
                 await team.call(getattr(team.reads, rpc), request)
-        if kind == "profile":
-            assert await of("everything00").listed(kind) == []
 
 
 @pytest.mark.parametrize(

@@ -10,24 +10,11 @@ from typing import Any
 import grpc
 from cli_harness import refuse, served_home
 from kit.home_gateway import home_gateway
-from kit.resources import declared
 from typer.testing import CliRunner, Result
 
 from registry_svc.operations.audit_chain import chained, empty_head, entry_draft
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2_grpc
 from weft.api.operations.v1 import operation_service_pb2 as pb
-from weft.api.registry.v1 import profile_service_pb2_grpc, registry_service_pb2_grpc
-from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
-from weft.api.registry.v1.profile_pb2 import Profile, ProfileManifest
-from weft.api.registry.v1.profile_service_pb2 import (
-    SaveProfileRequest,
-    SaveProfileResponse,
-    SwitchProfileRequest,
-    SwitchProfileResponse,
-)
-from weft.api.registry.v1.registry_service_pb2 import GetResourceResponse
-from weft.documents.kinds import packed
-from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_app.cli.main import app
@@ -49,9 +36,6 @@ class ScriptedRegistry:
     created: list[pb.CreateOperationRequest] = field(default_factory=list)
     cancelled: list[pb.CancelOperationRequest] = field(default_factory=list)
     audit: list[pb.AuditEntry] = field(default_factory=list)
-    switched: SwitchProfileResponse = field(default_factory=SwitchProfileResponse)
-    """What a switch to a profile answers."""
-    profile_calls: list[SaveProfileRequest | SwitchProfileRequest] = field(default_factory=list)
 
     def run(self, *arguments: str, stdin: str | None = None) -> Result:
         """A `weft` command to its end."""
@@ -121,37 +105,6 @@ class ScriptedOperations(operation_service_pb2_grpc.OperationServiceServicer):
         return pb.ListAuditEntriesResponse(entries=found, head=head)
 
 
-class ScriptedResources(registry_service_pb2_grpc.RegistryServiceServicer):
-    """Has every profile that is asked for."""
-
-    def GetResource(self, request: Any, context: Any) -> Any:  # noqa: N802
-        profile = Profile(manifest=ProfileManifest(name=request.name))
-        return GetResourceResponse(resource=packed(ResourceKind(request.kind), profile))
-
-
-class ScriptedProfiles(profile_service_pb2_grpc.ProfileServiceServicer):
-    """Answers what the script says."""
-
-    def __init__(self, script: ScriptedRegistry) -> None:
-        self._script = script
-
-    def SaveProfile(self, request: Any, context: Any) -> Any:  # noqa: N802
-        self._script.profile_calls.append(request)
-        result = ApplyResult(
-            kind="profile",
-            name=request.name,
-            outcome=ApplyResult.OUTCOME_CREATED,
-            after=declared(profile=ProfileManifest(name=request.name, unload_others=not request.leave_others)),
-        )
-        return SaveProfileResponse(result=result)
-
-    def SwitchProfile(self, request: Any, context: Any) -> Any:  # noqa: N802
-        self._script.profile_calls.append(request)
-        if self._script.refusal is not None:
-            refuse(context, self._script.refusal.reason, self._script.refusal.message)
-        return self._script.switched
-
-
 @contextmanager
 def scripted_registry(home: Path) -> Iterator[ScriptedRegistry]:
     """A registry that says what it is told to say, written down in `home` like that of `weft up`."""
@@ -159,8 +112,6 @@ def scripted_registry(home: Path) -> Iterator[ScriptedRegistry]:
 
     def add(server: grpc.Server) -> None:
         operation_service_pb2_grpc.add_OperationServiceServicer_to_server(ScriptedOperations(script), server)  # type: ignore[abstract]  # only what the CLI calls
-        registry_service_pb2_grpc.add_RegistryServiceServicer_to_server(ScriptedResources(), server)  # type: ignore[abstract]  # as above
-        profile_service_pb2_grpc.add_ProfileServiceServicer_to_server(ScriptedProfiles(script), server)
 
     with served_home(home, add) as address, home_gateway(home, address):
         yield script

@@ -11,7 +11,7 @@ from kit.warm_python import warm
 pytestmark = pytest.mark.slow("starts the command line")
 
 pytest_plugins = ("cli_mesh",)
-RESOURCES = ["models", "agents", "runners", "pools", "routes", "aliases", "profiles", "workflows", "tenants", "trials"]
+RESOURCES = ["models", "agents", "runners", "pools", "routes", "aliases", "workflows", "tenants", "trials"]
 
 
 def _offered(home: Path, line: str) -> list[str]:

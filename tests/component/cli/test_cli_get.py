@@ -186,6 +186,9 @@ def test_foreign_text_is_stripped_of_terminal_escapes(mesh: ScriptedMesh) -> Non
     ("arguments", "code", "words"),
     [
         (("get", "widgets"), 3, "there is no resource widgets; there are big"),
+        (("get", "profiles"), 3, "profiles were removed; use: weft apply -f FILE"),
+        (("get", "profile", "night"), 3, "profiles were removed; use: weft apply -f FILE"),
+        (("get", "profile/night"), 3, "profiles were removed; use: weft apply -f FILE"),
         (("get", "pods"), 3, "pods is not a kind either; the kinds are models, agents, runners, "),
         (("describe", "codre"), 3, "did you mean coder"),
         (("get", "model", "qwem"), 3, "did you mean qwen"),

@@ -50,8 +50,6 @@ cancel task zz-t
 cancel operation zz-o
 mesh wait task zz-t
 events model zz-m --limit 7
-mesh profile save zz-p --description zz-d
-mesh profile switch zz-p
 mesh operation list --limit 7
 mesh operation watch zz-o
 mesh audit list --after 7

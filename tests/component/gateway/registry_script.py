@@ -13,13 +13,6 @@ from weft.api.registry.v1 import journal_pb2
 from weft.api.registry.v1.declaration_service_pb2 import ApplyResult
 from weft.api.registry.v1.event_pb2 import Event, EventReason
 from weft.api.registry.v1.pool_pb2 import Pool
-from weft.api.registry.v1.profile_pb2 import ProfileManifest
-from weft.api.registry.v1.profile_service_pb2 import (
-    ProfileStep,
-    SaveProfileRequest,
-    SwitchProfileRequest,
-    SwitchProfileResponse,
-)
 from weft.api.registry.v1.registry_service_pb2 import (
     ListEventsRequest,
     ListEventsResponse,
@@ -28,7 +21,7 @@ from weft.api.registry.v1.registry_service_pb2 import (
 )
 from weft.api.registry.v1.settings_pb2 import MeshSettings
 from weft.documents.resource_kinds import ResourceKind
-from weft.documents.resources import AnyDocument, ModelDocument, ProfileDocument, to_declaration
+from weft.documents.resources import AnyDocument, ModelDocument, to_declaration
 from weft.documents.yaml_documents import parse_document
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -160,23 +153,6 @@ class ScriptedRegistry(RegistryClient):
 
     async def delete(self, kind: ResourceKind, name: str, *, force: bool, requested_by: str) -> None:
         self._note("delete", kind, name, *(["force"] if force else []))
-
-    async def save_profile(self, wanted: SaveProfileRequest) -> ApplyResult:
-        self._note("save profile", wanted)
-        return self._applied(
-            ProfileDocument(declared=ProfileManifest(name=wanted.name, description=wanted.description))
-        )
-
-    async def switch_profile(self, wanted: SwitchProfileRequest) -> SwitchProfileResponse:
-        self._note("switch profile", wanted)
-        document = await self.get(ResourceKind.PROFILE, wanted.name)
-        assert isinstance(document, ProfileDocument)
-        operation = "" if wanted.dry_run else "operations/op-1"
-        steps = [
-            ProfileStep(kind=ProfileStep.KIND_LOAD, model=each.model, operation=operation)
-            for each in document.declared.load
-        ]
-        return SwitchProfileResponse(results=[], steps=steps, previous="night")
 
     async def settings(self) -> MeshSettings:
         self._note("settings")

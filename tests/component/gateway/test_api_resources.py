@@ -73,11 +73,11 @@ async def test_hostile_name_never_reaches_the_registry() -> None:
     assert registry.asked == []
 
 
-async def test_profile_is_not_saved_under_the_punycode_of_its_name() -> None:
-    registry = ScriptedRegistry()
-    async with serving(registry=registry) as gateway:
-        response = await gateway.request("POST", "/api/v1/profiles/n%C3%A4chtlich/save", b"{}")
-    assert response.of(400)["error"]["param"] == "name"
+@pytest.mark.parametrize("path", ["/api/v1/profiles", "/api/v1/profiles/night/switch"])
+async def test_removed_path_names_its_replacement(path: str) -> None:
+    async with serving(registry=ScriptedRegistry()) as gateway:
+        error = (await gateway.request("POST", path)).of(404)["error"]
+    assert error["message"].startswith("/api/v1/profiles was removed; use: weft apply -f FILE")
 
 
 async def test_forced_delete_is_passed_to_the_registry_and_other_flag_values_are_rejected() -> None:

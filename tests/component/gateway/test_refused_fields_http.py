@@ -73,8 +73,6 @@ REQUESTS: tuple[tuple[str, str, Any], ...] = (
     ("DELETE", "/api/v1/runners/zz-r", None),
     ("POST", "/api/v1/apply", {"documents": [{"kind": "agent", "name": "zz-a", "model": "zz-m"}]}),
     ("PUT", "/api/v1/agents/zz-a", {"kind": "agent", "name": "zz-a", "model": "zz-m"}),
-    ("POST", "/api/v1/profiles/zz-p/save", {"description": "zz"}),
-    ("POST", "/api/v1/profiles/zz-p/switch", None),
     ("GET", "/api/v1/events?kind=model&name=zz-m&limit=7", None),
 )  # fmt: skip
 

@@ -14,6 +14,7 @@ from weft.api.registry.v1.model_pb2 import Model, ModelManifest
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import model_document, plain
+from weft.kernel import removed
 from weft.kernel.errors import FieldError
 from weft_app.cli.background import arguments_of
 from weft_app.cli.columns import listing_of
@@ -238,6 +239,14 @@ def test_command_of_another_tool_suggests_the_equivalent_commands(word: str) -> 
     named = re.findall(r"weft (\w+)", OTHER_WORDS[word])
     assert set(named) <= COMMANDS.keys()
     assert " ".join(f"there is no command {word}; use: {OTHER_WORDS[word]}".split()) in _unboxed(refused.output)
+
+
+@pytest.mark.parametrize("path", removed.COMMANDS)
+def test_removed_command_names_its_replacement(path: str) -> None:
+    refused = _invoked(*path.split(), "night", "--dry-run")
+    assert refused.exit_code == EXIT_USAGE
+    assert path not in COMMANDS
+    assert refused.output == f"weft: the command {path} was removed; use: {removed.COMMANDS[path]}\n"
 
 
 def test_misspelled_command_suggests_close_matches() -> None:

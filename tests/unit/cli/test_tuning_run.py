@@ -1,18 +1,23 @@
 """How `weft models tune` leaves a model."""
 
 import json
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from runner_svc.policy.tuning import Figures, Trial, TrialEnd
+from weft.documents.operation_actions import LoadSettings, load_action
 from weft.kernel.errors import WeftError
-from weft_app.cli import tune, tuning_run
+from weft.kernel.reasons import Reason
+from weft_app.cli import tune, tuning_run, verbs
 from weft_app.cli.main import app
 from weft_app.cli.tuning_run import TunedModel, TuningReport, TuningRun
 
@@ -93,29 +98,42 @@ def _trial(number: int, speed: float) -> Trial:
     return Trial(number=number, settings={"threads": number}, end=TrialEnd.MEASURED, figures=figures)
 
 
-def test_failed_switch_reports_the_active_profile_and_keeps_the_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_load_names_the_command_that_undoes_it_and_keeps_the_measurements(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It reported success with exit code 0, and a load that failed lost the document of the search."""
     trials = [_trial(1, 10.0), _trial(2, 20.0)]
     report = TuningReport(model=MODEL, trials=trials, present=trials[0], best=trials[1])
-    step = {"step": "load", "model": "m", "problem": "no runner has it"}
-    api = SimpleNamespace(
-        get=lambda *_: {"name": "m-before-tune"}, put=lambda *_: None, post=lambda *_: {"steps": [step]}
-    )
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise WeftError(Reason.OPERATION_REFUSED, "no runner has it")
+
     for name, fake in {
         "find_model": lambda *_: MODEL,
         "TuningSearch": lambda *_: None,
         "TuningRun": lambda *_, **__: SimpleNamespace(run=lambda *_: report),
-        "connect": lambda *_: nullcontext(api),
+        "connect": lambda *_: nullcontext(),
+        "begin": fail,
     }.items():
         monkeypatch.setattr(tune, name, fake)
     done = CliRunner().invoke(app, ["models", "tune", "m", "--apply", "-o", "json"])
     document = json.loads(done.stdout)
     assert (done.exit_code, document["applied"], len(document["trials"])) == (1, False, 2)
-    assert "weft: cannot load m: no runner has it; profile/m-tuned is active, undo it with: " in done.stderr
-    assert done.stderr.endswith("weft mesh profile switch m-before-tune\n")
+    assert done.stderr.endswith("weft: no runner has it; load it as before with: weft unload m\n")
 
 
-def test_profiles_of_models_with_long_names_replaced_each_other() -> None:
-    names = {name for model in ("0", "1") for name in tune._names(f"{'a' * 50}-{model}")}
-    assert len(names) == 4
-    assert max(map(len, tune._names("b" * 128))) == 128
+def test_undo_command_loads_with_the_options_of_before() -> None:
+    options = {
+        "contextTokens": 8192,
+        "memoryBudgetMb": 512,
+        "keepAlive": -1,
+        "pin": True,
+        "parameters": {"flash_attention": "on", "cache_prompt": True, "p_min": 0.5},
+    }
+    line = shlex.split(tune.undo_command(replace(MODEL, options=options)))
+    assert line[:3] == ["weft", "load", "m"]
+    done: list[Any] = []
+    verb = typer.Typer(add_completion=False)
+    verb.command()(verbs.command(verbs.load, done.append, "Load."))
+    assert CliRunner().invoke(verb, line[2:]).exit_code == 0
+    assert done == [load_action("m", LoadSettings.model_validate(options))]

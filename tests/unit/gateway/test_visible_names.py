@@ -12,7 +12,7 @@ from weft.kernel.unknown_names import MODEL, SECRET, unknown_name
 VIEW = FleetView(1, models=MappingProxyType({"qwen": expected_model("qwen", "", "titan")}))
 
 
-@pytest.mark.parametrize("kind", ["alias", "profile", SECRET, "tenant"])
+@pytest.mark.parametrize("kind", ["alias", SECRET, "tenant"])
 def test_error_for_a_non_requestable_kind_lists_no_models(kind: str) -> None:
     error = with_visible_names(unknown_name(kind, "nobody"), VIEW, LOCAL)
     assert "qwen" not in error.message

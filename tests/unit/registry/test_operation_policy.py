@@ -23,9 +23,9 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 LATER = NOW + timedelta(seconds=10)
 
 
-def unfinished(name: str, *subjects: str, running: bool = False, after: frozenset[str] = frozenset()) -> LiveOperation:
+def unfinished(name: str, *subjects: str, running: bool = False) -> LiveOperation:
     task: Any = object() if running else None
-    return LiveOperation(operation=Operation(name=name), subjects=frozenset(subjects), task=task, after=after)
+    return LiveOperation(operation=Operation(name=name), subjects=frozenset(subjects), task=task)
 
 
 def started(unfinished: Sequence[LiveOperation], max_running: int) -> list[str]:
@@ -48,13 +48,6 @@ def test_running_operations_are_limited() -> None:
     running = [unfinished(str(number), f"m{number}", running=True) for number in range(3)]
     assert started([*running, unfinished("3", "x"), unfinished("4", "y")], 4) == ["3"]
     assert started([*running, unfinished("3", "x")], 3) == []
-
-
-def test_operation_with_dependencies_waits_for_them_to_end() -> None:
-    unload, load = unfinished("1", "m"), unfinished("2", "n", after=frozenset({"1", "0"}))
-    assert started([unload, load], 10) == ["1"]
-    assert started([unfinished("1", "m", running=True), load], 10) == []
-    assert started([load], 10) == ["2"]
 
 
 def test_operation_without_subjects_blocks_no_other() -> None:

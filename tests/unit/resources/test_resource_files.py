@@ -101,6 +101,7 @@ def test_all_repeated_names_are_reported() -> None:
         (f"{GOOD}---\njust words\n", "document 2 (line 5): a document is a mapping"),
         (f"{GOOD}---\nname: a\n", "document 2 (line 5): kind: must be one of model, agent, runner, pool, route"),
         ("kind: widget\nname: a\n", "document 1 (line 1): kind: 'widget' is not a kind"),
+        ("kind: profile\nname: a\n", "document 1 (line 1): kind: profiles were removed; use: weft apply -f FILE"),
         ("kind: agent\nname: a\nmodel: m\ndefaultParams:\n  temperature: 3\n", "(line 5): defaultParams.temperature"),
         ("kind: agent\nname: a\nmodel: m\ndefaultParams: {stop: [a, 3]}\n", "(line 4): defaultParams.stop[1]"),
         ("kind: agent\nname: a\nmodel: m\nsystem_promt: x\n", "(line 4): system_promt: there is no such field"),

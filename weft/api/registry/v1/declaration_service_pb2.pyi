@@ -157,8 +157,6 @@ class ApplyResult(google.protobuf.message.Message):
         """It was changed."""
         OUTCOME_UNCHANGED: ApplyResult._Outcome.ValueType  # 3
         """It was unchanged."""
-        OUTCOME_DELETED: ApplyResult._Outcome.ValueType  # 4
-        """It was deleted; only a switch to a profile does that."""
 
     class Outcome(_Outcome, metaclass=_OutcomeEnumTypeWrapper):
         """Outcome is what was done."""
@@ -171,8 +169,6 @@ class ApplyResult(google.protobuf.message.Message):
     """It was changed."""
     OUTCOME_UNCHANGED: ApplyResult.Outcome.ValueType  # 3
     """It was unchanged."""
-    OUTCOME_DELETED: ApplyResult.Outcome.ValueType  # 4
-    """It was deleted; only a switch to a profile does that."""
 
     KIND_FIELD_NUMBER: builtins.int
     NAME_FIELD_NUMBER: builtins.int
@@ -191,7 +187,7 @@ class ApplyResult(google.protobuf.message.Message):
 
     @property
     def after(self) -> weft.api.registry.v1.resource_pb2.ResourceDocument:
-        """The state after; not set when it was deleted."""
+        """The state after."""
 
     def __init__(
         self,

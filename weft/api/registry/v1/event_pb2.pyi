@@ -58,8 +58,6 @@ class _EventReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """Its runner ended the engine because of a fault, such as a stall; the message has the details."""
     EVENT_REASON_UNOWNED: _EventReason.ValueType  # 16
     """The runner has a loaded model that it no longer publishes, so its memory has no owner; the registry unloads it."""
-    EVENT_REASON_SWITCHED: _EventReason.ValueType  # 17
-    """The mesh was switched to it."""
 
 class EventReason(_EventReason, metaclass=_EventReasonEnumTypeWrapper):
     """EventReason is what happened to a resource."""
@@ -98,8 +96,6 @@ EVENT_REASON_RESTARTED: EventReason.ValueType  # 15
 """Its runner ended the engine because of a fault, such as a stall; the message has the details."""
 EVENT_REASON_UNOWNED: EventReason.ValueType  # 16
 """The runner has a loaded model that it no longer publishes, so its memory has no owner; the registry unloads it."""
-EVENT_REASON_SWITCHED: EventReason.ValueType  # 17
-"""The mesh was switched to it."""
 global___EventReason = EventReason
 
 @typing.final

@@ -1,4 +1,4 @@
-// What the mesh is told to be: agents, routes, aliases, profiles and tenants as documents, API keys, and the settings of the mesh.
+// What the mesh is told to be: agents, routes, aliases and tenants as documents, API keys, and the settings of the mesh.
 import { html } from "../parts/html.js";
 import { address } from "../navigation.js";
 import { can } from "../session.js";
@@ -6,7 +6,6 @@ import { useLive } from "../live.js";
 import { KINDS, kindOf } from "./settings_kinds.js";
 import { DocumentList } from "./settings_list.js";
 import { DocumentEditor } from "./settings_editor.js";
-import { ProfileList } from "./settings_profiles.js";
 import { KeyList } from "./settings_keys.js";
 import { MeshSettings } from "./settings_mesh.js";
 
@@ -15,7 +14,7 @@ const NEW = "new";
 
 /** @param {{name: string, query: URLSearchParams}} props */
 export function Page({ name, query }) {
-  useLive("agent", "route", "alias", "model", "pool", "profile", ...(can("settings:view") ? ["tenant"] : []));
+  useLive("agent", "route", "alias", "model", "pool", ...(can("settings:view") ? ["tenant"] : []));
   const [first, ...rest] = name.split("/");
   const tab = first || KINDS[0].plural;
   const kind = kindOf(tab);
@@ -26,7 +25,7 @@ export function Page({ name, query }) {
     return html`<${DocumentEditor} key=${`${tab}/${document}`} kind=${kind} name=${query.get("name") || (isNew ? "" : document)} />`;
   }
   return html`<h1>Settings</h1><${Tabs} current=${tab} />
-    ${tab === "profiles" ? html`<${ProfileList} />` : kind ? html`<${DocumentList} key=${tab} kind=${kind} />` : null}
+    ${kind ? html`<${DocumentList} key=${tab} kind=${kind} />` : null}
     ${tab === "keys" && html`<${KeyList} />`}
     ${tab === "mesh" && html`<${MeshSettings} />`}`;
 }

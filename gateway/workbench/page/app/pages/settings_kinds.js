@@ -63,18 +63,6 @@ export const KINDS = [
     ],
   },
   {
-    kind: "profile", plural: "profiles", title: "Profiles", one: "profile", about: "A named configuration: declared resources and loaded models, switched to as a whole.",
-    rights: "models", afterDeletion: "The resources that it declares do not change.",
-    empty: { load: [], unloadOthers: false },
-    fields: [
-      NAME,
-      DESCRIPTION,
-      { name: "load", label: "Models to load, in this order", type: "models", hint: "one model per line; their options are in the JSON", isWide: true },
-      { name: "unload", label: "Models to unload", type: "list", hint: "a model in each line" },
-      { name: "unloadOthers", label: "Unload all other models", type: "flag" },
-    ],
-  },
-  {
     kind: "tenant", plural: "tenants", title: "Tenants", one: "tenant", about: "A tenant's share of scarce capacity, and its limits.",
     rights: "settings", afterDeletion: "weft.yaml applies to it again: without an entry, no limits and a weight of 1.",
     empty: {},
@@ -99,7 +87,7 @@ export function valueOf(document, { name, type }) {
   const value = name.split(".").reduce((/** @type {any} */ part, step) => part?.[step], document);
   if (type === "flag") return value === true;
   if (type === "records") return typeof value === "string" ? value : (value ?? []).map(lineOf).join("\n");
-  if (Array.isArray(value)) return value.map((each) => each.model ?? each).join("\n");
+  if (Array.isArray(value)) return value.join("\n");
   return value === undefined || value === null ? "" : String(value);
 }
 
@@ -111,19 +99,18 @@ export function withValue(document, field, given) {
   const last = /** @type {string} */ (steps.pop());
   let owner = changed;
   for (const step of steps) owner = owner[step] ??= {};
-  const value = parsed(document, field, given);
+  const value = parsed(field, given);
   if (value === undefined) delete owner[last];
   else owner[last] = value;
   return changed;
 }
 
-/** @param {Record<string, any>} document @param {Field} field @param {string | boolean} given @returns {any} */
-function parsed(document, { name, type }, given) {
+/** @param {Field} field @param {string | boolean} given @returns {any} */
+function parsed({ name, type }, given) {
   if (typeof given === "boolean") return given;
   if (type === "list" || type === "models") {
     // A line that is being written may be empty; it is left out of what is sent.
-    const lines = given.split("\n");
-    return name === "load" ? lines.map((model) => ({ ...loadOf(document, model.trim()), model: model.trim() })) : lines.map((line) => line.trim());
+    return given.split("\n").map((line) => line.trim());
   }
   // What is being written stays as it was written, and becomes objects when it is sent.
   if (type === "records") return given === "" ? undefined : given;
@@ -131,9 +118,6 @@ function parsed(document, { name, type }, given) {
   const number = Number(given);
   return type === "number" && Number.isFinite(number) ? number : given;
 }
-
-/** The load of a model in a profile, with its settings. @param {Record<string, any>} document @param {string} model */
-const loadOf = (document, model) => (document.load ?? []).find((/** @type {any} */ load) => load.model === model) ?? {};
 
 /** An object as a line. @param {Record<string, any>} record */
 const lineOf = (record) => Object.entries(record).map(([name, value]) => `${name}=${value}`).join(" ");

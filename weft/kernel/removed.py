@@ -1,0 +1,37 @@
+"""What earlier releases had, and what replaces it: kinds of resources, commands and HTTP paths."""
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+KINDS: Mapping[str, str] = MappingProxyType(
+    {"profile": "weft apply -f FILE for its documents, and weft load MODEL for its models"}
+)
+"""Replacements of kinds of resources. Stored documents of such kinds stay in the database."""
+COMMANDS: Mapping[str, str] = MappingProxyType({"mesh profile": KINDS["profile"]})
+"""Replacements of commands, by the words after `weft`."""
+
+PATHS: Mapping[str, str] = MappingProxyType({"/api/v1/profiles": KINDS["profile"]})
+"""Replacements of HTTP paths, by their beginning."""
+
+
+def removed_kind(word: str) -> str:
+    """Returns the message for the singular or plural of a removed kind; empty: it is another word."""
+    replacement = KINDS.get(word) or KINDS.get(word.removesuffix("s"))
+    return "" if replacement is None else f"{word.removesuffix('s')}s were removed; use: {replacement}"
+
+
+def removed_documents(kind: str, names: Iterable[str]) -> str:
+    """Returns the message for stored documents of a removed kind."""
+    return f"{removed_kind(kind)}. Stored and not used: {', '.join(f'{kind}/{name}' for name in sorted(names))}"
+
+
+def removed_command(path: str) -> str:
+    """Returns the message for a removed command; empty: it is another one."""
+    replacement = COMMANDS.get(path)
+    return "" if replacement is None else f"the command {path} was removed; use: {replacement}"
+
+
+def removed_path(path: str) -> str:
+    """Returns the message for a removed HTTP path; empty: it is another one."""
+    found = (each for each in PATHS if path == each or path.startswith(f"{each}/"))
+    return next((f"{each} was removed; use: {PATHS[each]}" for each in found), "")
