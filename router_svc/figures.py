@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from google.protobuf.duration_pb2 import Duration
 
 from router_svc.observer import RequestEnded
-from router_svc.usage import MAX_COUNTED_TOKENS
+from router_svc.usage import MAX_COUNTED_TOKENS, retries_of
 from weft.api.common.v1 import receipt_pb2
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
 from weft.api.router.v1 import figures_pb2 as pb
@@ -39,7 +39,10 @@ _OUTCOMES: Mapping[int, str] = {
     receipt_pb2.OUTCOME_REJECTED: "rejected",
     receipt_pb2.OUTCOME_CANCELLED: "cancelled",
 }
-_COUNTS = ("completed", "failed", "rejected", "cancelled", "prompt_tokens", "cached_prompt_tokens", "completion_tokens")
+_COUNTS = (
+    *("completed", "failed", "rejected", "cancelled", "retried"),
+    *("prompt_tokens", "cached_prompt_tokens", "completion_tokens"),
+)
 _TIMES = ("time_to_first_token", "time_per_output_token")
 RequestEnd = Mapping[str, int]
 """What a request adds to fields of StepCounts; for times, the number of the class."""
@@ -241,6 +244,7 @@ def end_of(receipt: receipt_pb2.Receipt) -> RequestEnd:
     usage = receipt.usage
     end = {
         _OUTCOMES.get(receipt.outcome, "failed"): 1,
+        "retried": retries_of(receipt),
         "prompt_tokens": _bounded(usage.prompt_tokens),
         "cached_prompt_tokens": _bounded(usage.cached_prompt_tokens),
         "completion_tokens": _bounded(usage.completion_tokens),

@@ -58,7 +58,14 @@ def usage_of(receipt: receipt_pb2.Receipt) -> UsageSums:
     """Returns what a receipt counts."""
     sums = spent_of(receipt)
     count_outcome(sums, receipt.outcome)
+    if retries := retries_of(receipt):
+        sums["retried_count"] = retries
     return sums
+
+
+def retries_of(receipt: receipt_pb2.Receipt) -> int:
+    """Returns the number of attempts beyond the first."""
+    return max(0, len(receipt.attempts) - 1)
 
 
 def add_usage(sums: UsageSums, other: UsageSums) -> None:

@@ -81,6 +81,17 @@ class TaskAttemptObject(BaseModel):
     error: TaskErrorObject | None
 
 
+class TaskRetryObject(BaseModel):
+    """A pause between two attempts."""
+
+    error: TaskErrorObject
+    """Why the last attempt failed."""
+    next_at: Annotated[str | None, Shows("next_time")]
+    """The earliest time of the next attempt; null: as soon as a slot is free."""
+    failed: Annotated[int, Shows("failed_count")]
+    """Failed attempts that count toward `max_attempts`."""
+
+
 class TaskProgress(BaseModel):
     """Progress of a running task on an image or a recording."""
 
@@ -121,6 +132,8 @@ class TaskObject(BaseModel):
     """The X-Request-Id of a journaled request; absent: it is not a journaled request."""
     progress: TaskProgress | None = None
     """Progress on an image or a recording; absent: unknown, or the task is not running."""
+    retry: TaskRetryObject | None = None
+    """Why the last attempt failed and when the next one starts; absent: it is not waiting for a retry."""
     error: TaskErrorObject | None
     attempts: list[TaskAttemptObject] | None = None
     """Only if a single task is requested."""
@@ -218,7 +231,7 @@ def task_json(task: task_pb2.Task, task_apis: TaskApis) -> JsonObject:
 
 
 def _submitter(task: task_pb2.Task) -> dict[str, object]:
-    """Returns the known members about a task's submitter and progress."""
+    """Returns the known members about a task's submitter, progress and retry."""
     known: dict[str, object] = {
         "caller": task.caller,
         "user": task.user,
@@ -227,6 +240,9 @@ def _submitter(task: task_pb2.Task) -> dict[str, object]:
     }
     if task.HasField("progress"):
         known["progress"] = _progress(task.progress)
+    if task.HasField("retry"):
+        failure = WeftError(reason_of(task.retry.error.reason), task.retry.error.message)
+        known["retry"] = object_json(TaskRetryObject, task.retry, error=error_json(failure))
     return {name: value for name, value in known.items() if value}
 
 

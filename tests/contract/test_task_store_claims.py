@@ -316,3 +316,18 @@ async def test_numbers_of_purged_tasks_are_not_reused(kept: SqlTaskStore, beside
         await kept.cancel("ann", name, 0.0)
         await kept.delete("ann", name)
     assert numbers[0] < numbers[1]
+
+
+async def test_bug_pending_task_does_not_tell_which_attempt_failed_and_when_the_next_starts(kept: SqlTaskStore) -> None:
+    await reverted(kept, await begun(kept, "task-1"), now=NOW + 5, ready_at=NOW + 9)
+    retry = (await seen(kept, "task-1")).retry
+    assert (Reason(retry.error.reason), retry.error.message) == (Reason(CRASH.reason), CRASH.message)
+    assert (datetime_of(retry.next_time).timestamp(), retry.failed_count, retry.max_attempts) == (NOW + 9, 1, 3)
+    again = await claimed(kept, "task-1", now=NOW + 9)
+    assert not (await seen(kept, "task-1")).HasField("retry")
+    assert await kept.end(again, DONE, NOW + 10)
+    assert not (await seen(kept, "task-1")).HasField("retry")
+    await begun(kept, "task-2")
+    await kept.revert_expired(NOW + LEASE + 99, 10)
+    lost = (await seen(kept, "task-2")).retry
+    assert (Reason(lost.error.reason), lost.HasField("next_time")) == (Reason.WORKER_LOST, False)

@@ -1,6 +1,7 @@
 """`weft explain`: the scheduling decisions of one request."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,6 +48,8 @@ def _state(request: Document) -> str:
 
 def _waits(request: Document) -> str:
     queued, loading = request.get("queued"), request.get("loading")
+    if "retry" in request:
+        return retry_words(request["retry"])
     if queued:
         words = f"queued at position {queued['position']}: {queued['reason']}"
     elif loading:
@@ -56,6 +59,15 @@ def _waits(request: Document) -> str:
         return str(request["state"])
     eta = (queued or loading or {}).get("etaSeconds")
     return words if eta is None else f"{words}, about {wait_words(eta)} s"
+
+
+def retry_words(retry: Document) -> str:
+    """Returns which attempt failed, why, and when the next one starts."""
+    error = retry["error"]
+    failed = f"{retry['failedCount']} of {retry['maxAttempts']} attempts failed" if retry["failedCount"] else "retried"
+    left = (moment_in(retry["nextAt"]) - datetime.now(UTC)).total_seconds() if "nextAt" in retry else 0.0
+    when = f"the next one starts in {wait_words(left)} s" if left > 0 else "the next one starts with a free slot"
+    return f"{failed} ({error['reason']}: {error['message']}); {when}"
 
 
 def _alias(request: Document) -> str:

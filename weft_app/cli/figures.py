@@ -21,11 +21,13 @@ def _seconds(key: str) -> Callable[[Document], str]:
 
 
 _COLUMNS = custom_columns(
-    "MODEL:model COMPLETED FAILED REJECTED? CANCELLED? TOKENS_IN CACHED? OUT FIRST_TOKEN_P50_P95 PER_TOKEN_P50_P95",
+    "MODEL:model COMPLETED FAILED REJECTED? CANCELLED? RETRIES? TOKENS_IN CACHED? OUT FIRST_TOKEN_P50_P95 "
+    "PER_TOKEN_P50_P95",
     COMPLETED=_summed("completed"),
     FAILED=_summed("failed"),
     REJECTED=_summed("rejected"),
     CANCELLED=_summed("cancelled"),
+    RETRIES=_summed("retried"),
     TOKENS_IN=_summed("promptTokens"),
     CACHED=_summed("cachedPromptTokens"),
     OUT=_summed("completionTokens"),

@@ -12,6 +12,7 @@ import typer
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, process_name, require_token
 from weft.kernel.reasons import Reason
+from weft_app.cli.explain import retry_words
 from weft_app.cli.follow import RETRY_LIMIT_SECONDS, Breaks, poll_records
 from weft_app.cli.mesh_api import Document, MeshApi, connect
 from weft_app.cli.options import (
@@ -65,7 +66,8 @@ def _error(ended: Document) -> str:
 
 
 def _why(task: Document) -> str:
-    return progress_of(task) or _error(task) or str(task.get("waitingFor", ""))
+    retry = retry_words(task["retry"]) if "retry" in task else ""
+    return progress_of(task) or _error(task) or retry or str(task.get("waitingFor", ""))
 
 
 _TASK = custom_columns(
@@ -81,12 +83,13 @@ _WIDE = _TASK + custom_columns(
 _PAGE = custom_columns(
     "Task:id State:state Model:model Tenant:tenant Batch Caller:caller User:user Metadata Request:requestId "
     "Submitted:createdAt:local Started:startedAt:local Ended:endedAt:local Fails_at Progress Waits_for:waitingFor "
-    "Error Attempts",
+    "Error Retry Attempts",
     Batch=lambda task: f"{task['batch']}, line {task['line']}" if task.get("batch") else None,
     Metadata=lambda task: ", ".join(f"{name}={value}" for name, value in task["metadata"].items()) or None,
     Fails_at=lambda task: f"{local(task['expiresAt'])} unless started by then" if "expiresAt" in task else None,
     Progress=lambda task: progress_of(task) or None,
     Error=lambda task: _error(task) or None,
+    Retry=lambda task: retry_words(task["retry"]) if "retry" in task else None,
     Attempts=lambda task: f"{task['attempt']} (at most {task['maxAttempts']} may fail)",
 )
 _TITLE_CHARS = 10

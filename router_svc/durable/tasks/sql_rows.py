@@ -110,6 +110,19 @@ def task_of(row: Row) -> task_pb2.Task:
         user=labels.user,
         metadata=labels.metadata,
         request_id=row.request_id,
+        retry=_retry_of(row),
+    )
+
+
+def _retry_of(row: Row) -> task_pb2.TaskRetry | None:
+    """Returns what a task waits for after a failed attempt; None: it does not."""
+    if row.state != task_pb2.TASK_STATE_PENDING or not row.error_reason:
+        return None
+    return task_pb2.TaskRetry(
+        error=task_error(reason_of(row.error_reason), row.error_message),
+        next_time=optional_stamp(row.ready_at or None),
+        failed_count=row.failures,
+        max_attempts=row.max_attempts,
     )
 
 

@@ -51,7 +51,7 @@ _STATES = tuple(number for number in task_pb2.TaskState.values() if number)
 _MAY_START = "state = 1 AND ready_at <= :now AND expires_at > :now"
 _UNCLAIMED = "owner = '', lease_until = NULL, lease_seconds = NULL"
 _AGAIN = f"""state = 1, expires_at = COALESCE(window_ends_at, pending_limit_seconds + :now), {_UNCLAIMED},
-    last_index = 0, result_size = 0"""
+    last_index = 0, result_size = 0, error_reason = :reason, error_message = :message"""
 _FAILED = f"state = 4, ended_at = :now, error_reason = :reason, error_message = :message, {_UNCLAIMED}"
 _TASK = f"SELECT * FROM tasks WHERE id = :id AND tenant = :tenant AND state <> {STAGED}"
 _WITH_KEY = "SELECT * FROM tasks WHERE tenant = :tenant AND idempotency_key = :key"
@@ -414,6 +414,7 @@ class SqlTaskStore:
                 f"""UPDATE tasks SET failures = failures + :failures, ready_at = :ready_at, {_AGAIN} WHERE {self.fence}
                 RETURNING tenant, caller, model""",
                 **sql_rows.claim_parameters(claim),
+                **sql_rows.failure_parameters(failure),
                 failures=int(counts),
                 ready_at=ready_at if ready_at > now else sql_rows.READY_NOW,
                 now=now,
@@ -487,7 +488,7 @@ class SqlTaskStore:
             ]
             tx.many(
                 f"UPDATE tasks SET failures = failures + 1, ready_at = {sql_rows.READY_NOW}, {_AGAIN} WHERE seq = :seq",
-                [{"seq": row.seq, "now": now} for row in again],
+                [sql_rows.end_parameters(row, sql_rows.LOST, now) for row in again],
             )
             tx.many(
                 f"""UPDATE tasks SET failures = failures + 1, last_index = 0, result_size = 0, {_FAILED}

@@ -21,6 +21,7 @@ from router_svc.figures import (
     end_of,
     percentile,
 )
+from router_svc.usage import usage_of
 from weft.api.common.v1 import receipt_pb2
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
 from weft.api.registry.v1.runner_pb2 import InstanceState
@@ -186,13 +187,21 @@ def test_device_shows_its_last_memory_and_its_mean_utilization() -> None:
 
 
 def test_receipt_counts_tokens_and_times_and_for_a_failed_request_tokens_only() -> None:
-    whole = {"completed": 1, "prompt_tokens": 7, "cached_prompt_tokens": 3, "completion_tokens": 11}
+    whole = {"completed": 1, "retried": 0, "prompt_tokens": 7, "cached_prompt_tokens": 3, "completion_tokens": 11}
     times = {"time_to_first_token": class_of(0.5), "time_per_output_token": class_of(0.1)}
     assert end_of(receipt()) == whole | times
     failed = end_of(receipt(receipt_pb2.OUTCOME_FAILED))
     assert (failed["failed"], failed["completion_tokens"]) == (1, 11)
     assert not times.keys() & failed.keys()
     assert "time_per_output_token" not in end_of(receipt(tokens=1)), "there is no token after the first"
+
+
+def test_attempts_beyond_the_first_of_a_request_are_counted_as_retries_beside_it() -> None:
+    again = receipt()
+    again.attempts.extend(receipt_pb2.Attempt(runner=f"box-{number}") for number in range(4))
+    ends = end_of(again)
+    assert (ends["completed"], ends["retried"]) == (1, 4)
+    assert usage_of(again)["retried_count"] == 4
 
 
 async def test_document_has_one_entry_per_step_and_null_for_unknown_values() -> None:

@@ -124,7 +124,7 @@ class Receipt(google.protobuf.message.Message):
     cancelled_by: builtins.str
     """Caller who cancelled the request by its id, such as "key:<id>". Empty: it was not cancelled by id."""
     task_id: builtins.str
-    """Durable task of which this request is an attempt. Empty: none."""
+    """Durable task that the request is. Its receipt has all attempts, and the token counts are their sums. Empty: none."""
     asked_model: builtins.str
     """Model name in the request if it was an alias. Empty: it was not an alias."""
     lacked_router: builtins.bool
@@ -495,8 +495,10 @@ class Attempt(google.protobuf.message.Message):
     MESSAGE_FIELD_NUMBER: builtins.int
     ENGINE_EXIT_FIELD_NUMBER: builtins.int
     ENGINE_LOG_FIELD_NUMBER: builtins.int
+    START_FIELD_NUMBER: builtins.int
+    DURATION_FIELD_NUMBER: builtins.int
     runner: builtins.str
-    """The runner, by name."""
+    """The runner, by name. Empty: unknown, because the router of this attempt was lost."""
     runner_incarnation: builtins.str
     """The runner's incarnation."""
     reason: weft.api.common.v1.error_reason_pb2.ErrorReason.ValueType
@@ -518,6 +520,14 @@ class Attempt(google.protobuf.message.Message):
         `runners:view`. The caller of the request never gets them.
         """
 
+    @property
+    def start(self) -> google.protobuf.duration_pb2.Duration:
+        """Time from the arrival of the request to the attempt. Not set: unknown."""
+
+    @property
+    def duration(self) -> google.protobuf.duration_pb2.Duration:
+        """How long it took. Not set: it runs, or its router was lost."""
+
     def __init__(
         self,
         *,
@@ -528,7 +538,10 @@ class Attempt(google.protobuf.message.Message):
         message: builtins.str = ...,
         engine_exit: builtins.str = ...,
         engine_log: collections.abc.Iterable[builtins.str] | None = ...,
+        start: google.protobuf.duration_pb2.Duration | None = ...,
+        duration: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["engine_exit", b"engine_exit", "engine_log", b"engine_log", "message", b"message", "model", b"model", "reason", b"reason", "runner", b"runner", "runner_incarnation", b"runner_incarnation"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["duration", b"duration", "start", b"start"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["duration", b"duration", "engine_exit", b"engine_exit", "engine_log", b"engine_log", "message", b"message", "model", b"model", "reason", b"reason", "runner", b"runner", "runner_incarnation", b"runner_incarnation", "start", b"start"]) -> None: ...
 
 global___Attempt = Attempt

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$weft/api/router/v1/figure_step.proto\x12\x12weft.api.router.v1\"\xe6\x01\n\nFigureStep\x12\x0f\n\x07waiting\x18\x01 \x01(\x05\x12\x0f\n\x07running\x18\x02 \x01(\x05\x12+\n\x03\x61ll\x18\x03 \x01(\x0b\x32\x1e.weft.api.router.v1.StepCounts\x12:\n\x06models\x18\x04 \x03(\x0b\x32*.weft.api.router.v1.FigureStep.ModelsEntry\x1aM\n\x0bModelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12-\n\x05value\x18\x02 \x01(\x0b\x32\x1e.weft.api.router.v1.StepCounts:\x02\x38\x01\"\xc2\x03\n\nStepCounts\x12\x11\n\tcompleted\x18\x01 \x01(\x05\x12\x0e\n\x06\x66\x61iled\x18\x02 \x01(\x05\x12\x10\n\x08rejected\x18\x03 \x01(\x05\x12\x11\n\tcancelled\x18\x04 \x01(\x05\x12\x15\n\rprompt_tokens\x18\x05 \x01(\x03\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x06 \x01(\x03\x12\x19\n\x11\x63ompletion_tokens\x18\x07 \x01(\x03\x12Q\n\x13time_to_first_token\x18\x08 \x03(\x0b\x32\x34.weft.api.router.v1.StepCounts.TimeToFirstTokenEntry\x12U\n\x15time_per_output_token\x18\t \x03(\x0b\x32\x36.weft.api.router.v1.StepCounts.TimePerOutputTokenEntry\x1a\x37\n\x15TimeToFirstTokenEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x1a\x39\n\x17TimePerOutputTokenEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$weft/api/router/v1/figure_step.proto\x12\x12weft.api.router.v1\"\xe6\x01\n\nFigureStep\x12\x0f\n\x07waiting\x18\x01 \x01(\x05\x12\x0f\n\x07running\x18\x02 \x01(\x05\x12+\n\x03\x61ll\x18\x03 \x01(\x0b\x32\x1e.weft.api.router.v1.StepCounts\x12:\n\x06models\x18\x04 \x03(\x0b\x32*.weft.api.router.v1.FigureStep.ModelsEntry\x1aM\n\x0bModelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12-\n\x05value\x18\x02 \x01(\x0b\x32\x1e.weft.api.router.v1.StepCounts:\x02\x38\x01\"\xd3\x03\n\nStepCounts\x12\x11\n\tcompleted\x18\x01 \x01(\x05\x12\x0e\n\x06\x66\x61iled\x18\x02 \x01(\x05\x12\x10\n\x08rejected\x18\x03 \x01(\x05\x12\x11\n\tcancelled\x18\x04 \x01(\x05\x12\x15\n\rprompt_tokens\x18\x05 \x01(\x03\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x06 \x01(\x03\x12\x19\n\x11\x63ompletion_tokens\x18\x07 \x01(\x03\x12Q\n\x13time_to_first_token\x18\x08 \x03(\x0b\x32\x34.weft.api.router.v1.StepCounts.TimeToFirstTokenEntry\x12U\n\x15time_per_output_token\x18\t \x03(\x0b\x32\x36.weft.api.router.v1.StepCounts.TimePerOutputTokenEntry\x12\x0f\n\x07retried\x18\n \x01(\x05\x1a\x37\n\x15TimeToFirstTokenEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x1a\x39\n\x17TimePerOutputTokenEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,9 +42,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FIGURESTEP_MODELSENTRY']._serialized_start=214
   _globals['_FIGURESTEP_MODELSENTRY']._serialized_end=291
   _globals['_STEPCOUNTS']._serialized_start=294
-  _globals['_STEPCOUNTS']._serialized_end=744
-  _globals['_STEPCOUNTS_TIMETOFIRSTTOKENENTRY']._serialized_start=630
-  _globals['_STEPCOUNTS_TIMETOFIRSTTOKENENTRY']._serialized_end=685
-  _globals['_STEPCOUNTS_TIMEPEROUTPUTTOKENENTRY']._serialized_start=687
-  _globals['_STEPCOUNTS_TIMEPEROUTPUTTOKENENTRY']._serialized_end=744
+  _globals['_STEPCOUNTS']._serialized_end=761
+  _globals['_STEPCOUNTS_TIMETOFIRSTTOKENENTRY']._serialized_start=647
+  _globals['_STEPCOUNTS_TIMETOFIRSTTOKENENTRY']._serialized_end=702
+  _globals['_STEPCOUNTS_TIMEPEROUTPUTTOKENENTRY']._serialized_start=704
+  _globals['_STEPCOUNTS_TIMEPEROUTPUTTOKENENTRY']._serialized_end=761
 # @@protoc_insertion_point(module_scope)

@@ -112,6 +112,7 @@ class StepCounts(google.protobuf.message.Message):
     COMPLETION_TOKENS_FIELD_NUMBER: builtins.int
     TIME_TO_FIRST_TOKEN_FIELD_NUMBER: builtins.int
     TIME_PER_OUTPUT_TOKEN_FIELD_NUMBER: builtins.int
+    RETRIED_FIELD_NUMBER: builtins.int
     completed: builtins.int
     """Completed requests."""
     failed: builtins.int
@@ -126,6 +127,8 @@ class StepCounts(google.protobuf.message.Message):
     """Cached prompt tokens."""
     completion_tokens: builtins.int
     """Answer tokens."""
+    retried: builtins.int
+    """Attempts beyond the first of each request."""
     @property
     def time_to_first_token(self) -> google.protobuf.internal.containers.ScalarMap[builtins.int, builtins.int]:
         """Histogram of the time to first token: number of requests by class number."""
@@ -146,7 +149,8 @@ class StepCounts(google.protobuf.message.Message):
         completion_tokens: builtins.int = ...,
         time_to_first_token: collections.abc.Mapping[builtins.int, builtins.int] | None = ...,
         time_per_output_token: collections.abc.Mapping[builtins.int, builtins.int] | None = ...,
+        retried: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "cancelled", b"cancelled", "completed", b"completed", "completion_tokens", b"completion_tokens", "failed", b"failed", "prompt_tokens", b"prompt_tokens", "rejected", b"rejected", "time_per_output_token", b"time_per_output_token", "time_to_first_token", b"time_to_first_token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "cancelled", b"cancelled", "completed", b"completed", "completion_tokens", b"completion_tokens", "failed", b"failed", "prompt_tokens", b"prompt_tokens", "rejected", b"rejected", "retried", b"retried", "time_per_output_token", b"time_per_output_token", "time_to_first_token", b"time_to_first_token"]) -> None: ...
 
 global___StepCounts = StepCounts

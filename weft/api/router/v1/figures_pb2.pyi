@@ -91,6 +91,7 @@ class RequestFigures(google.protobuf.message.Message):
     TIME_TO_FIRST_TOKEN_FIELD_NUMBER: builtins.int
     TIME_PER_OUTPUT_TOKEN_FIELD_NUMBER: builtins.int
     TOKENS_PER_SECOND_FIELD_NUMBER: builtins.int
+    RETRIED_FIELD_NUMBER: builtins.int
     @property
     def completed(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Completed requests."""
@@ -121,7 +122,7 @@ class RequestFigures(google.protobuf.message.Message):
 
     @property
     def time_to_first_token(self) -> global___Percentiles:
-        """Time to first token of completed requests, in seconds from their arrival."""
+        """Time to first token of completed requests, in seconds from their arrival; without durable tasks in idle capacity."""
 
     @property
     def time_per_output_token(self) -> global___Percentiles:
@@ -132,6 +133,10 @@ class RequestFigures(google.protobuf.message.Message):
         """Highest output rate of running requests in each step, in tokens per second, as reported by runners. NaN (null in
         documents): before a restart.
         """
+
+    @property
+    def retried(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Attempts beyond the first of each request that ended."""
 
     def __init__(
         self,
@@ -146,9 +151,10 @@ class RequestFigures(google.protobuf.message.Message):
         time_to_first_token: global___Percentiles | None = ...,
         time_per_output_token: global___Percentiles | None = ...,
         tokens_per_second: collections.abc.Iterable[builtins.float] | None = ...,
+        retried: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["time_per_output_token", b"time_per_output_token", "time_to_first_token", b"time_to_first_token"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "cancelled", b"cancelled", "completed", b"completed", "completion_tokens", b"completion_tokens", "failed", b"failed", "prompt_tokens", b"prompt_tokens", "rejected", b"rejected", "time_per_output_token", b"time_per_output_token", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cached_prompt_tokens", b"cached_prompt_tokens", "cancelled", b"cancelled", "completed", b"completed", "completion_tokens", b"completion_tokens", "failed", b"failed", "prompt_tokens", b"prompt_tokens", "rejected", b"rejected", "retried", b"retried", "time_per_output_token", b"time_per_output_token", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second"]) -> None: ...
 
 global___RequestFigures = RequestFigures
 

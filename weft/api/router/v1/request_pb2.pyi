@@ -17,6 +17,7 @@ import weft.api.common.v1.error_reason_pb2
 import weft.api.common.v1.event_pb2
 import weft.api.common.v1.priority_pb2
 import weft.api.common.v1.receipt_pb2
+import weft.api.router.v1.task_pb2
 
 if sys.version_info >= (3, 10):
     import typing as typing_extensions
@@ -78,6 +79,8 @@ class RequestRecord(google.protobuf.message.Message):
     DECISIONS_FIELD_NUMBER: builtins.int
     CANCELLED_BY_FIELD_NUMBER: builtins.int
     ASKED_MODEL_FIELD_NUMBER: builtins.int
+    ATTEMPTS_FIELD_NUMBER: builtins.int
+    RETRY_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The request's id."""
     tenant: builtins.str
@@ -124,6 +127,14 @@ class RequestRecord(google.protobuf.message.Message):
     def decisions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___DecisionRecord]:
         """The last 64 scheduling decisions, in order."""
 
+    @property
+    def attempts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.common.v1.receipt_pb2.Attempt]:
+        """Attempts of an unfinished request, in order; those of an ended one are in its receipt."""
+
+    @property
+    def retry(self) -> weft.api.router.v1.task_pb2.TaskRetry:
+        """Why the last attempt of a task failed and when the next one starts. Not set: it is not waiting for a retry."""
+
     def __init__(
         self,
         *,
@@ -143,9 +154,11 @@ class RequestRecord(google.protobuf.message.Message):
         decisions: collections.abc.Iterable[global___DecisionRecord] | None = ...,
         cancelled_by: builtins.str = ...,
         asked_model: builtins.str = ...,
+        attempts: collections.abc.Iterable[weft.api.common.v1.receipt_pb2.Attempt] | None = ...,
+        retry: weft.api.router.v1.task_pb2.TaskRetry | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["arrive_time", b"arrive_time", "end_time", b"end_time", "loading", b"loading", "queued", b"queued", "receipt", b"receipt"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["arrive_time", b"arrive_time", "asked_model", b"asked_model", "cancelled_by", b"cancelled_by", "client_id", b"client_id", "decisions", b"decisions", "end_time", b"end_time", "loading", b"loading", "message", b"message", "priority", b"priority", "queued", b"queued", "reason", b"reason", "receipt", b"receipt", "request_id", b"request_id", "state", b"state", "target", b"target", "tenant", b"tenant"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["arrive_time", b"arrive_time", "end_time", b"end_time", "loading", b"loading", "queued", b"queued", "receipt", b"receipt", "retry", b"retry"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["arrive_time", b"arrive_time", "asked_model", b"asked_model", "attempts", b"attempts", "cancelled_by", b"cancelled_by", "client_id", b"client_id", "decisions", b"decisions", "end_time", b"end_time", "loading", b"loading", "message", b"message", "priority", b"priority", "queued", b"queued", "reason", b"reason", "receipt", b"receipt", "request_id", b"request_id", "retry", b"retry", "state", b"state", "target", b"target", "tenant", b"tenant"]) -> None: ...
 
 global___RequestRecord = RequestRecord
 

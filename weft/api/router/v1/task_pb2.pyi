@@ -217,6 +217,41 @@ class TaskError(google.protobuf.message.Message):
 global___TaskError = TaskError
 
 @typing.final
+class TaskRetry(google.protobuf.message.Message):
+    """TaskRetry is a pause between two attempts of a task."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: builtins.int
+    NEXT_TIME_FIELD_NUMBER: builtins.int
+    FAILED_COUNT_FIELD_NUMBER: builtins.int
+    MAX_ATTEMPTS_FIELD_NUMBER: builtins.int
+    failed_count: builtins.int
+    """Number of failed attempts that count toward `max_attempts`; others were lost through no fault of the task."""
+    max_attempts: builtins.int
+    """Maximum number of attempts that count."""
+    @property
+    def error(self) -> global___TaskError:
+        """Why the last attempt failed."""
+
+    @property
+    def next_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """The earliest time of the next attempt. Not set: as soon as a slot is free."""
+
+    def __init__(
+        self,
+        *,
+        error: global___TaskError | None = ...,
+        next_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        failed_count: builtins.int = ...,
+        max_attempts: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["error", b"error", "next_time", b"next_time"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "failed_count", b"failed_count", "max_attempts", b"max_attempts", "next_time", b"next_time"]) -> None: ...
+
+global___TaskRetry = TaskRetry
+
+@typing.final
 class TaskAttempt(google.protobuf.message.Message):
     """TaskAttempt is one attempt of a task."""
 
@@ -309,6 +344,7 @@ class Task(google.protobuf.message.Message):
     METADATA_FIELD_NUMBER: builtins.int
     REQUEST_ID_FIELD_NUMBER: builtins.int
     PROGRESS_FIELD_NUMBER: builtins.int
+    RETRY_FIELD_NUMBER: builtins.int
     id: builtins.str
     """"task-" and 24 characters; also the request id of every attempt."""
     tenant: builtins.str
@@ -369,6 +405,10 @@ class Task(google.protobuf.message.Message):
         unknown, or it is not running.
         """
 
+    @property
+    def retry(self) -> global___TaskRetry:
+        """Why its last attempt failed and when the next one starts. Not set: it is not waiting for a retry."""
+
     def __init__(
         self,
         *,
@@ -394,9 +434,10 @@ class Task(google.protobuf.message.Message):
         metadata: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
         request_id: builtins.str = ...,
         progress: weft.api.common.v1.event_pb2.WorkProgress | None = ...,
+        retry: global___TaskRetry | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["create_time", b"create_time", "end_time", b"end_time", "error", b"error", "expire_time", b"expire_time", "progress", b"progress", "start_time", b"start_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "batch", b"batch", "caller", b"caller", "create_time", b"create_time", "end_time", b"end_time", "error", b"error", "expire_time", b"expire_time", "id", b"id", "last_event", b"last_event", "line", b"line", "max_attempts", b"max_attempts", "metadata", b"metadata", "model", b"model", "origin_kind", b"origin_kind", "owner", b"owner", "progress", b"progress", "request_id", b"request_id", "start_time", b"start_time", "state", b"state", "tenant", b"tenant", "user", b"user", "waiting_for", b"waiting_for"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["create_time", b"create_time", "end_time", b"end_time", "error", b"error", "expire_time", b"expire_time", "progress", b"progress", "retry", b"retry", "start_time", b"start_time"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "batch", b"batch", "caller", b"caller", "create_time", b"create_time", "end_time", b"end_time", "error", b"error", "expire_time", b"expire_time", "id", b"id", "last_event", b"last_event", "line", b"line", "max_attempts", b"max_attempts", "metadata", b"metadata", "model", b"model", "origin_kind", b"origin_kind", "owner", b"owner", "progress", b"progress", "request_id", b"request_id", "retry", b"retry", "start_time", b"start_time", "state", b"state", "tenant", b"tenant", "user", b"user", "waiting_for", b"waiting_for"]) -> None: ...
 
 global___Task = Task
 

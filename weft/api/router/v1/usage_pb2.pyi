@@ -92,7 +92,7 @@ class UsageCounts(google.protobuf.message.Message):
     completed_count: builtins.int
     """Requests that completed."""
     failed_count: builtins.int
-    """Requests that failed after a runner had processed them, and failed tasks."""
+    """Requests that failed after a runner had processed them."""
     cancelled_count: builtins.int
     """Requests that were cancelled, or whose caller disconnected."""
     rejected_count: builtins.int
@@ -100,7 +100,7 @@ class UsageCounts(google.protobuf.message.Message):
     unknown_count: builtins.int
     """Requests without a receipt, because their gateway was lost."""
     retried_count: builtins.int
-    """Retried attempts of tasks. They are not separate requests, but their tokens count."""
+    """Attempts beyond the first of each request. They are not separate requests, but their tokens count."""
     prompt_tokens: builtins.int
     """Tokens of prompts, cached ones included."""
     cached_prompt_tokens: builtins.int

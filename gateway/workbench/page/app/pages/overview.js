@@ -96,14 +96,16 @@ function useDay(isShown) {
 
 /** `recent`: what the present is told of. @param {{series: import("./overview_figures.js").Series, recent: import("./overview_figures.js").Series, of: import("./overview_figures.js").RequestSeries}} props */
 function Tiles({ series, recent, of }) {
-  const { completed, failed, rejected, cancelled, promptTokens, completionTokens } = of.counts;
+  const { completed, failed, rejected, cancelled, retried, promptTokens, completionTokens } = of.counts;
   const ended = sumOf(completed) + sumOf(failed) + sumOf(rejected) + sumOf(cancelled);
   const wrong = sumOf(failed) + sumOf(rejected);
+  const again = sumOf(retried);
+  const told = [wrong ? `${count(wrong)} failed or refused` : "none failed", again && (again === 1 ? "1 retry" : `${count(again)} retries`)].filter(Boolean).join(", ");
   const first = of.times.timeToFirstTokenSeconds;
   return html`<dl class="tiles">
     <${Tile} name="Running" value=${recent.running.at(-1)} note=${`peak ${peakOf(series.running)}`} />
     <${Tile} name="Waiting" value=${recent.waiting.at(-1)} note=${`peak ${peakOf(series.waiting)}`} href=${can("inference:view") ? address("requests", { state: "waiting" }) : ""} />
-    <${Tile} name="Requests" value=${count(ended)} note=${wrong ? `${count(wrong)} failed or refused` : "none failed"} isBad=${wrong > 0} href=${can("inference:view") ? address("requests", wrong ? { state: "failed" } : {}) : ""} />
+    <${Tile} name="Requests" value=${count(ended)} note=${told} isBad=${wrong > 0} href=${can("inference:view") ? address("requests", wrong ? { state: "failed" } : {}) : ""} />
     <${Tile} name="Tokens out" value=${count(sumOf(completionTokens))} note=${`${count(sumOf(promptTokens))} in`} />
     <${Tile} name="First token" value=${newest(first.p50) === null ? "-" : seconds(newest(first.p50))} note=${newest(first.p95) === null ? "none yet" : `p95 ${seconds(newest(first.p95))}, last ${series.stepSeconds > 60 ? `${series.stepSeconds / 60} min` : `${series.stepSeconds} s`}`} />
   </dl>`;

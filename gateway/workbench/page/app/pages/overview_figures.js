@@ -1,6 +1,6 @@
 // The figures of the last hour or a part of it as series, on one axis of time.
 
-const COUNTS = ["completed", "failed", "rejected", "cancelled", "promptTokens", "cachedPromptTokens", "completionTokens"];
+const COUNTS = ["completed", "failed", "rejected", "cancelled", "retried", "promptTokens", "cachedPromptTokens", "completionTokens"];
 const TIMES = ["timeToFirstTokenSeconds", "timePerOutputTokenSeconds"];
 
 /**
