@@ -220,7 +220,8 @@ def _anthropic_fields(error: WeftError) -> dict[str, object]:
     status = http_status(error)
     default_type = "api_error" if status >= 500 else "invalid_request_error"
     field = error.metadata.get("field")
-    is_too_long = error.reason is Reason.CONTEXT_LENGTH_EXCEEDED
+    # With a field, it is the limit of the answer that does not fit.
+    is_too_long = error.reason is Reason.CONTEXT_LENGTH_EXCEEDED and not field
     return {
         "type": _ANTHROPIC_TYPES.get(status, default_type),
         "message": (_TOO_LONG if is_too_long else "") + public_message(error),

@@ -3,16 +3,17 @@
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from runner_svc.backend.port import ENGINE_METHODS, Backend, CallInfo, SpeechPart
 from runner_svc.cache.model_cache import RequestCache, RunningTurn
+from runner_svc.instance.accepted_forms import AcceptedForms, FittedRequest
 from runner_svc.instance.lifecycle_loop import IdleWork
 from runner_svc.memory.device_meter import RequestMeter
 from runner_svc.request_records import RequestRecord
 from weft.api.common.v1 import audio_pb2, chat_pb2, completion_pb2, event_pb2, receipt_pb2, tokenize_pb2, warning_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.dispatch.history import fallback_for, with_notes
+from weft.dispatch.history import with_notes
 from weft.dispatch.payload_description import unfollowed_effort
 from weft.kernel.abilities import UNKNOWN, Abilities
 from weft.kernel.errors import WeftError
@@ -120,6 +121,8 @@ class AdmittedRequest:
 
         `meter`: None if no devices are observed. `idle_work`: what its engine calls interrupt.
         """
+        self.forms = AcceptedForms()
+        """What its engine is known to accept."""
         self._meter = meter
         self._idle_work = idle_work or IdleWork()
         self.notes: Frame = []
@@ -176,32 +179,30 @@ class AdmittedRequest:
             record.with_caller = False
 
     async def _accepted(self, payload: GenerationPayload, call: CallInfo, turn: RunningTurn) -> AsyncGenerator[Frame]:
-        """Runs an engine turn; retries in another form if the engine rejects the form of the earlier turns."""
-        has_begun, other = False, None
-        with self._calling():
-            try:
-                async with aclosing(self._backend.generate(payload, self._begin(call, turn))) as frames:
-                    async for frame in frames:
-                        has_begun = has_begun or (bool(frame) and not frame[0].HasField("warning"))
-                        yield frame
-            except WeftError as error:
-                if not has_begun and isinstance(payload, chat_pb2.ChatPayload):
-                    other = self._other_form(payload, error)
-                if other is None:
-                    raise
-            if other is not None:
-                fitted, warnings = other
-                yield _events(warnings)
-                async with aclosing(self._backend.generate(fitted, self._begin(call, turn))) as frames:
-                    async for frame in frames:
-                        yield frame
+        """Runs an engine turn; retries in another form if the engine rejects the form of the request.
 
-    def _other_form(
-        self, chat: chat_pb2.ChatPayload, error: WeftError
-    ) -> tuple[chat_pb2.ChatPayload, list[warning_pb2.Warning]] | None:
-        """See `fallback_for`; also None if the error does not come from an engine that still works."""
-        is_refusal = self.record.verdict is None and error.reason in _REFUSALS
-        return fallback_for(chat, error.message) if is_refusal else None
+        Warnings are yielded once the engine has accepted a form.
+        """
+        fitted, has_begun = FittedRequest(payload, self.forms), False
+        with self._calling():
+            while True:
+                held: Frame = []
+                try:
+                    async with aclosing(self._backend.generate(fitted.payload, self._begin(call, turn))) as frames:
+                        async for frame in frames:
+                            if not has_begun and all(event.HasField("warning") for event in frame):
+                                held += frame
+                                continue
+                            if not has_begun:
+                                has_begun = True
+                                fitted.note_accepted()
+                                if held := [*_events(fitted.warnings), *held]:
+                                    yield held
+                            yield frame
+                        return
+                except WeftError as error:
+                    if has_begun or self.record.verdict is not None or not fitted.adapt(error):
+                        raise
 
     async def run(self, operation: Operation, payload: Any, call: CallInfo) -> Any:
         """Runs a unary operation with the backend's method in `ENGINE_METHODS`.
@@ -215,14 +216,21 @@ class AdmittedRequest:
         engine = getattr(self._backend, row.name)
         async with self._caching() if row.uses_cache else nullcontext(RunningTurn()) as turn:
             with self._judging(), self._calling():
-                try:
-                    return await engine(payload, self._begin(call, turn))
-                except WeftError as error:
-                    other = self._other_form(payload.chat, error) if operation is Operation.TOKENIZE else None
-                    if other is None:
-                        raise
-                    fitted = tokenize_pb2.TokenizePayload(chat=other[0], with_pieces=payload.with_pieces)
-                return await engine(fitted, self._begin(call, turn))
+                if operation is Operation.TOKENIZE and payload.HasField("chat"):
+                    return await self._tokenize(engine, payload, call, turn)
+                return await engine(payload, self._begin(call, turn))
+
+    async def _tokenize(self, engine: Any, payload: Any, call: CallInfo, turn: RunningTurn) -> Any:
+        """Counts the tokens of a chat in the form that the engine accepts."""
+        fitted = FittedRequest(payload.chat, self.forms)
+        while True:
+            chat = cast("chat_pb2.ChatPayload", fitted.payload)
+            asked = tokenize_pb2.TokenizePayload(chat=chat, with_pieces=payload.with_pieces)
+            try:
+                return await engine(asked, self._begin(call, turn))
+            except WeftError as error:
+                if self.record.verdict is not None or not fitted.adapt(error):
+                    raise
 
     async def stream(self, operation: Operation, payload: Any, call: CallInfo) -> AsyncGenerator[Frame]:
         """Runs an operation on images or recordings with the backend's method in `ENGINE_METHODS`; the end comes last.
@@ -327,18 +335,6 @@ def _choices(payload: GenerationPayload) -> int:
     """Returns the number of choices that a payload requests."""
     prompts = len(payload.prompts) if isinstance(payload, completion_pb2.CompletionPayload) else 1
     return max(1, payload.choice_count) * prompts
-
-
-_REFUSALS = frozenset(
-    {
-        Reason.BACKEND_ERROR,
-        Reason.BACKEND_REJECTED,
-        Reason.INVALID_ARGUMENT,
-        Reason.TEMPLATE_FAILED,
-        Reason.MODALITY_UNSUPPORTED,
-    }
-)
-"""Reasons of engines that reject the form of a conversation; many answer 500 if a chat template fails."""
 
 
 def _fitted(payload: GenerationPayload, abilities: Abilities) -> tuple[GenerationPayload, Frame]:

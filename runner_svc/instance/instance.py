@@ -233,7 +233,7 @@ class Instance:
             self.memory.priority = priority
             try:
                 with self.records.keep(request_id, name) as record:
-                    yield AdmittedRequest(
+                    admitted = AdmittedRequest(
                         record,
                         self.backend,
                         lambda error: self._lifecycle.note_failure(error, start),
@@ -242,6 +242,8 @@ class Instance:
                         self._request_meter(),
                         self.idle_work,
                     )
+                    admitted.forms = self.loader.forms
+                    yield admitted
             except WeftError as error:
                 if classify(error.reason) is FailureKind.BROKE:
                     error.engine_log = _last_log_lines(self.loader.last_lines())

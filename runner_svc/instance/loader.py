@@ -6,6 +6,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from runner_svc.backend.port import Backend, BackendFacts, LoadOrder
+from runner_svc.instance.accepted_forms import AcceptedForms
 from runner_svc.instance.settings import ServedModel
 from runner_svc.memory.model_memory import ModelMemory
 from runner_svc.memory.port import OnWaiting
@@ -72,6 +73,8 @@ class Loader:
         self._engine_abilities = UNKNOWN
         self._engine_quantization = ""
         self.starts = 0
+        self.forms = AcceptedForms()
+        """The forms of requests that the started engine was found to accept."""
         """Number of times that the backend became ready; identifies the current start."""
         self.last_seconds = 0.0
         """Duration of the last successful load, including the wait for memory."""
@@ -197,6 +200,7 @@ class Loader:
         self._engine_abilities, self._engine_quantization = facts.abilities, self.plan.quantization
         self.on_slots(facts.slots)
         self.starts += 1
+        self.forms = AcceptedForms()
         self._memory.note_filled()
         seconds = round(now - self._engine_began, 2)
         log.info("engine ready", model=self.config.name, pid=self.backend.process_id, load_seconds=seconds)

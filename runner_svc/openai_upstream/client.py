@@ -33,8 +33,9 @@ from runner_svc.openai_upstream.answers import (
     unreached,
 )
 from runner_svc.openai_upstream.dialects import count_of, figure, read_json
-from runner_svc.openai_upstream.errors import provider_refusal, refusal, stated_answer
+from runner_svc.openai_upstream.errors import provider_refusal, refusal, refuses_stream_options, stated_answer
 from runner_svc.openai_upstream.request import (
+    STREAM_OPTIONS,
     Json,
     PreparedBody,
     add_cache_use,
@@ -173,6 +174,8 @@ class OpenAiHttp:
         self._paths = {path: path.removeprefix(version) for path in _PATHS}
         self.chunks_received = 0
         """Number of received chunks: while it grows, the server is alive even if probes fail."""
+        self._takes_stream_options = True
+        """False: the server has refused them."""
         self.request_count = 0
         self.in_flight = 0
         self.most_in_flight = 0
@@ -294,20 +297,28 @@ class OpenAiHttp:
     async def _accepted(self, path: str, body: Json, call: CallInfo) -> AsyncIterator[tuple[Answer, Frame]]:
         """Yields the response to a generation like `_post`, with warnings about what the engine rejected.
 
-        If the engine rejects a tool's schema, the request is sent again with simpler schemas.
+        If the engine rejects a tool's schema, the request is sent again with simpler schemas; if it rejects the option
+        for usage in streams, without it, as all later requests are.
         """
         warnings: Frame = []
+        if not self._takes_stream_options:
+            body = {name: value for name, value in body.items() if name != STREAM_OPTIONS}
         async with AsyncExitStack() as stack:
-            try:
-                response = await stack.enter_async_context(self._post(path, body, call))
-            except WeftError as refused:
-                if not refuses_tool_schemas(refused, body):
-                    raise
-                body, simplified = with_plain_schemas(body)
-                if not simplified:
-                    raise
-                warnings = warning_frame(simplified)
-                response = await stack.enter_async_context(self._post(path, body, call))
+            while True:
+                try:
+                    response = await stack.enter_async_context(self._post(path, body, call))
+                    break
+                except WeftError as refused:
+                    if STREAM_OPTIONS in body and refuses_stream_options(refused):
+                        self._takes_stream_options = False
+                        body = {name: value for name, value in body.items() if name != STREAM_OPTIONS}
+                        continue
+                    if warnings or not refuses_tool_schemas(refused, body):
+                        raise
+                    body, simplified = with_plain_schemas(body)
+                    if not simplified:
+                        raise
+                    warnings = warning_frame(simplified)
             yield response, warnings
 
     def _reader(self, payload: GenerationPayload, call: CallInfo, prepared: PreparedBody) -> StreamReader:

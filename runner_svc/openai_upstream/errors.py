@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 import msgspec
 
+from runner_svc.policy.answer_room import blames_answer_limit
 from runner_svc.policy.engine_failures import last_words, refuses_content, refuses_length, without_tracebacks
 from weft.kernel.decoding import DECODE_FAULTS
 from weft.kernel.errors import LASTING, WeftError, invalid_field
@@ -94,6 +95,7 @@ _OWN_REASONS = MappingProxyType(
     {"repeated_line_loop": Reason.REPEATED_LINE_LOOP, "out_of_memory": Reason.OUT_OF_MEMORY}
 )
 """Error types of weft's own server programs."""
+_STREAM_OPTIONS = re.compile(r"stream.?options|include.?usage", re.IGNORECASE)
 _INVALID_FIELD = "invalid_field"
 """Error type of weft's own server programs; the message starts with the name of a field."""
 _WRONG_CONTENT = frozenset({400, 413, 415, 422})
@@ -110,7 +112,7 @@ def refusal(status: int, body: bytes, headers: Mapping[str, str]) -> WeftError:
     if (own := own_error(kind, message)) is not None:
         return own
     if kind in _TOO_LONG:
-        return WeftError(Reason.CONTEXT_LENGTH_EXCEEDED, message)
+        return _too_long(said)
     if kind == "not_supported_error" or status == 501:
         return WeftError(Reason.UNSUPPORTED_OPERATION, message)
     if status in BUSY:
@@ -144,7 +146,7 @@ def stated_error(error: ErrorBody | str, *, has_begun: bool) -> WeftError:
     if isinstance(error, str):
         return _verdict(said, text, is_refusal=False)
     if error.type in _TOO_LONG or error.code == CONTEXT_LENGTH_CODE:
-        return WeftError(Reason.CONTEXT_LENGTH_EXCEEDED, message)
+        return _too_long(said)
     return _verdict(said, text, is_refusal=error.type in _WRONG_REQUEST or error.code in _WRONG_CONTENT)
 
 
@@ -167,7 +169,7 @@ def _verdict(said: str, text: str, *, is_refusal: bool) -> WeftError:
     """
     is_refusal = is_refusal or refuses_content(said)
     if is_refusal and refuses_length(said):
-        return WeftError(Reason.CONTEXT_LENGTH_EXCEEDED, _for_callers(said))
+        return _too_long(said)
     if is_refusal:
         return WeftError(Reason.BACKEND_REJECTED, text)
     return _failure(said, text)
@@ -177,6 +179,17 @@ def _failure(said: str, text: str) -> WeftError:
     """Returns the error of a server that failed."""
     lacks_memory = last_words(said.splitlines()) is not None
     return WeftError(Reason.OUT_OF_MEMORY if lacks_memory else Reason.BACKEND_ERROR, text)
+
+
+def _too_long(said: str) -> WeftError:
+    """Returns the error of a request beyond the context; it names the limit of the answer if that is at fault."""
+    metadata = {"field": "max_tokens"} if blames_answer_limit(said) else {}
+    return WeftError(Reason.CONTEXT_LENGTH_EXCEEDED, _for_callers(said), metadata=metadata)
+
+
+def refuses_stream_options(error: WeftError) -> bool:
+    """Whether an engine has refused a request for the option that asks for usage in streams."""
+    return error.reason is Reason.BACKEND_REJECTED and _STREAM_OPTIONS.search(error.message) is not None
 
 
 def provider_refusal(status: int, body: bytes, headers: Mapping[str, str]) -> WeftError:

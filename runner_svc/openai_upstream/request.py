@@ -62,6 +62,7 @@ _SCALARS = (
 _ENABLE_THINKING = "enable_thinking"
 """Chat template argument that switches thinking on and off."""
 _TOKEN_LIMIT = "max_tokens"  # noqa: S105 - a parameter's name
+STREAM_OPTIONS = "stream_options"
 _CHOICES = "n"
 _VOLATILE = "differs in every request and was removed, so that the engine's prefix cache can be used"
 _NOT_AN_OBJECT = "is not a JSON object; it was sent to the model as a string"
@@ -305,7 +306,7 @@ def model_field(name: str) -> Json:
 
 
 def _stream_body(sampling: sampling_pb2.SamplingParams, model: str) -> Json:
-    body: Json = {**model_field(model), "stream": True, "stream_options": {"include_usage": True}}
+    body: Json = {**model_field(model), "stream": True, STREAM_OPTIONS: {"include_usage": True}}
     for name in _SCALARS:
         if sampling.HasField(name):  # type: ignore[arg-type]  # the names are fields, see _SCALARS
             body[name] = getattr(sampling, name)

@@ -4,7 +4,6 @@ Content there that a model cannot handle becomes text, with a warning: an error 
 conversation. Only the last turn, which the caller can change, is rejected.
 """
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -77,13 +76,18 @@ def with_notes(
         return chat, []
     fitted = chat_pb2.ChatPayload()
     fitted.CopyFrom(chat)
+    return fitted, note_media(fitted, lacking)
+
+
+def note_media(chat: chat_pb2.ChatPayload, lacking: frozenset[Skill]) -> list[warning_pb2.Warning]:
+    """Replaces media in earlier turns by notes, in the given chat; see `with_notes`."""
     warnings: list[warning_pb2.Warning] = []
-    for field, part, is_earlier in _media(fitted):
+    for field, part, is_earlier in _media(chat):
         if is_earlier and (skill := _skill(part)) in lacking:
             name = "image" if skill is Skill.IMAGE else "recording"
             part.text = left_out_note(name)
             warnings.append(converted(field, f"this model takes no {name}s"))
-    return fitted, warnings[:MAX_HISTORY_WARNINGS]
+    return warnings[:MAX_HISTORY_WARNINGS]
 
 
 def left_out_note(what: str) -> str:
@@ -93,74 +97,11 @@ def left_out_note(what: str) -> str:
 
 def converted(field: str, problem: str) -> warning_pb2.Warning:
     """Returns the warning that a part of an earlier turn became text; `problem` follows the field's name."""
-    return _warning(field, f"{problem}; as it is part of an earlier turn, the model got a note in its place")
+    return unsupported(field, f"{problem}; as it is part of an earlier turn, the model got a note in its place")
 
 
-_ABOUT_MEDIA = re.compile(r"image|audio|vision|media|modal|mmproj|content.?part|content.?type", re.IGNORECASE)
-_ABOUT_ROLES = re.compile(r"template|jinja|role|system|alternat|user message|conversation", re.IGNORECASE)
-
-
-def fallback_for(
-    chat: chat_pb2.ChatPayload, refusal: str
-) -> tuple[chat_pb2.ChatPayload, list[warning_pb2.Warning]] | None:
-    """Returns a chat with the same content for an engine that rejected it with this message, and warnings.
-
-    None: the message is not about earlier turns, or they already have the simplest form. That form has alternating
-    speakers and at most one system message, at the beginning, which every chat template accepts.
-    """
-    fitted = chat
-    warnings: list[warning_pb2.Warning] = []
-    if _ABOUT_MEDIA.search(refusal):
-        fitted, warnings = with_notes(chat, frozenset(MEDIA_SKILLS.values()))
-    if _ABOUT_ROLES.search(refusal):
-        plain = _plain_turns(fitted)
-        if plain != fitted:
-            fitted = plain
-            message = "its system turns in mid-conversation and successive turns of one role were joined to others"
-            warnings.append(_warning("messages", f"{message}: the model's chat template refuses them"))
-    return None if fitted is chat else (fitted, warnings)
-
-
-def _plain_turns(chat: chat_pb2.ChatPayload) -> chat_pb2.ChatPayload:
-    plain = chat_pb2.ChatPayload()
-    plain.CopyFrom(chat)
-    del plain.messages[:]
-    turns = plain.messages
-    for message in chat.messages:
-        last = turns[-1] if turns else None
-        if last is None:
-            turns.add().CopyFrom(message)
-        elif message.role in SYSTEM_ROLES:
-            _add_system(turns, message)
-        elif message.role == last.role and message.role != chat_pb2.ROLE_TOOL and not last.tool_calls:
-            _separate(last)
-            # Fields of both messages: parts and calls in order; of other texts the later one.
-            reasoning = last.reasoning + message.reasoning
-            last.MergeFrom(message)
-            if reasoning:
-                last.reasoning = reasoning
-        else:
-            turns.add().CopyFrom(message)
-    return plain
-
-
-def _add_system(turns: Any, message: chat_pb2.ChatMessage) -> None:
-    """Adds a later system message: to a preceding message of the caller or system, else as a user message."""
-    last = turns[-1]
-    if last.role == chat_pb2.ROLE_ASSISTANT:
-        last = turns.add(role=chat_pb2.ROLE_USER)
-    else:
-        _separate(last)
-    last.content.extend(message.content)
-
-
-def _separate(message: chat_pb2.ChatMessage) -> None:
-    """Ends a message with a blank line: engines join text parts without a separator."""
-    if message.content and message.content[-1].text:
-        message.content[-1].text += "\n\n"
-
-
-def _warning(field: str, message: str) -> warning_pb2.Warning:
+def unsupported(field: str, message: str) -> warning_pb2.Warning:
+    """Returns the warning that a field was changed or not used, within the limits of warnings."""
     code = warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER
     return warning_pb2.Warning(code=code, field=field[:MAX_FIELD_CHARS], message=message[:MAX_WARNING_CHARS])
 

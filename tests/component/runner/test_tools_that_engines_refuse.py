@@ -1,4 +1,4 @@
-"""The functions of a chat: schemas that an engine refuses, and names that a provider does not allow."""
+"""What an engine refuses of a chat: schemas and names of functions, and the option for usage in streams."""
 
 import json
 from collections.abc import AsyncIterator
@@ -11,6 +11,7 @@ from aiohttp.test_utils import RawTestServer
 from kit.engines import chat
 from kit.failures import fails
 from kit.upstream import upstream
+from typing_extensions import override
 
 from runner_svc.backend.port import CallInfo
 from runner_svc.openai_upstream.client import OpenAiHttp
@@ -30,13 +31,14 @@ class Stage:
 
     def __init__(self, refused_words: str = "") -> None:
         self.refused_words = refused_words
+        self.fault = FAULT
         self.bodies: list[Any] = []
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
         body = await request.json()
         self.bodies.append(body)
         if self.refused_words and self.refused_words in json.dumps(body):
-            return web.json_response({"error": {"message": FAULT, "type": "invalid_request_error"}}, status=400)
+            return web.json_response({"error": {"message": self.fault, "type": "invalid_request_error"}}, status=400)
         name = body["tools"][-1]["function"]["name"] if body.get("tools") else "none"
         function = {"name": name, "arguments": "{}"}
         delta = {
@@ -130,3 +132,33 @@ async def test_name_is_mapped_for_an_engine_that_rejects_it(engine: EngineParame
     async with _client(stage, engine) as client:
         assert _called(await _events(client, _chat(name))) == [name]
     assert stage.bodies[0]["tools"][0]["function"]["name"] == sent
+
+
+class OldServer(Stage):
+    """Refuses the option for usage in streams, and sends none."""
+
+    @override
+    async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        body = await request.json()
+        if "stream_options" in body:
+            self.bodies.append(body)
+            said = [{"loc": ["body", "stream_options"], "msg": "extra fields not permitted"}]
+            return web.json_response({"detail": said}, status=422)
+        return await super().answer(request)
+
+
+async def test_option_that_a_server_refuses_is_left_out_of_this_request_and_of_later_ones() -> None:
+    stage = OldServer()
+    async with _client(stage, LLAMA_SERVER) as client:
+        for _ in range(2):
+            assert _called(await _events(client, _chat("look"))) == ["look"]
+    assert ["stream_options" in body for body in stage.bodies] == [True, False, False]
+
+
+async def test_server_that_refuses_even_what_is_not_sent_is_asked_twice() -> None:
+    stage = Stage(refused_words="messages")
+    stage.fault = "stream_options is not supported"
+    async with _client(stage, LLAMA_SERVER) as client:
+        with fails(Reason.BACKEND_REJECTED):
+            await _events(client, _chat("look"))
+    assert len(stage.bodies) == 2

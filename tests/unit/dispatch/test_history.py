@@ -5,7 +5,7 @@ import json
 import pytest
 
 from weft.api.common.v1 import chat_pb2
-from weft.dispatch.history import earlier_turns, fallback_for, object_arguments, with_notes
+from weft.dispatch.history import earlier_turns, object_arguments, with_notes
 from weft.dispatch.payload_description import TOKENS_PER_MEDIUM, describe, needed_skills
 from weft.kernel.request import Skill
 
@@ -99,32 +99,3 @@ def test_pool_prefers_models_that_accept_images_of_earlier_turns() -> None:
     assert seeing.skills == {Skill.IMAGE}
     assert not blind.skills
     assert seeing.prompt_tokens - blind.prompt_tokens == TOKENS_PER_MEDIUM
-
-
-def test_mid_conversation_system_turn_is_merged_for_a_strict_template() -> None:
-    payload = chat(
-        said(SYSTEM, "be brief"), said(USER, "hi"), said(SYSTEM, "the date changed"), said(MODEL, "hello"),
-        said(SYSTEM, "a file changed"), said(USER, "go on"),
-    )  # fmt: skip
-    other = fallback_for(payload, "Jinja Exception: System message must be at the beginning.")
-    assert other is not None
-    assert texts(other[0]) == [
-        (SYSTEM, "be brief"),
-        (USER, "hi\n\n|the date changed"),
-        (MODEL, "hello"),
-        (USER, "a file changed\n\n|go on"),
-    ]
-    assert [warning.field for warning in other[1]] == ["messages"]
-    assert fallback_for(other[0], "Jinja Exception: System message must be at the beginning.") is None
-
-
-def test_refusal_unrelated_to_earlier_turns_is_not_retried() -> None:
-    payload = chat(said(USER, "hi"), said(SYSTEM, "brief"), said(USER, "go on"))
-    assert fallback_for(payload, "CUDA error: out of memory") is None
-
-
-def test_images_of_earlier_turns_are_dropped_only_after_the_server_refuses_images() -> None:
-    payload = chat(said(USER, IMAGE), said(MODEL, "a cat"), said(USER, "and now?"))
-    other = fallback_for(payload, "image input is not supported - hint: you may need to provide the mmproj")
-    assert other is not None
-    assert not any(part.HasField("image") for part in other[0].messages[0].content)

@@ -147,6 +147,14 @@ def test_prompt_too_long_error_uses_the_text_that_clients_match() -> None:
     assert json.loads(envelope(error))["error"]["message"] == error.message
 
 
+def test_limit_of_the_answer_is_not_called_a_prompt_that_is_too_long() -> None:
+    """Claude Code shortened a conversation that fits, again and again."""
+    words = "3000 tokens of input and 32000 of the answer exceed the context"
+    error = WeftError(Reason.CONTEXT_LENGTH_EXCEEDED, words, metadata={"field": "max_tokens"})
+    told = json.loads(envelope(error, dialect=Dialect.ANTHROPIC))["error"]
+    assert (told["message"], told["param"]) == (words, "max_tokens")
+
+
 def test_figures_fields_and_codes_are_present_in_both_dialects() -> None:
     field = json.loads(envelope(invalid_field("max_tokens", "is missing"), dialect=Dialect.ANTHROPIC))["error"]
     assert field["param"] == "max_tokens"

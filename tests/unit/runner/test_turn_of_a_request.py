@@ -83,16 +83,30 @@ async def test_last_frame_of_an_answer_is_sent_after_its_turn_ended() -> None:
 
 
 class ReportingEngine(ScriptedEngine):
+    """Notes whether the turn has begun: before its first warning, after it, and after its report on the prompt."""
+
+    def __init__(self, prefix: HeldPrefix, *, reports: bool) -> None:
+        super().__init__()
+        self._prefix, self._reports = prefix, reports
+        self.begun: list[bool] = []
+
     async def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        self.begun.append(self._prefix.turn.begun.is_set())
         yield [Event(warning=UNTAKEN)]
-        call.on_prefill()
-        yield [Event(warning=UNTAKEN)]
+        self.begun.append(self._prefix.turn.begun.is_set())
+        if self._reports:
+            call.on_prefill()
+            self.begun.append(self._prefix.turn.begun.is_set())
+        yield TEXT
+        self.begun.append(self._prefix.turn.begun.is_set())
 
 
-async def test_turn_has_begun_with_the_first_report_on_its_prompt_or_the_first_token() -> None:
-    for engine in (ReportingEngine(), ScriptedEngine([Event(warning=UNTAKEN)], TEXT)):
-        prefix = HeldPrefix()
-        assert [prefix.turn.begun.is_set() async for _ in _turn(_request(engine, prefix))] == [False, True]
+@pytest.mark.parametrize("reports", [True, False])
+async def test_turn_has_begun_with_the_first_report_on_its_prompt_or_the_first_token(reports: bool) -> None:
+    prefix = HeldPrefix()
+    engine = ReportingEngine(prefix, reports=reports)
+    assert [frame async for frame in _turn(_request(engine, prefix))] == [[Event(warning=UNTAKEN)], TEXT]
+    assert engine.begun == [False, False, *([True] if reports else []), True]
 
 
 async def test_abandoned_or_failed_turn_ends_too() -> None:
