@@ -99,11 +99,6 @@ class Speaker(Protocol):
         """Its voices, including unusable ones."""
         ...
 
-    @property
-    def variants(self) -> Sequence[str]:
-        """Its variants, which can be combined with every voice, as in `en-gb+f3`."""
-        ...
-
     def sample_rate(self, voice: str) -> int:
         """Loads a voice if necessary and returns its sample rate. Raises RefusedError."""
         ...
@@ -127,7 +122,7 @@ class SpeechEngine(Engine):
 
     def props(self) -> dict[str, Any]:
         """See Engine.props."""
-        return {"voices": list(map(asdict, self._speaker.voices)), "voice_variants": list(self._speaker.variants)}
+        return {"voices": list(map(asdict, self._speaker.voices))}
 
     def speak(self, request: SpeechRequest, caller: Caller) -> None:
         """Sends a recording. Raises RefusedError, GoneError."""

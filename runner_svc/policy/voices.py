@@ -10,8 +10,6 @@ from weft.kernel.names import close_names, is_token
 FIELD = "voice"
 SPEAKER_MARK = "/"
 """Separates a voice and a speaker, as in `en_US-libritts-high/p3922`."""
-VARIANT_MARK = "+"
-"""Separates a voice and a variant, as in `en-gb+f3`."""
 MAX_LISTED = 20
 """Maximum number of voices in an error."""
 MAX_SHOWN_CHARS = 64
@@ -58,8 +56,6 @@ class VoiceCatalog:
     """A model's voices and the names that requests may use for them."""
 
     voices: Sequence[KnownVoice]
-    variants: Sequence[str] = ()
-    """Variants available for every voice."""
     default: str = ""
     """The voice of requests without one; empty: the first usable voice."""
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -113,11 +109,6 @@ class VoiceCatalog:
         base, mark, rest = name.partition(SPEAKER_MARK)
         if mark and (voice := self._found(base)) is not None:
             return ChosenVoice(name=_usable(voice, setting).name, speaker=_speaker(voice, rest, setting))
-        base, mark, rest = name.partition(VARIANT_MARK)
-        if mark and (voice := self._found(base)) is not None and self.variants:
-            if rest not in self.variants:
-                raise _unknown(setting, f"there is no variant {rest[:MAX_SHOWN_CHARS]!r}", rest, self.variants)
-            return ChosenVoice(name=f"{voice.name}{VARIANT_MARK}{rest}")
         message = f"this model has no voice {name[:MAX_SHOWN_CHARS]!r}"
         raise _unknown(setting, message, name, [voice.name for voice in self.usable])
 

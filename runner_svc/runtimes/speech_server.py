@@ -29,15 +29,12 @@ Settings = TypeVar("Settings", bound=SpeechSettings)
 
 class _Props(msgspec.Struct):
     voices: list[KnownVoice]
-    voice_variants: list[str]
 
 
 class SpeechServer(MediaServer[Settings], Generic[Settings]):
     """Backend of one speech server process."""
 
     operations = OPERATIONS
-    usual_voice = ""
-    """Default voice if the settings name none; empty: the engine's first."""
     _catalog = VoiceCatalog(voices=())
 
     @override
@@ -47,8 +44,7 @@ class SpeechServer(MediaServer[Settings], Generic[Settings]):
         props = read_json(body, _Props, "the engine's voices are")
         self._catalog = VoiceCatalog(
             voices=props.voices,
-            variants=props.voice_variants,
-            default=self.model.default_voice or self.usual_voice,
+            default=self.model.default_voice or "",
             aliases=self.model.voice_aliases,
         ).checked()
         self.abilities = Abilities(voices=self._catalog.published)
@@ -61,7 +57,6 @@ class SpeechServer(MediaServer[Settings], Generic[Settings]):
         warnings = [] if voice.warning is None else [voice.warning]
         if payload.instructions:
             warnings.append(ParameterWarning(field="instructions", message="this engine does not support instructions"))
-        warnings += self.further_warnings(payload)
         spoken = audio_pb2.SpeechPayload()
         spoken.CopyFrom(payload)
         spoken.voice = voice.name
@@ -71,11 +66,6 @@ class SpeechServer(MediaServer[Settings], Generic[Settings]):
                 if part.receipt is not None:
                     part.receipt.warnings.extend(event.warning for event in warning_frame(warnings))
                 yield part
-
-    def further_warnings(self, payload: audio_pb2.SpeechPayload) -> list[ParameterWarning]:
-        """Returns warnings about parameters of the request that the engine does not support."""
-        del payload
-        return []
 
 
 def speech_engine(model: SpeechSettings, context: ModelContext, make_backend: Callable[[], Backend]) -> ModelEngine:

@@ -34,4 +34,4 @@ class SpeechSettings(StartedModelSettings):
     default_voice: Annotated[VoiceName, PUBLIC] | None = None
     """Voice for requests that set none, or one of OpenAI's such as `alloy`. Default: the engine's first voice."""
     voice_aliases: Annotated[Mapping[VoiceName, VoiceName], MaxLen(MAX_ALIASES), PUBLIC] = field(default_factory=dict)
-    """Additional names of voices, such as `nova: en-gb+f3`."""
+    """Additional names of voices, such as `nova: en_US-amy-medium`."""

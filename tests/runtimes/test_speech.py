@@ -1,25 +1,21 @@
-"""espeak-ng and piper themselves, under the environment of speech."""
+"""piper itself, under the environment of speech."""
 
 import asyncio
 import json
 import os
 import subprocess
-from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kit.engine_settings import engine_settings
-from kit.speech import espeak_ng
 from kit.speech_calls import CALL, FOX, Spoken, speaking, spoken
 from native_builds import SPEECH, built_speech
 
 from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.openai_upstream.client import SPEECH as SPEECH_PATH
 from runner_svc.openai_upstream.sse import MAX_EVENT_BYTES
-from runner_svc.runtimes.espeak_ng.backend import EspeakBackend
-from runner_svc.runtimes.espeak_ng.runtime import EspeakModel
 from runner_svc.runtimes.piper.backend import PiperBackend
 from runner_svc.runtimes.piper.runtime import PiperModel
 from weft.kernel.errors import FieldError, WeftError
@@ -40,8 +36,6 @@ with av.open(io.BytesIO(sys.stdin.buffer.read())) as recording:
     samples = sum(frame.samples for frame in recording.decode(audio=0))
     print(sound.codec_context.name, sound.rate, sound.channels, samples)
 """
-AnySpeaker = EspeakBackend | PiperBackend
-Make = Callable[..., AnySpeaker]
 
 
 def _context(**settings: Any) -> dict[str, Any]:
@@ -51,17 +45,9 @@ def _context(**settings: Any) -> dict[str, Any]:
     return {"environment": environment, "environments": EnvironmentFolder(SPEECH / "runtimes"), **settings}
 
 
-def _espeak(**settings: Any) -> EspeakBackend:
-    espeak_ng()
-    return EspeakBackend(*engine_settings(EspeakModel, **_context(**settings)))
-
-
 def _piper(**settings: Any) -> PiperBackend:
     given = {"path": built_speech()[1], **settings} if "voices" not in settings else settings
     return PiperBackend(*engine_settings(PiperModel, **_context(**given)))
-
-
-both = pytest.mark.parametrize("make", [_espeak, _piper])
 
 
 def _decoded(found: Spoken) -> tuple[str, int, int, int]:
@@ -73,10 +59,9 @@ def _decoded(found: Spoken) -> tuple[str, int, int, int]:
     return codec, int(rate), int(channels), int(samples)
 
 
-@both
 @pytest.mark.parametrize("form", sorted(RATES))
-async def test_recording_matches_its_format_and_the_duration_on_its_receipt(make: Make, form: str) -> None:
-    async with speaking(make()) as (backend, _):
+async def test_recording_matches_its_format_and_the_duration_on_its_receipt(form: str) -> None:
+    async with speaking(_piper()) as (backend, _):
         found = await spoken(backend, format=form)
     codec, rate, channels, samples = _decoded(found)
     assert (codec, rate, channels) == (CODECS[form], RATES[form], 1)
@@ -84,32 +69,28 @@ async def test_recording_matches_its_format_and_the_duration_on_its_receipt(make
     assert samples / rate == pytest.approx(found.seconds, abs=PADDING_SECONDS if form in ("mp3", "aac") else 0.002)
 
 
-@both
-async def test_pcm_has_24000_samples_per_second_and_no_header(make: Make) -> None:
-    async with speaking(make()) as (backend, _):
+async def test_pcm_has_24000_samples_per_second_and_no_header() -> None:
+    async with speaking(_piper()) as (backend, _):
         found = await spoken(backend, format="pcm")
     assert found.media_type == "audio/pcm"
     assert len(found.data) / 2 / 24_000 == pytest.approx(found.seconds, abs=0.002)
 
 
-@both
-async def test_default_format_is_mp3(make: Make) -> None:
-    async with speaking(make()) as (backend, _):
+async def test_default_format_is_mp3() -> None:
+    async with speaking(_piper()) as (backend, _):
         found = await spoken(backend, "One short sentence.")
     assert found.media_type == "audio/mpeg"
     assert _decoded(found)[0] == CODECS["mp3"]
 
 
-@both
-async def test_higher_speed_shortens_the_recording(make: Make) -> None:
-    async with speaking(make()) as (backend, _):
+async def test_higher_speed_shortens_the_recording() -> None:
+    async with speaking(_piper()) as (backend, _):
         slow, usual, fast = [await spoken(backend, format="wav", speed=speed) for speed in (0.5, 1.0, 3.0)]
     assert slow.seconds > 1.3 * usual.seconds > 2 * fast.seconds > 0
 
 
-@both
-async def test_first_chunk_is_sent_before_the_last_sentence_is_spoken(make: Make) -> None:
-    async with speaking(make()) as (backend, _):
+async def test_first_chunk_is_sent_before_the_last_sentence_is_spoken() -> None:
+    async with speaking(_piper()) as (backend, _):
         body = {"input": LONG, "voice": backend.abilities.voices[0], "response_format": "mp3"}
         before: list[dict[str, Any]] = []
         async with (
@@ -122,14 +103,6 @@ async def test_first_chunk_is_sent_before_the_last_sentence_is_spoken(make: Make
                     break
     done = [event["work_progress"] for event in before if "work_progress" in event]
     assert all(each["done"] < each["total"] for each in done)
-
-
-async def test_espeak_ng_lists_the_languages_and_variants_of_its_program() -> None:
-    async with speaking(_espeak()) as (backend, facts):
-        assert {"en-gb", "de", "fr-fr"} <= set(facts.abilities.voices)
-        female = await spoken(backend, voice="en-gb+f3", format="wav")
-        male = await spoken(backend, voice="English_(Great_Britain)", format="wav")
-    assert female.data != male.data
 
 
 async def test_piper_voice_is_found_by_file_alias_and_name() -> None:

@@ -1,4 +1,4 @@
-"""What earlier releases had, and what replaces it: kinds of resources, commands and HTTP paths."""
+"""What earlier releases had, and what replaces it: kinds, commands, HTTP paths and runtimes."""
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -12,6 +12,9 @@ COMMANDS: Mapping[str, str] = MappingProxyType({"mesh profile": KINDS["profile"]
 
 PATHS: Mapping[str, str] = MappingProxyType({"/api/v1/profiles": KINDS["profile"]})
 """Replacements of HTTP paths, by their beginning."""
+
+RUNTIMES: Mapping[str, str] = MappingProxyType({"espeak_ng": "runtime: piper, after weft runtime install speech"})
+"""Replacements of runtimes."""
 
 
 def removed_kind(word: str) -> str:

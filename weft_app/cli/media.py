@@ -63,7 +63,7 @@ IMAGES = MediaOperation("image", "makes images", "diffusers (`weft runtime insta
 TRANSCRIPTIONS = MediaOperation(
     "transcription", "transcribes recordings", "faster_whisper (`weft runtime install faster_whisper`)"
 )
-SPEECH = MediaOperation("speech", "speaks", "espeak_ng (the program espeak-ng), piper (`weft runtime install speech`)")
+SPEECH = MediaOperation("speech", "speaks", "piper (`weft runtime install speech`)")
 
 
 def chosen_model(asked: str, operation: MediaOperation, home: Path) -> str:

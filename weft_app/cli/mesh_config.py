@@ -9,7 +9,7 @@ import typer
 
 from weft.kernel.errors import invalid_field
 from weft_app.cli.mesh_api import Document, connect
-from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, OutputFormat, OutputOption
+from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, OutputFormat, OutputOption, note
 from weft_app.cli.output import Column, Listing, say
 
 app = typer.Typer()
@@ -73,6 +73,8 @@ def show(
         name: Given(value, f"command line flag {flag}") for name, (flag, value) in flags.items() if value is not None
     }
     loaded = load_with_sources(config, given, environment_of(service, os.environ))
+    for message in loaded.removed:
+        note(message)
     _VALUES.print((value for value in effective_values(loaded) if effective or value.source != DEFAULT), output)
 
 

@@ -145,7 +145,11 @@ def serve_runner(
             from weft_app.compose.runner import serve_runner as run  # noqa: PLC0415 - see the module docstring
 
         http_api = _http_api(loaded, folder, environment, runner, http_port)
-        reread = _source(config, given, **layers).load
+        source = _source(config, given, **layers)
+
+        def reread() -> WeftConfig:
+            return source.load().config
+
         run_service(run(loaded, folder, listen, announce, name=runner, make_http_api=http_api, reread=reread))
 
 
@@ -219,13 +223,16 @@ def _service(
     and router. `service` is the name on the terminal and defaults to `name`.
     """
     with serving(), ExitStack() as stack:
-        loaded = _source(config, addresses, overrides, **layers).load()
+        read = _source(config, addresses, overrides, **layers).load()
+        loaded = read.config
         folder = WeftHome(home.expanduser().absolute())
         folder.create()
         leave_deleted_folder(folder.root)
         # Logs to a terminal, or to a file under the home, where users expect it.
         log_file = None if sys.stderr.isatty() else folder.log_file(name, loaded.log.max_file_bytes)
         configure_logging(name, level=loaded.log.level, file=log_file, form=form)
+        for message in read.removed:
+            log.warning("part of the configuration is ignored", why=message)
         file, announced = folder.address_file(name), list[str]()
 
         def announce(address: str) -> None:

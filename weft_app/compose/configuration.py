@@ -13,7 +13,7 @@ from weft_app.compose.demo import DEMO_MODEL, DEMO_RUNNER, configured_runners, w
 from weft_app.config.config import WeftConfig
 from weft_app.config.document import Document, value_of
 from weft_app.config.inference import with_inferred
-from weft_app.config.loader import config_files, load_document, plain_document, read_files
+from weft_app.config.loader import LoadedConfig, config_files, load_document, plain_document, read_files
 from weft_app.config.runners import ConfiguredRunner
 
 
@@ -28,6 +28,8 @@ class ReadConfiguration:
     config: WeftConfig
     runners: tuple[ConfiguredRunner, ...]
     """The configured runners, or the demo runner."""
+    removed: tuple[str, ...] = ()
+    """See LoadedConfig.removed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,20 +60,22 @@ class ConfigurationSource:
 
     def of_document(self, document: Document, files: tuple[Path, ...]) -> ReadConfiguration:
         """As `read`, with a document in place of the files."""
-        config = self._parsed(document, files[0] if files else None)
-        return ReadConfiguration(document=document, files=files, config=config, runners=configured_runners(config))
+        loaded = self._parsed(document, files[0] if files else None)
+        runners = configured_runners(loaded.config)
+        return ReadConfiguration(
+            document=document, files=files, config=loaded.config, runners=runners, removed=loaded.removed
+        )
 
-    def load(self) -> WeftConfig:
-        """Reads all sources and returns the configuration; errors name its file."""
+    def load(self) -> LoadedConfig:
+        """Reads all sources; errors name the file of the configuration."""
         files = config_files(self.path)
         return self._parsed(read_files(files), self.path or next(iter(files), None))
 
-    def _parsed(self, document: Document, path: Path | None) -> WeftConfig:
+    def _parsed(self, document: Document, path: Path | None) -> LoadedConfig:
         below = self.below if self.runners is None else _with_runners(self.runners(), self.below)
-        config = load_document(document, path, self.overrides, below).config
-        if self.runners is not None:
-            config = _without_placeholders(config)
-        return config if self.http_port is None else with_http_port(config, self.http_port)
+        loaded = load_document(document, path, self.overrides, below)
+        config = loaded.config if self.runners is None else _without_placeholders(loaded.config)
+        return replace(loaded, config=config if self.http_port is None else with_http_port(config, self.http_port))
 
     def with_values_of(
         self, read: ReadConfiguration, other: ReadConfiguration, paths: Iterable[str]

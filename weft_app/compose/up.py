@@ -152,7 +152,7 @@ class UpHost:
         """Base URLs for other machines, the likeliest one first; empty on loopback."""
         self.certificate: EdgeCertificate | None = None
         """The certificate that the edge has issued itself, once started; None: it uses none or another one."""
-        self.notices = list[str]()
+        self.notices = list(read.removed)
         """Notices for operators about stored data, once started."""
         self.grpc_address = ""
         self.grpc_port_address = ""

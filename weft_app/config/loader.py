@@ -32,6 +32,7 @@ from weft_app.config.document import (
 )
 from weft_app.config.inference import infer
 from weft_app.config.refusals import field_path, place, refusals
+from weft_app.config.removed import without_removed
 from weft_app.config.settings_tree import Setting, is_section, plain_value, settings_of
 
 
@@ -110,6 +111,8 @@ class LoadedConfig:
     config: WeftConfig
     sources: Mapping[PathSteps, str]
     """Sources by path in the tree."""
+    removed: tuple[str, ...] = ()
+    """Messages about ignored parts that were removed from weft, with their replacements."""
 
 
 def load_config(
@@ -155,11 +158,11 @@ def load_document(
     below: Callable[[Document], Document] | None = None,
 ) -> LoadedConfig:
     """As `load_with_sources`, with the document of the file at `path`."""
-    merged = merge(document, given_by(COMMAND_LINE, dict(overrides or {})))
+    merged, removed = without_removed(merge(document, given_by(COMMAND_LINE, dict(overrides or {}))))
     merged = infer(merged).document
     if below is not None:
         merged = below(merged)
-    return LoadedConfig(parse_config(merged, path), dict(sources(merged)))
+    return LoadedConfig(parse_config(merged, path), dict(sources(merged)), removed)
 
 
 def parse_config(document: Mapping[str, Any], path: Path | None = None) -> WeftConfig:

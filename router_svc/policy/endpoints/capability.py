@@ -18,7 +18,7 @@ _HOW_OFFERED = {
     Operation.TOKENIZE: f"from llama.cpp, or {_BY_SECTION}",
     Operation.IMAGE: f"from the runtimes diffusers and comfyui, or {_BY_SECTION}",
     Operation.TRANSCRIPTION: f"from the runtime faster_whisper, or {_BY_SECTION}",
-    Operation.SPEECH: f"from the runtimes espeak_ng and piper, or {_BY_SECTION}",
+    Operation.SPEECH: f"from the runtime piper, or {_BY_SECTION}",
 }
 _GATES_IN_ORDER = ("operation", "remote", "skills", "tools", "labels", "context")
 

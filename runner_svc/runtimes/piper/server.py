@@ -51,11 +51,6 @@ class PiperSpeaker:
         """See Speaker.voices."""
         return [files.voice for files in self._files.values()]
 
-    @property
-    def variants(self) -> Sequence[str]:
-        """See Speaker.variants."""
-        return ()
-
     def sample_rate(self, voice: str) -> int:
         """See Speaker.sample_rate."""
         return self.load(voice).rate

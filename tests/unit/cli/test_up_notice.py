@@ -29,13 +29,19 @@ def test_workbench_address_is_shown_if_it_is_enabled(is_enabled: bool, tmp_path:
     assert ("/ui/" in ready_text(host, home, FirstAccess())) is is_enabled
 
 
+VOICE = {"name": "voice", "runtime": "piper", "models": [{"name": "reader", "path": "/voices"}]}
+
+
 @pytest.mark.parametrize(
     ("runners", "command"),
     [
-        ([{"name": "voice", "runtime": "espeak_ng", "models": [{"name": "reader"}]}], "weft media speak "),
+        (
+            [VOICE],
+            "weft media speak ",
+        ),
         (
             [
-                {"name": "voice", "runtime": "espeak_ng", "models": [{"name": "reader"}]},
+                VOICE,
                 {"name": "far", "runtime": "openai_http", "models": [{"name": "m", "url": "http://127.0.0.1:9/v1"}]},
             ],
             "/v1/chat/completions",

@@ -110,7 +110,7 @@ async def test_given_addresses_replace_that_of_ollamas_variable(
 def test_runners_load_the_saved_discovery(tmp_path: Path) -> None:
     home = WeftHome(tmp_path)
     keep_discovered(arranged([OLLAMA], [], 16, ()), home)
-    config = ConfigurationSource(runners=partial(discovered_runners, home)).load()
+    config = ConfigurationSource(runners=partial(discovered_runners, home)).load().config
     names = [(runner.name, runner.url, runner.models) for runner in config.runners or ()]
     assert names == [("ollama", OLLAMA.url, ()), (DEMO_RUNNER, None, ())]
 

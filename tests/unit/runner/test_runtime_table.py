@@ -23,7 +23,6 @@ OWN = (
     "comfyui",
     "ctranslate2",
     "diffusers",
-    "espeak_ng",
     "exllamav3",
     "faster_whisper",
     "llama_cpp_python",
@@ -112,7 +111,7 @@ def test_package_cannot_replace_a_built_in_runtime(site: Path) -> None:
 
 
 def test_unknown_runtime_is_refused_with_the_choices() -> None:
-    names = "comfyui, ctranslate2, diffusers, espeak_ng, exllamav3, faster_whisper, llama"
+    names = "comfyui, ctranslate2, diffusers, exllamav3, faster_whisper, llama"
     with pytest.raises(FieldError, match=f"must be one of: {names}"):
         table.require_runtime("sglang")
 

@@ -29,7 +29,6 @@ class RecordedSpeaker:
     """Half a second of silence per piece of a text; it notes what was said when."""
 
     voices: Sequence[Voice] = (Voice(name="one"),)
-    variants: Sequence[str] = ()
 
     def __init__(self, note: Callable[[str], None], sample_bytes: int = RATE) -> None:
         self._note = note

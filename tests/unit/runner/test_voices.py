@@ -17,7 +17,7 @@ VOICES = (
 
 
 def _catalog(**fields: Any) -> VoiceCatalog:
-    return VoiceCatalog(**{"voices": VOICES, "variants": ("f3", "m1"), **fields})
+    return VoiceCatalog(**{"voices": VOICES, **fields})
 
 
 @pytest.mark.parametrize(
@@ -27,14 +27,13 @@ def _catalog(**fields: Any) -> VoiceCatalog:
         ("DE", "de", ""),
         ("German", "de", ""),
         ("english_(great_britain)", "en-gb", ""),
-        ("en-gb+f3", "en-gb+f3", ""),
         ("libri/p2", "libri", "p2"),
         ("libri", "libri", ""),
         ("", "en-gb", ""),
         ("speaker", "libri", "p1"),
     ],
 )
-def test_voice_is_found_by_name_speaker_or_variant(asked: str, name: str, speaker: str) -> None:
+def test_voice_is_found_by_name_or_speaker(asked: str, name: str, speaker: str) -> None:
     catalog = _catalog(aliases={"speaker": "libri/p1"}).checked()
     assert catalog.choose(asked) == ChosenVoice(name=name, speaker=speaker)
 
@@ -57,7 +56,6 @@ def test_alias_takes_precedence_over_openai_names() -> None:
         ("en-bg", "did you mean en-gb"),
         ("nosuch", "this model has no voice 'nosuch'; it has en-gb, de, libri"),
         ("libri/p9", "libri has no speaker 'p9'"),
-        ("en-gb+zz", "no variant 'zz'"),
         ("broken", "broken cannot be used: broken.onnx.json is not valid JSON"),
         ("--help", "no voice '--help'"),
         ("x" * 5000, "no voice"),
