@@ -16,6 +16,8 @@ import grpc
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.log import get_logger
 
+log = get_logger("weft.tls")
+
 MAX_FILE_BYTES = 1024 * 1024
 """Size limit of a PEM file, five times the size of the root certificates of browsers."""
 
@@ -52,11 +54,12 @@ class TlsMaterial:
     roots: bytes = b""
 
 
-def read_material(files: TlsFiles) -> TlsMaterial:
+def read_material(files: TlsFiles, *, at_start: bool = False) -> TlsMaterial:
     """Reads and checks all files. Raises INVALID_ARGUMENT naming the invalid setting.
 
     Rejects a certificate without its key and vice versa, a key that is readable by others or writable by its group,
-    content that is not PEM, a key that does not match, and a certificate that is not valid now.
+    content that is not PEM, a key that does not match, and a certificate that is not valid now. `at_start`: an expired
+    one, or one that is not valid yet, is used with a warning, as by a process that has run since it was valid.
     """
     if (files.certificate_file is None) != (files.key_file is None):
         missing = "key_file" if files.key_file is None else "certificate_file"
@@ -68,7 +71,10 @@ def read_material(files: TlsFiles) -> TlsMaterial:
     certificate = _read(files, "certificate_file", files.certificate_file)
     key = _read(files, "key_file", files.key_file)
     _require_pair(files, files.certificate_file, files.key_file)
-    _require_valid_now(files, certificate)
+    if (fault := _validity_fault(certificate)) and not at_start:
+        raise invalid_field(files.field("certificate_file"), fault)
+    if fault:
+        log.warning("a certificate that is not valid now is used", setting=files.field("certificate_file"), why=fault)
     return TlsMaterial(certificate=certificate, key=key, roots=roots)
 
 
@@ -117,23 +123,34 @@ def _require_pair(files: TlsFiles, certificate_file: Path, key_file: Path) -> No
         raise _unreadable(files, "certificate_file", error) from error
 
 
-def _require_valid_now(files: TlsFiles, certificate: bytes) -> None:
+def _validity(certificate: bytes) -> tuple[datetime, datetime] | None:
     from cryptography import x509  # noqa: PLC0415 - 6 MB that only a process with a certificate needs
 
     # Ignore certificates that `cryptography` cannot parse: only the dates matter here.
     with suppress(ValueError):
-        found, now = x509.load_pem_x509_certificate(certificate), datetime.now(UTC)
-        if now > found.not_valid_after_utc:
-            raise invalid_field(files.field("certificate_file"), "certificate has expired")
-        if now < found.not_valid_before_utc:
-            raise invalid_field(files.field("certificate_file"), "certificate is not valid yet")
+        found = x509.load_pem_x509_certificate(certificate)
+        return found.not_valid_before_utc, found.not_valid_after_utc
+    return None
+
+
+def valid_until(certificate: bytes) -> datetime | None:
+    """Returns the end of a PEM chain's first certificate; None: it cannot be read."""
+    validity = _validity(certificate)
+    return None if validity is None else validity[1]
+
+
+def _validity_fault(certificate: bytes) -> str:
+    """Returns why a certificate is not valid now; empty if it is."""
+    begin, end = _validity(certificate) or (datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC))
+    now = datetime.now(UTC)
+    if now > end:
+        return "certificate has expired"
+    return "certificate is not valid yet" if now < begin else ""
 
 
 def _unreadable(files: TlsFiles, name: str, error: OSError) -> FieldError:
     return invalid_field(files.field(name), f"cannot be read: {error.strerror}")
 
-
-log = get_logger("weft.tls")
 
 _Stamp = tuple[tuple[int, int, int], ...]
 """Inode, size and modification time of each file."""
@@ -160,7 +177,7 @@ class TlsSource:
         self._lock = threading.Lock()
         self._looked = monotonic()
         self._stamp = _stamp(files)
-        self._material = read_material(files)
+        self._material = read_material(files, at_start=True)
         self._version = 1
         self._refused: _Stamp = ()
         """The last files that could not be used."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from weft.kernel.units import size_words
 from weft_app.cli.grpc_calls import MESH, RUNNER_PREFIX, call, health_of
 from weft_app.cli.mesh_api import Document, connect
 from weft_app.cli.records import ROUTERS
+from weft_app.compose.certificate_expiry import WARN_BEFORE_DAYS, CertificateExpiry, expiry_words
 from weft_app.compose.home import WeftHome
 from weft_app.config.config import DEFAULT_PORT, WeftConfig
 
@@ -118,6 +120,17 @@ def memory_finding() -> Finding:
     if memory.available_bytes < MIN_AVAILABLE_BYTES:
         return warning("memory", detail, "close other programs, or serve a smaller model")
     return ok("memory", detail)
+
+
+def certificate_findings(config: WeftConfig) -> Iterator[Finding]:
+    """Yields how long each configured certificate is valid."""
+    now = datetime.now(UTC)
+    for setting, end in CertificateExpiry(config).ends():
+        detail = f"{setting} {expiry_words(end, now)}"
+        if (end - now).days < WARN_BEFORE_DAYS:
+            yield warning("certificate", detail, "replace the file: a running mesh takes the new one")
+        else:
+            yield ok("certificate", detail)
 
 
 def accelerator_findings(

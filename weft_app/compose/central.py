@@ -28,6 +28,7 @@ from weft.kernel.rpc import open_channel
 from weft.kernel.service import Service
 from weft.kernel.stream_follower import StreamFollower
 from weft.kernel.timestamps import seconds_of
+from weft_app.compose.certificate_expiry import CertificateExpiry
 from weft_app.compose.home import CENTRAL_SOCKET, WeftHome
 from weft_app.compose.metrics import metrics_services, runner_page
 from weft_app.compose.process_service import ProcessService
@@ -160,7 +161,7 @@ async def serve_central(config: WeftConfig, home: WeftHome, listen: str | None, 
     )
     async with open_channel(registry, security) as channel:
         follower = CentralModelsFollower(runner, channel, SystemClock(), config.drain_seconds)
-        monitor = HealthMonitor(runner.health_checks, SystemClock())
+        monitor = HealthMonitor([*runner.health_checks, *CertificateExpiry(config).health_checks()], SystemClock())
         page = None if config.metrics.listen is None else runner_page(config, runner, CENTRAL_RUNNER)
         figures = metrics_services(config, page, "runner", monitor)
         companions: list[Service] = [follower, *key_followers(keys, registry, security), *figures]

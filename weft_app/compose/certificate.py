@@ -51,7 +51,7 @@ def fingerprint_of_pem(chain: bytes) -> str:
 def certificate_from_files(certificate_file: Path, key_file: Path) -> ServerCertificate:
     """Returns the operator's certificate of the relay. Raises INVALID_ARGUMENT naming the invalid file."""
     files = TlsFiles(certificate_file=certificate_file, key_file=key_file, section="relay")
-    read = read_material(files)
+    read = read_material(files, at_start=True)
     return ServerCertificate(chain=read.certificate, key=read.key, is_self_signed=False, files=files)
 
 

@@ -50,6 +50,7 @@ from weft.kernel.log import get_logger
 from weft.kernel.memory_tuning import settle_memory
 from weft.kernel.rpc import ChannelPool, open_channel
 from weft.kernel.tracing import ServiceName
+from weft_app.compose.certificate_expiry import CertificateExpiry
 from weft_app.compose.edge_certificate import with_edge_certificate
 from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.home import WeftHome
@@ -250,7 +251,7 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
     stop = stop_requested()
     remote, page = RemoteMesh(config, home), metrics_page(config)
     page.add_spans(remote.tracing)
-    checks = [router_check(remote.routers), fleet_check(remote.fleet)]
+    checks = [router_check(remote.routers), fleet_check(remote.fleet), *CertificateExpiry(config).health_checks()]
     monitor = HealthMonitor(checks, remote.clock)
     figures = metrics_services(config, page, "gateway", monitor)
     edge = gateway_config(with_edge_certificate(config, home))

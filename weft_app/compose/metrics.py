@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from weft.kernel.clock import SystemClock
 from weft.kernel.health import HealthSource
 from weft.kernel.service import Service
+from weft_app.compose.certificate_expiry import CertificateExpiry
 from weft_app.config.config import WeftConfig
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ def metrics_page(config: WeftConfig) -> "MetricsPage":
     from weft.kernel.metrics import MetricsPage  # noqa: PLC0415
 
     page = MetricsPage(config.metrics)
+    CertificateExpiry(config).add_metrics(page)
     ProcessCollector(registry=page.registry)
     return page
 

@@ -8,6 +8,7 @@ from weft.kernel.clock import SystemClock
 from weft.kernel.health_monitor import HealthMonitor
 from weft.kernel.rpc import open_channel
 from weft.sql.ownership import OwnershipGuard
+from weft_app.compose.certificate_expiry import CertificateExpiry
 from weft_app.compose.home import WeftHome, keep_address
 from weft_app.compose.metrics import metrics_services, page_if_served
 from weft_app.compose.process_service import ProcessService
@@ -31,7 +32,7 @@ async def serve_registry(config: WeftConfig, home: WeftHome, listen: str | None,
     guard.use(paired)
     if keys is not None:
         keys.use(lambda: service.key_ring)
-    monitor = HealthMonitor(paired.health_checks(), SystemClock())
+    monitor = HealthMonitor([*paired.health_checks(), *CertificateExpiry(config).health_checks()], SystemClock())
     paired.on_takeover(monitor.check)
     # A standby does not answer calls: commands of this home use the owner's address.
     paired.on_owner(lambda owner: keep_address(home.owner_file("registry"), owner or None))

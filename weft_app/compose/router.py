@@ -9,6 +9,7 @@ from router_svc.announcement import RouterAnnouncement
 from weft.kernel.clock import SystemClock
 from weft.kernel.health_monitor import HealthMonitor
 from weft.kernel.rpc import open_channel
+from weft_app.compose.certificate_expiry import CertificateExpiry
 from weft_app.compose.home import WeftHome, keep_address
 from weft_app.compose.join_listeners import join_listeners
 from weft_app.compose.metrics import metrics_services, page_if_served
@@ -66,7 +67,8 @@ async def serve_router(
         shares_database=database.is_shared,
     )
     listeners = join_listeners(config, home, service)
-    monitor = HealthMonitor([*service.health_checks(), *paired.health_checks()], clock)
+    checks = [*service.health_checks(), *paired.health_checks(), *CertificateExpiry(config).health_checks()]
+    monitor = HealthMonitor(checks, clock)
 
     async def note_takeover() -> None:
         await monitor.check()

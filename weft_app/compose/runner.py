@@ -30,6 +30,7 @@ from weft.kernel.rpc import open_channel
 from weft.kernel.service import Service
 from weft_app.compose.accelerators import host_observer
 from weft_app.compose.added_models import SectionAdder
+from weft_app.compose.certificate_expiry import CertificateExpiry
 from weft_app.compose.configuration_service import ConfigurationService
 from weft_app.compose.demo import configured_runners
 from weft_app.compose.followed_servers import attached_server, configured_servers
@@ -231,7 +232,7 @@ async def serve_runner(
     if reread is not None:
         reloads = RunnerReload(service, section, build, lambda: pick_runner(configured_runners(reread()), section.name))
         companions.append(ConfigurationService(reloads.reload))
-    monitor = HealthMonitor(service.health_checks, SystemClock())
+    monitor = HealthMonitor([*service.health_checks, *CertificateExpiry(config).health_checks()], SystemClock())
     process = f"runner/{section.name}"
     companions.append(ProcessService(process, monitor, lambda: open_channel(registry, built.security)))
     page = None

@@ -128,7 +128,7 @@ SERVICE_KEY_VARIABLE = "WEFT_SERVICE_KEY"
 def channel_security(config: WeftConfig) -> ChannelSecurity:
     """Returns this process's credentials and trust as a client. Raises INVALID_ARGUMENT naming an invalid file."""
     files = config.tls.files
-    read_material(files)
+    read_material(files, at_start=True)
     return ChannelSecurity(files=files, api_key=os.environ.get(SERVICE_KEY_VARIABLE, "").strip())
 
 

@@ -40,6 +40,7 @@ from weft.kernel.rpc import ChannelPool, open_channel
 from weft.kernel.service import Service, start_task, stop_tasks
 from weft.kernel.tracing import NO_TRACING, ServiceName, Tracing
 from weft_app.compose.announcer import AnnouncementState, Announcer, announcer_of
+from weft_app.compose.certificate_expiry import CertificateExpiry
 from weft_app.compose.configuration import ConfigurationSource, ReadConfiguration, write_snapshot
 from weft_app.compose.configuration_service import ConfigurationService
 from weft_app.compose.demo import DEMO_NOT_PULLED, is_demo_source
@@ -142,6 +143,7 @@ class UpHost:
         self._is_up = False
         self.configuration = ConfigurationService(self._reload)
         self._page = metrics_page(self._config)
+        self._expiry = CertificateExpiry(self._config)
         self._on_ready: list[Callable[[], None]] = []
         """Called once every configured model has loaded or failed."""
         self._started_at = ""
@@ -298,6 +300,7 @@ class UpHost:
             *(replace(check, is_essential=False) for check in registry.health_checks()),
             *router.health_checks(),
             *leading.health_checks(),
+            *self._expiry.health_checks(),
         ):
             self._monitor.add(check)
         process = ProcessService(
@@ -315,6 +318,7 @@ class UpHost:
         self.relay = None if listeners.relay is None else listeners.relay.endpoint
         self.publishers_url = "" if listeners.publishers is None else listeners.publishers.url
         self.notices += registry.removed
+        self.notices += self._expiry.warnings(datetime.now(UTC))
         if database.notice:
             self.notices.append(f"{database.notice}; {database.remedy}")
         return router, stores

@@ -76,6 +76,19 @@ def test_certificate_outside_its_validity_period_is_refused(
     assert refusal(files) == ("tls.certificate_file", why)
 
 
+def test_start_uses_an_expired_certificate_and_a_running_process_takes_no_new_one(
+    ca: Authority, tmp_path: Path
+) -> None:
+    expired = ca.issue_expired("host")
+    source = TlsSource(expired.write(tmp_path))
+    assert source.current()[1].certificate == expired.certificate
+    valid = ca.issue("host")
+    valid.write(tmp_path)
+    assert source.current()[1].certificate == valid.certificate
+    ca.issue_expired("host").write(tmp_path)
+    assert source.current()[1].certificate == valid.certificate
+
+
 def test_certificate_without_its_key_or_a_key_without_its_certificate_is_refused(ca: Authority, tmp_path: Path) -> None:
     files = ca.issue("host").write(tmp_path)
     assert refusal(TlsFiles(certificate_file=files.certificate_file))[0] == "tls.key_file"
