@@ -1,7 +1,11 @@
-// The state of the mesh, live: one stream of /api/v1/watch for all that the shown page looks at.
+// The state of the mesh, live: one stream of /api/v1/watch for all that the pages of this caller in this browser look at.
 import { signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { ApiError, events } from "./api.js";
+import { Share } from "./live_share.js";
+import { isPresent } from "./presence.js";
+import { caller } from "./session.js";
+import { VERSION } from "./version.js";
 
 /**
  * Documents of one kind by name; another object, with other `items`, after each change, at most once per frame.
@@ -23,12 +27,16 @@ const MAX_EVENTS = 1000;
 const collections = new Map();
 /** How many shown components look at each kind. @type {Map<string, number>} */
 const wanted = new Map();
-/** Kinds that the gateway refused; they are asked again after it was away. @type {Set<string>} */
-const refusedKinds = new Set();
-/** The kinds of the stream that is open. */
+/** Why the gateway refused kinds; they are asked for again after it was away. @type {Map<string, string>} */
+const refusals = new Map();
+/** The kinds that this tab looks at. */
 let openKinds = "";
-/** @type {AbortController | null} */
+/** @type {Share | null} */
+let share = null;
+/** The stream of this tab; null where another one reads it. @type {Stream | null} */
 let stream = null;
+/** Whether this tab was hidden since its stream was live. */
+let wasAbsent = false;
 let isScheduled = false;
 
 /** The live documents of one kind. @param {string} kind */
@@ -54,84 +62,159 @@ export function useLive(...kinds) {
 /** Forgets what another caller was shown, and opens the stream again. */
 export function restart() {
   for (const each of collections.values()) each.value = { items: new Map(), isComplete: false, problem: "" };
+  share?.want([]);
+  share = null;
   openKinds = "";
-  refusedKinds.clear();
+  refusals.clear();
   schedule();
 }
 
-/** Opens the stream for what is wanted now; once for all components of a page. */
+/** Looks at what is wanted now; once for all components of a page. */
 function schedule() {
   if (isScheduled) return;
   isScheduled = true;
   setTimeout(() => {
     isScheduled = false;
-    const kinds = [...wanted].filter(([kind, count]) => count > 0 && !refusedKinds.has(kind)).map(([kind]) => kind);
-    const names = kinds.sort().join(",");
-    if (names === openKinds) return;
-    openKinds = names;
-    stream?.abort();
-    stream = null;
-    // Who goes to another page while the mesh is away still has to learn what changed meanwhile.
-    if (!names) connection.value = "";
-    else if (connection.value !== "away") connection.value = "connecting";
-    if (names) void follow(kinds, (stream = new AbortController()).signal);
+    look();
   }, 20);
 }
 
-/** Reads the stream until it is aborted; begins again after every end. @param {string[]} kinds @param {AbortSignal} signal */
-async function follow(kinds, signal) {
-  let asked = kinds;
+function look() {
+  const kinds = isPresent.value ? [...wanted].filter(([, count]) => count > 0).map(([kind]) => kind).sort() : [];
+  if (kinds.join(",") === openKinds) return;
+  openKinds = kinds.join(",");
+  // Who goes to another page while the mesh is away still has to learn what changed meanwhile.
+  if (!kinds.length && isPresent.value) connection.value = "";
+  else if (connection.value !== "away") connection.value = "connecting";
+  wasAbsent ||= !isPresent.value;
+  const { name = "", tenant = "" } = caller.value ?? {};
+  share ??= new Share(JSON.stringify([name, tenant, VERSION]), { lead, rest, news, take });
+  share.want(kinds);
+  // Another tab, or this one, may have it already.
+  if (share.isLeading && stream?.isLive) tellState("live");
+}
+
+// Immediately: a page that is left runs no timer.
+isPresent.subscribe((is) => (is ? schedule() : look()));
+
+/** Reads a stream of kinds, in the place of the one before. @param {string[]} kinds */
+function lead(kinds) {
+  rest();
+  void follow(kinds, (stream = new Stream()));
+}
+
+function rest() {
+  stream?.abort.abort();
+  stream = null;
+}
+
+/** What this tab has of kinds, for another one. @param {string[]} kinds @returns {import("./live_share.js").News} */
+function news(kinds) {
+  const found = kinds.flatMap((kind) => {
+    const problem = refusals.get(kind) ?? updates.problems.get(kind);
+    return [
+      ...[...(updates.maps.get(kind) ?? [])].map(([name, object]) => ({ kind, change: "put", name, object })),
+      ...(updates.synced.has(kind) ? [{ kind, change: "synced" }] : []),
+      ...(problem ? [{ kind, change: "unavailable", message: problem }] : []),
+    ];
+  });
+  return { updates: found, state: connection.value, because: awayBecause.value };
+}
+
+/** Takes what the leading tab tells. @param {import("./live_share.js").News} news */
+function take({ isNew, updates: changes = [], state, because = "" }) {
+  if (isNew) begin(openKinds.split(","));
+  for (const change of changes) updates.take(change);
+  if (state) setState(state, because);
+}
+
+/** Begins with a new snapshot. @param {string[]} kinds */
+function begin(kinds) {
+  updates.end();
+  updates = new Updates(kinds);
+}
+
+/** @param {string} state @param {string} because */
+function setState(state, because = "") {
+  if (because) awayBecause.value = because;
+  if (state === "live") {
+    if (connection.value === "away" || wasAbsent) comebacks.value += 1;
+    wasAbsent = false;
+  }
+  connection.value = state;
+}
+
+/** @param {string} state @param {string} because */
+function tellState(state, because = "") {
+  if (connection.value === state && !because) return;
+  setState(state, because);
+  share?.tell({ state, because });
+}
+
+class Stream {
+  abort = new AbortController();
+  isLive = false;
+}
+
+/** Reads a stream for all tabs until it is aborted; begins again after every end. @param {string[]} kinds @param {Stream} own */
+async function follow(kinds, own) {
+  const { signal } = own.abort;
+  let isAgain = false;
   for (let failures = 0; !signal.aborted; failures += 1) {
-    const updates = new Updates(asked);
+    const asked = kinds.filter((kind) => !refusals.has(kind));
+    if (!asked.length) return tellState("");
+    if (!isAgain) {
+      begin(kinds);
+      share?.tell({ isNew: true, state: connection.value });
+    }
+    isAgain = false;
+    let because = "the stream ended";
     try {
-      for await (const { data, comment } of events("GET", "/api/v1/watch", { query: { kinds: asked.join(","), ...queryOf(asked) }, signal })) {
+      for await (const { data } of events("GET", "/api/v1/watch", { query: { kinds: asked.join(","), ...queryOf(asked) }, signal })) {
         failures = 0;
-        if (connection.value !== "live") opened();
-        if (data) updates.take(JSON.parse(data));
-        else if (comment) continue;
+        own.isLive = true;
+        tellState("live");
+        if (data) give(JSON.parse(data));
       }
-      awayBecause.value = "the stream ended";
     } catch (error) {
       if (signal.aborted) return;
       const failure = error instanceof ApiError ? error : new ApiError(0, { message: String(error) });
-      awayBecause.value = failure.message;
-      const without = withoutRefused(asked, failure);
-      if (without) {
-        asked = without;
+      because = failure.message;
+      isAgain = isRefused(asked, failure);
+      if (isAgain) {
         failures = -1;
-        if (asked.length) continue;
-        connection.value = "";
-        return;
+        continue;
       }
-    } finally {
-      updates.stop();
-      // What came just before the end is shown too.
-      if (!signal.aborted) updates.show();
     }
-    connection.value = "away";
-    refusedKinds.clear();
-    asked = kinds;
+    own.isLive = false;
+    if (signal.aborted) return;
+    // What came just before the end is shown too.
+    updates.end();
+    tellState("away", because);
+    refusals.clear();
     await new Promise((resolve) => setTimeout(resolve, RETRY_MILLISECONDS[Math.min(failures, RETRY_MILLISECONDS.length - 1)]));
   }
 }
 
-/** Requests of all tenants, if the caller may name them; tasks only of its tenant. @param {string[]} kinds @returns {Record<string, string>} */
-const queryOf = (kinds) => (kinds.includes("request") && !kinds.includes("task") ? { allTenants: "true" } : {});
-
-function opened() {
-  if (connection.value === "away") comebacks.value += 1;
-  connection.value = "live";
+/** @param {import("./live_share.js").Update & {error?: any}} update */
+function give(update) {
+  if (update.error) throw new ApiError(0, update.error);
+  updates.take(update);
+  share?.give(update);
 }
 
-/** The kinds without the one that the gateway refuses, which is not known to it or not for this key; that one has the refusal
- * as its problem, and the others are followed all the same. Null: it is another failure.
- * @param {string[]} kinds @param {ApiError} failure */
-function withoutRefused(kinds, failure) {
+/** Requests of all tenants, if the caller may name them. @param {string[]} kinds @returns {Record<string, string>} */
+const queryOf = (kinds) => (kinds.includes("request") ? { allTenants: "true" } : {});
+
+/** Whether the gateway refuses one of the kinds, which is not known to it or not for this key; that one has the refusal as its problem,
+ * and the others are followed all the same. @param {string[]} kinds @param {ApiError} failure */
+function isRefused(kinds, failure) {
   const refused = kinds[Number(/^kinds\[(\d+)\]$/.exec(failure.param)?.[1] ?? -1)];
-  if (refused === undefined) return null;
-  refusedKinds.add(refused);
-  collection(refused).value = { ...collection(refused).value, problem: failure.message.replace(`${failure.param}: `, "") };
-  return kinds.filter((kind) => kind !== refused);
+  if (refused === undefined) return false;
+  const message = failure.message.replace(`${failure.param}: `, "");
+  refusals.set(refused, message);
+  give({ kind: refused, change: "unavailable", message });
+  return true;
 }
 
 /** Changes that a stream brought, shown once per frame: a snapshot has thousands of them. */
@@ -149,9 +232,8 @@ class Updates {
     this.frame = 0;
   }
 
-  /** @param {{kind: string, change: string, name?: string, object?: any, message?: string, error?: any}} update */
-  take({ kind, change, name = "", object, message = "", error }) {
-    if (error) throw new ApiError(0, error);
+  /** @param {import("./live_share.js").Update} update */
+  take({ kind, change, name = "", object, message = "" }) {
     const map = this.maps.get(kind);
     if (!map) return;
     if (change === "put") {
@@ -182,8 +264,12 @@ class Updates {
     this.changed.clear();
   }
 
-  stop() {
+  /** Shows the last changes. */
+  end() {
     cancelAnimationFrame(this.frame);
     clearTimeout(this.frame);
+    this.show();
   }
 }
+
+let updates = new Updates([]);

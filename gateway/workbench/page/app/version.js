@@ -2,7 +2,7 @@
 import { signal } from "@preact/signals";
 
 /** The digest of all files of the page, which is in the path of each. */
-const VERSION = /\/ui\/([0-9a-f]+)\//.exec(import.meta.url)?.[1] ?? "";
+export const VERSION = /\/ui\/([0-9a-f]+)\//.exec(import.meta.url)?.[1] ?? "";
 
 export const isOutdated = signal(false);
 

@@ -1,5 +1,6 @@
 // An answer from its request to its receipt: as a task where that is possible, else as a stream that ends with the page.
 import { ApiError, get, segment } from "../api.js";
+import { whilePresent } from "../presence.js";
 import { touch } from "./chat_conversation.js";
 import { show, stream } from "./chat_stream.js";
 import { cancel, canBeDurable, follow, submit } from "./chat_task.js";
@@ -30,6 +31,8 @@ export async function ask(answer, body, about, signal, accepted) {
   } catch (error) {
     // A task continues without a key that may follow it.
     if (answer.taskId && error instanceof ApiError && error.status === 401) return;
+    // A page that is left ends its streams: it is said of the answer when somebody opens it again.
+    if (!answer.taskId) await whilePresent(async () => {}, signal);
     answer.state = signal.aborted && !answer.taskId ? "stopped" : "failed";
     if (answer.state === "failed") answer.error = errorOf(error);
   } finally {

@@ -1,5 +1,6 @@
 // A durable answer: a task of the mesh, followed by its id from any browser until it has ended.
 import { ApiError, events, get, post, remove, segment } from "../api.js";
+import { isPresent, whilePresent } from "../presence.js";
 import { can } from "../session.js";
 import { isRunning, prefixParts, touch } from "./chat_conversation.js";
 import { leadsToAgent, models, refreshModels } from "./chat_models.js";
@@ -11,6 +12,11 @@ import { append, facts, show, takeCall, takeTool, waitSeconds } from "./chat_str
 const PATH = "/api/v1/inference-tasks";
 const RETRY_MILLISECONDS = [250, 500, 1000, 2000];
 const POSITION_MILLISECONDS = 1000;
+/** How often an answer without a stream is asked for. */
+const POLL_MILLISECONDS = 1000;
+/** Streams of answers that all tabs of a browser have at a time: of its six connections to a host one is for the state of the mesh, and
+ * one stays free. */
+const STREAMS = 4;
 const SUBMIT_TRIES = 3;
 const SUBMIT_MILLISECONDS = 1000;
 /** Refusals of a task after which a request that is not durable may still be answered. */
@@ -76,23 +82,16 @@ export async function follow(answer, changed) {
   const timer = setInterval(() => void showPosition(answer, changed), POSITION_MILLISECONDS);
   try {
     for (let failures = 0; ; failures += 1) {
-      // Up to where this connection repeats what came before it.
-      let repeated = Infinity;
+      let answers = false;
+      const read = () => {
+        failures = 0;
+        status = AWAY;
+        changed();
+      };
       try {
-        for await (const { event, data } of events("GET", `${path}/events`, { query: { after: answer.lastEvent || undefined } })) {
-          if (!data) continue;
-          failures = 0;
-          status = AWAY;
-          const body = JSON.parse(data);
-          if (event === "output") takeOutput(answer, body, body.last_event > repeated);
-          else if (event === "task") {
-            repeated = Math.min(repeated, body.last_event);
-            takeTask(answer, body);
-          }
-          else throw new ApiError(0, body.error ?? {});
-          changed();
-          if (!isRunning(answer)) return;
-        }
+        // A hidden tab waits for the end, which sends the next message.
+        if (isPresent.value || ENDED.includes((await get(path)).state)) answers = await inTurn((isBrief) => readEvents(answer, `${path}/events`, isBrief, read));
+        else answers = true;
       } catch (error) {
         if (error instanceof ApiError && error.status && error.status < 500) {
           // As many as may follow tasks do.
@@ -100,13 +99,46 @@ export async function follow(answer, changed) {
           status = error.message;
         }
       }
-      show(answer, status);
+      if (!isRunning(answer)) return;
+      if (!answers) show(answer, status);
       changed();
-      await pause(RETRY_MILLISECONDS[Math.min(failures, RETRY_MILLISECONDS.length - 1)]);
+      await pause(answers ? POLL_MILLISECONDS : RETRY_MILLISECONDS[Math.min(failures, RETRY_MILLISECONDS.length - 1)]);
     }
   } finally {
     clearInterval(timer);
   }
+}
+
+/** Does something with one of the streams of answers, or without one where all are taken. @template T
+ * @param {(isBrief: boolean) => Promise<T>} work @returns {Promise<T>} */
+async function inTurn(work) {
+  for (let number = 0; navigator.locks && number < STREAMS; number += 1) {
+    const done = await navigator.locks.request(`weft.answer ${number}`, { ifAvailable: true }, async (lock) => lock && { value: await work(false) });
+    if (done) return done.value;
+  }
+  return work(Boolean(navigator.locks));
+}
+
+/** Reads the events of an answer to its end; false: they ended before. A tab that is not in sight any more stops.
+ * @param {Answer} answer @param {string} path @param {boolean} isBrief only what is there already @param {() => void} changed */
+async function readEvents(answer, path, isBrief, changed) {
+  // Up to where this connection repeats what came before it.
+  let repeated = Infinity;
+  const read = async (/** @type {AbortSignal | undefined} */ signal) => {
+    for await (const { event, data } of events("GET", path, { query: { after: answer.lastEvent || undefined }, signal })) {
+      if (!data) continue;
+      const body = JSON.parse(data);
+      if (event === "output") takeOutput(answer, body, body.last_event > repeated);
+      else if (event === "task") {
+        repeated = Math.min(repeated, body.last_event);
+        takeTask(answer, body);
+      } else throw new ApiError(0, body.error ?? {});
+      changed();
+      if (!isRunning(answer) || (isBrief && answer.lastEvent >= repeated)) return true;
+    }
+    return false;
+  };
+  return isPresent.value ? ((await whilePresent(read)) ?? true) : read(undefined);
 }
 
 /** @param {Answer} answer @param {any} task */
@@ -204,7 +236,7 @@ function valueOf(value = {}) {
 /** Shows the place in the queue or the progress of the load that a pending answer waits for.
  * @param {Answer} answer @param {() => void} changed */
 async function showPosition(answer, changed) {
-  if (answer.state !== "waiting" || answer.status === AWAY) return;
+  if (!isPresent.value || answer.state !== "waiting" || answer.status === AWAY) return;
   try {
     const { queued, loading } = await get(`/v1/requests/${segment(answer.taskId)}`);
     if (answer.state !== "waiting" || answer.status === AWAY || !(queued ?? loading)) return;

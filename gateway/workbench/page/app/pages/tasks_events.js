@@ -1,6 +1,7 @@
 // The events of one task, as they come: its changes, its answer so far, and the journal of both.
 import { useEffect, useState } from "../parts/html.js";
 import { ApiError, events } from "../api.js";
+import { whilePresent } from "../presence.js";
 
 /** States after which nothing comes. */
 export const ENDED = new Set(["completed", "failed", "cancelled"]);
@@ -29,25 +30,28 @@ export function useTaskEvents(path) {
   return news;
 }
 
-/** @param {string} path @param {AbortSignal} signal @param {(news: TaskNews) => void} show */
-async function follow(path, signal, show) {
+/** @param {string} path @param {AbortSignal} whole @param {(news: TaskNews) => void} show */
+async function follow(path, whole, show) {
   const reader = new Reader();
   let frame = 0;
   const soon = () => {
     // A long answer has thousands of events.
-    if (!frame) frame = setTimeout(() => ((frame = 0), signal.aborted || show(reader.news())), 50);
+    if (!frame) frame = setTimeout(() => ((frame = 0), whole.aborted || show(reader.news())), 50);
   };
-  while (!signal.aborted && !reader.isAtEnd) {
+  const read = async (/** @type {AbortSignal} */ signal) => {
+    const query = reader.last ? { after: reader.last } : {};
+    for await (const { event, data } of events("GET", `${path}/events`, { query, signal })) {
+      if (data) reader.take(event, JSON.parse(data));
+      soon();
+    }
+  };
+  while (!whole.aborted && !reader.isAtEnd) {
     try {
-      const query = reader.last ? { after: reader.last } : {};
-      for await (const { event, data } of events("GET", `${path}/events`, { query, signal })) {
-        if (data) reader.take(event, JSON.parse(data));
-        soon();
-      }
+      await whilePresent(read, whole);
       reader.error = null;
       reader.isAtEnd ||= ENDED.has(reader.task?.state);
     } catch (error) {
-      if (signal.aborted) return;
+      if (whole.aborted) return;
       reader.error = error;
       if (error instanceof ApiError && error.status >= 400 && error.status < 500) reader.isAtEnd = true;
     }

@@ -1,5 +1,6 @@
 // What an engine prints, as it comes: the last lines, then each new one.
 import { ApiError, events, segment } from "../api.js";
+import { whilePresent } from "../presence.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
 import { ErrorNote } from "./widgets.js";
 import { EndFollower } from "./end_follower.js";
@@ -30,9 +31,9 @@ function useLog(model) {
         setLog({ lines: [...lines], error: null, isOpen: true });
       }, DRAW_MILLISECONDS);
     };
-    const follow = async () => {
+    const follow = async (/** @type {AbortSignal} */ signal) => {
       lines = [];
-      for await (const { data } of events("GET", `/v1/admin/models/${segment(model)}/logs`, { query: { follow: 1, lines: FIRST_LINES }, signal: abort.signal })) {
+      for await (const { data } of events("GET", `/v1/admin/models/${segment(model)}/logs`, { query: { follow: 1, lines: FIRST_LINES }, signal })) {
         if (data) {
           const batch = JSON.parse(data);
           if (batch.error) throw new ApiError(0, batch.error);
@@ -44,7 +45,7 @@ function useLog(model) {
     };
     const run = async () => {
       while (!abort.signal.aborted) {
-        await follow().catch((error) => abort.signal.aborted || setLog((before) => ({ ...before, error, isOpen: false })));
+        await whilePresent(follow, abort.signal).catch((error) => abort.signal.aborted || setLog((before) => ({ ...before, error, isOpen: false })));
         await new Promise((resolve) => setTimeout(resolve, RETRY_MILLISECONDS));
       }
     };
