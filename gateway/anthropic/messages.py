@@ -8,6 +8,13 @@ from starlette.responses import Response
 
 from gateway.answers.answer_builder import MAX_NOTICES, new_identity
 from gateway.answers.generation import Work, streamed, unary
+from gateway.answers.server_tools import (
+    MAX_QUERY_CHARS,
+    ServerTool,
+    failed,
+    failing_tool,
+    is_run_by_server,
+)
 from gateway.answers.sse import receipt_facts
 from gateway.answers.unary import JsonAnswer, UnaryAnswer, cut_off_seconds
 from gateway.anthropic.schema import (
@@ -19,6 +26,7 @@ from gateway.anthropic.schema import (
     MessageParam,
     MessagesRequest,
     OtherBlock,
+    OtherTool,
     RedactedThinkingBlock,
     ResultBlock,
     Source,
@@ -32,7 +40,7 @@ from gateway.anthropic.schema import (
     ToolUseBlock,
     UrlSource,
 )
-from gateway.anthropic.stream import MessagesAnswer, MessagesStream
+from gateway.anthropic.stream import MessagesAnswer, MessagesStream, failed_call
 from gateway.config import RequestLimits
 from gateway.deps import Inference
 from gateway.errors import DetailedError
@@ -66,6 +74,13 @@ async def create_message(
     wanted = to_payload(params, deps.config.limits, media)
     work = Work(deps, scope, context, wanted.payload, wanted.warnings, media)
     identity = new_identity(deps.clock, "msg", params.model)
+    if wanted.failing is not None:
+        blocks = failed_call(wanted.failing)
+        refusal = "" if blocks else wanted.failing.words
+        work = Work(deps, scope, context, wanted.payload, layers=(failed(deps.fleet.view, refusal, wanted.warnings),))
+        if params.stream:
+            return streamed(work, MessagesStream(identity, blocks=blocks))
+        return unary(work, MessagesAnswer(identity, blocks))
     if not params.stream:
         return unary(work, MessagesAnswer(identity))
     return streamed(work, MessagesStream(identity, estimated_prompt_tokens(wanted.payload)))
@@ -96,7 +111,13 @@ _SCHEMA_NAME = "output"
 # The engine parameter that limits thinking. Engines without it report a warning.
 _BUDGET = "thinking_budget_tokens"
 # Requests for these services get a warning that they are not available.
-_NOT_OFFERED = ("compaction", "container", "fallbacks", "inference_geo", "mcp_servers")
+_NOT_OFFERED = ("compaction", "container", "context_management", "fallbacks", "inference_geo", "mcp_servers", "speed")
+# What they are if they ask for nothing; Claude Code sends the first with every request.
+_ASKS_NOTHING: tuple[object, ...] = (
+    {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    {"edits": []},
+    "standard",
+)
 # Clients recognize a refused thread by these details, and then send the complete conversation.
 _NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
@@ -128,16 +149,18 @@ def to_countable(request: CountTokensRequest, limits: RequestLimits, media: Requ
         turns.add(message, field)
     for field, tool in entries(request.tools, "tools", limits.max_tools):
         _add_tool(chat, tool, field)
-    if request.tool_choice is not None:
+    failing = _failing(chat, request)
+    if request.tool_choice is not None and failing is None:
         _choose(chat, request.tool_choice)
     _set_output(chat, request)
     if request.thinking is not None:
         _set_thinking(chat.payload, request.thinking)
     given = request.model_extra or {}
     fill_extra(chat.payload.extra_parameters, {name: given.get(name) for name in LANGUAGES})
-    not_offered = [unsupported(name, "is not supported; it was not used") for name in _NOT_OFFERED if given.get(name)]
+    asked = [name for name in _NOT_OFFERED if given.get(name) and given[name] not in _ASKS_NOTHING]
+    not_offered = [unsupported(name, "is not supported; it was not used") for name in asked]
     warnings = chat.warnings + not_offered + unknown_extensions(request)
-    return ChatTranslation(chat.payload, warnings[:MAX_NOTICES])
+    return ChatTranslation(chat.payload, warnings[:MAX_NOTICES], failing)
 
 
 def _add_tool(chat: ChatBuilder, tool: ToolParam, field: str) -> None:
@@ -148,6 +171,23 @@ def _add_tool(chat: ChatBuilder, tool: ToolParam, field: str) -> None:
     else:
         message = f"tools of type '{tool.type[:64]}' are not supported; it was not offered to the model"
         chat.warnings.append(unsupported(field, message))
+
+
+def _failing(chat: ChatBuilder, request: CountTokensRequest) -> ServerTool | None:
+    """Returns the server's tool that the request forces, or the first if it offers nothing else."""
+    choice = request.tool_choice or ToolChoiceParam(type="auto")
+    said = next((turn for turn in reversed(chat.messages) if turn.role == chat_pb2.ROLE_USER), chat_pb2.ChatMessage())
+    query = "\n".join(part.text for part in said.content if part.text)[:MAX_QUERY_CHARS]
+    tools = [
+        ServerTool(f"tools[{index}]", tool.type, tool.name or tool.type, query=query)
+        for index, tool in enumerate(request.tools or ())
+        if isinstance(tool, OtherTool) and is_run_by_server(tool.type)
+    ]
+    named = choice.name if choice.type == "tool" else None
+    offered = {tool.function.name for tool in chat.payload.tools}
+    forced = next((tool for tool in tools if tool.name == named and named not in offered), None)
+    may_call = choice.type != "none" and named is None
+    return failing_tool(tools, has_functions=bool(offered), forced=forced, may_call=may_call)
 
 
 def _choose(chat: ChatBuilder, choice: ToolChoiceParam) -> None:

@@ -177,7 +177,7 @@ class FunctionTool(StrictModel):
 
 
 class OtherTool(StrictModel):
-    """A tool that Anthropic runs, such as a web search. It is dropped with a warning."""
+    """A tool without a schema, such as a web search that Anthropic runs. It is not offered to the model."""
 
     type: str
     name: str | None = None

@@ -5,7 +5,10 @@ message_stop. One block is open at a time. Events are assembled by hand, because
 input is sent only as far as it can begin a JSON object: clients parse it as it arrives, and fail on anything else.
 """
 
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from typing_extensions import override
 
@@ -18,6 +21,7 @@ from gateway.answers.call_arguments import (
     is_object_so_far,
     is_whole_object,
 )
+from gateway.answers.server_tools import ServerTool
 from gateway.answers.sse import StreamEncoder
 from gateway.errors import Dialect, envelope
 from weft.api.common.v1 import event_pb2, receipt_pb2, usage_pb2
@@ -70,11 +74,47 @@ class _Block:
     """A provider's signature, which closes a block of thinking; models of the mesh have none."""
 
 
+_URL = re.compile(r"https?://[^\s\"'<>]+")
+_NO_REQUESTS: dict[str, object] = {"server_tool_use": {"web_search_requests": 0, "web_fetch_requests": 0}}
+
+
+def failed_call(tool: ServerTool) -> list[dict[str, object]]:
+    """Returns the blocks of a call of a server's tool that failed as unavailable; empty for one without such blocks."""
+    kind = next((kind for kind in _SERVER_TOOLS if tool.type.startswith(kind)), "")
+    if not kind:
+        return []
+    call_id, given = new_id("srvtoolu"), dict[str, object]()
+    if kind == "web_search":
+        given = {"query": tool.query}
+    elif kind == "web_fetch" and (found := _URL.search(tool.query)):
+        given = {"url": found[0]}
+    result = f"{_SERVER_TOOLS[kind]}_tool_result"
+    error = {"type": f"{result}_error", "error_code": "unavailable"}
+    return [
+        {"type": "server_tool_use", "id": call_id, "name": tool.name, "input": given},
+        {"type": result, "tool_use_id": call_id, "content": error},
+    ]
+
+
+_SERVER_TOOLS: Mapping[str, str] = MappingProxyType(
+    {
+        "web_search": "web_search",
+        "web_fetch": "web_fetch",
+        "code_execution": "code_execution",
+        "tool_search_tool": "tool_search",
+        "advisor": "advisor",
+    }
+)
+"""Beginnings of the types of tools that a server runs, and of the types of their result blocks."""
+
+
 class MessagesAnswer(DocumentAnswer):
     """Builds a complete message."""
 
-    def __init__(self, identity: AnswerIdentity) -> None:
+    def __init__(self, identity: AnswerIdentity, blocks: Sequence[dict[str, object]] = ()) -> None:
+        """`blocks`: a failed call, with which the message begins."""
         super().__init__(identity, choice_count=1)
+        self._failed = blocks
         self._blocks: list[_Block | CalledTool] = []
         self._calls: dict[int, CalledTool] = {}
         self._has_refusal = False
@@ -124,13 +164,13 @@ class MessagesAnswer(DocumentAnswer):
         self._has_refusal = False
 
     def _document(self) -> dict[str, object]:
-        content = [message for message in map(self._block_json, self._blocks) if message is not None]
+        said = [message for message in map(self._block_json, self._blocks) if message is not None]
         return {
             "id": self._identity.answer_id,
             "type": "message",
             "role": "assistant",
             "model": self._model,
-            "content": content,
+            "content": [*self._failed, *said],
             "stop_reason": stop_reason(
                 self._finish,
                 has_calls=bool(self._calls),
@@ -138,7 +178,7 @@ class MessagesAnswer(DocumentAnswer):
                 stop_sequence=self._stop_sequence,
             ),
             "stop_sequence": self._stop_sequence or None,
-            "usage": message_usage(self.usage),
+            "usage": message_usage(self.usage) | (_NO_REQUESTS if self._failed else {}),
         }
 
     def _block_json(self, block: _Block | CalledTool) -> dict[str, object] | None:
@@ -285,9 +325,18 @@ class MessagesStream(StreamEncoder):
     reads_joined_texts = True
     keepalive = b'event: ping\ndata: {"type":"ping"}\n\n'
 
-    def __init__(self, identity: AnswerIdentity, estimated_prompt_tokens: int = 0) -> None:
-        """`estimated_prompt_tokens`: sent in the first event if the engine has not counted the prompt yet."""
+    def __init__(
+        self,
+        identity: AnswerIdentity,
+        estimated_prompt_tokens: int = 0,
+        blocks: Sequence[dict[str, object]] = (),
+    ) -> None:
+        """`estimated_prompt_tokens`: sent in the first event if the engine has not counted the prompt yet.
+
+        `blocks`: a failed call, with which the message begins.
+        """
         super().__init__(identity, choice_count=1)
+        self._failed = blocks
         self._estimated_prompt_tokens = estimated_prompt_tokens
         self._block = -1
         """Index of the newest block; -1: none."""
@@ -339,7 +388,18 @@ class MessagesStream(StreamEncoder):
             ),
         }
         out += (b'event: message_start\ndata: {"type":"message_start","message":', encode_json(message), _END)
+        for block in self._failed:
+            self._send_block(block, out)
         super()._begin(out)
+
+    def _send_block(self, block: dict[str, object], out: list[bytes]) -> None:
+        """Sends a block of a failed call. Clients read the input from deltas."""
+        has_input = "input" in block
+        self._open("tool_use" if has_input else "", block | ({"input": {}} if has_input else {}), out)
+        if has_input:
+            self._add_arguments(encode_json(block["input"]).decode(), out)
+        out.append(_STOP % self._block)
+        self._kind = ""
 
     def _encode_delta(self, delta: event_pb2.Delta, out: list[bytes]) -> None:
         if delta.index:
@@ -460,7 +520,7 @@ class MessagesStream(StreamEncoder):
         message = {
             "type": "message_delta",
             "delta": {"stop_reason": reason, "stop_sequence": self._stop_sequence or None},
-            "usage": message_usage(self.usage),
+            "usage": message_usage(self.usage) | (_NO_REQUESTS if self._failed else {}),
         }
         out += (b"event: message_delta\ndata: ", encode_json(message), b"\n\n")
         out += (self._receipt_comment(receipt), _MESSAGE_STOP)

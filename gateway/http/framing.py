@@ -31,9 +31,14 @@ def framing_fault(http_version: str, headers: Sequence[tuple[bytes, bytes]]) -> 
         return EdgeError(417, Reason.MALFORMED_REQUEST, "the only supported Expect header is 100-continue")
     has_body = coding is not None or found.get(b"content-length", b"0") != b"0"
     if not has_body and found.get(b"upgrade") == b"websocket" and _UPGRADE in _tokens(found.get(b"connection", b"")):
-        words = "this connection stays HTTP/1.1: send the request without Upgrade (answers stream as events)"
-        return WeftError(Reason.MALFORMED_REQUEST, words)
+        return no_websocket()
     return None
+
+
+def no_websocket() -> EdgeError:
+    """The refusal of a WebSocket. Codex asks for one first, and sends its requests over HTTP after this status."""
+    words = "this connection stays HTTP/1.1: send the request without Upgrade (answers stream as events)"
+    return EdgeError(426, Reason.MALFORMED_REQUEST, words, headers=((b"upgrade", b"HTTP/1.1"),))
 
 
 def without_offer(headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

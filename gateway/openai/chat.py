@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from gateway.answers.answer_builder import MAX_NOTICES, new_identity
 from gateway.answers.generation import Work, streamed, unary
+from gateway.answers.server_tools import ServerTool, failing_tool, is_run_by_server, require_no_failing_tool
 from gateway.config import RequestLimits
 from gateway.deps import Inference
 from gateway.intake.body import body_of
@@ -181,6 +182,14 @@ def _add_tools(chat: ChatBuilder, request: ChatRequest, limits: RequestLimits) -
         if tool.function is None:
             raise invalid_field(f"{field}.function", "is required for a tool of type 'function'")
         _add_function(chat, tool.function, f"{field}.function")
+    tools = [
+        ServerTool(f"tools[{index}].type", tool.type, tool.type)
+        for index, tool in enumerate(request.tools or ())
+        if is_run_by_server(tool.type)
+    ]
+    has_functions, may_call = bool(chat.payload.tools), request.tool_choice != "none"
+    # This API has no form for the failed call of such a tool.
+    require_no_failing_tool(failing_tool(tools, has_functions=has_functions, forced=None, may_call=may_call))
     if request.tool_choice is not None:
         _choose(chat, request.tool_choice)
     if request.parallel_tool_calls is not None:

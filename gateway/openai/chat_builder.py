@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from typing import Any, Protocol, TypeVar
 
+from gateway.answers.server_tools import ServerTool
 from gateway.config import MediaConfig, RequestLimits
 from gateway.intake.request_model import require_few
 from gateway.media import RequestMedia
@@ -42,6 +43,8 @@ class ChatTranslation:
 
     payload: chat_pb2.ChatPayload
     warnings: list[warning_pb2.Warning] = dataclass_field(default_factory=list)
+    failing: ServerTool | None = None
+    """A server's tool whose failure is the answer; None: the model answers."""
 
 
 class Described(Protocol):

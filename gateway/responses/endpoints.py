@@ -9,6 +9,8 @@ from gateway.responses.handlers import (
     delete_response,
     get_response,
     list_input_items,
+    refuse_compaction,
+    refuse_websocket,
 )
 from gateway.responses.schema import DeletedResponse, ResponseItemList, ResponseObject, ResponsesRequest
 from gateway.routing import ApiRouter
@@ -17,6 +19,9 @@ from weft.kernel.principal import EDIT_REQUESTS, USE_MODELS, VIEW_REQUESTS
 _RESPONSE = "/v1/responses/{response_id}"
 RESPONSES = ApiRouter("openai")
 RESPONSES.add_post("/v1/responses", USE_MODELS, create_response, json_body(ResponsesRequest))
+RESPONSES.add_get("/v1/responses", USE_MODELS, refuse_websocket, in_schema=False)
+RESPONSES.add_post("/v1/responses/compact", USE_MODELS, refuse_compaction, in_schema=False)
+RESPONSES.add_post("/v1/responses/input_tokens", USE_MODELS, refuse_compaction, in_schema=False)
 RESPONSES.add_get(
     _RESPONSE,
     VIEW_REQUESTS,

@@ -7,10 +7,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.answers.generation import Work, streamed, unary
+from gateway.answers.server_tools import ServerTool, failed, require_no_failing_tool
 from gateway.answers.sse_writer import EventStream
 from gateway.answers.unary import json_response, list_after
 from gateway.config import KeepResponses
 from gateway.deps import GatewayDeps
+from gateway.http.framing import no_websocket
 from gateway.intake.body import read_json_body
 from gateway.intake.json_guard import parse, without_halves
 from gateway.intake.query import Query, begin_owned
@@ -26,8 +28,9 @@ from gateway.responses.background import (
 )
 from gateway.responses.document import ResponseDocument
 from gateway.responses.history import conversation_of, items_to_store
+from gateway.responses.input_items import CLIENTS_COMPACT
 from gateway.responses.output import new_response_id
-from gateway.responses.payload import Conversation, own_items, to_response_request
+from gateway.responses.payload import Conversation, failed_call, own_items, to_response_request
 from gateway.responses.replay import FROM_THE_START
 from gateway.responses.retrieval import Responses, Stored, not_streamed_again
 from gateway.responses.running import LiveResponse, RunningResponses
@@ -35,7 +38,8 @@ from gateway.responses.schema import ResponsesRequest
 from gateway.responses.stream import ResponsesAnswer, ResponsesStream
 from weft.durable.responses import ResponseClient
 from weft.durable.tasks import TaskClient
-from weft.kernel.errors import found_or_none, invalid_field
+from weft.kernel.errors import WeftError, found_or_none, invalid_field
+from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
 SURFACE = "responses"
@@ -78,7 +82,8 @@ async def create_response(responses: Stored, request: Request) -> Response:
     made = to_response_request(params, conversation, media, deps.config.limits)
     work = Work(deps, scope, context, made.payload, made.warnings, media)
     if background is None:
-        return await _live(responses, work, params, keeps, conversation)
+        return await _live(responses, work, params, keeps, conversation, made.failing)
+    require_no_failing_tool(made.failing)
     origin = origin_of(raw, items, conversation.items, made.warnings, deps.config.response_envelope)
     return followed(background, deps, work, origin) if params.stream else answered(background, work, origin)
 
@@ -89,8 +94,9 @@ async def _live(
     params: ResponsesRequest,
     keeps: ResponseClient | None,
     conversation: Conversation,
+    failing: ServerTool | None,
 ) -> Response:
-    """Returns a response in the foreground."""
+    """Returns a response in the foreground. `failing`: the tool whose failure it is; None: the model answers."""
     deps, context = work.deps, work.context
     document = ResponseDocument(
         params,
@@ -100,6 +106,9 @@ async def _live(
         arrived=facts_of(work.scope).arrived,
         envelope=deps.config.response_envelope,
     )
+    if failing is not None:
+        document.items.failed = failed_call(failing)
+        work = replace(work, layers=(failed(deps.fleet.view, failing.words, work.warnings),))
     items = b"" if keeps is None else items_to_store(conversation.items, document.response_id)
     make = partial(
         LiveResponse, context.tenant, store=keeps, items=items, previous_id=params.previous_response_id or ""
@@ -107,13 +116,13 @@ async def _live(
     if not params.stream:
         answer = ResponsesAnswer(document)
         # Only streamed responses publish their id before their end.
-        return unary(replace(work, layers=(make(answer, running=None),)), answer)
+        return unary(replace(work, layers=(*work.layers, make(answer, running=None))), answer)
     responses.running.require_room()
     encoder = ResponsesStream(document, include_events=wants_events(params))
     live = make(encoder, running=responses.running)
     if params.store and keeps is not None:
         await _require_store(keeps, live)
-    return streamed(replace(_cancellable(work, live), layers=(live,)), encoder)
+    return streamed(replace(_cancellable(work, live), layers=(*work.layers, live)), encoder)
 
 
 def _background(params: ResponsesRequest, responses: Responses) -> BackgroundResponses:
@@ -146,6 +155,16 @@ def _cancellable(work: Work, live: LiveResponse) -> Work:
         return work
     journal = replace(journal, is_ended=lambda: live.is_ended)
     return replace(work, context=replace(context, journal=journal))
+
+
+async def refuse_websocket() -> Response:
+    """Refuses a WebSocket, upon which Codex sends its requests over HTTP."""
+    raise no_websocket()
+
+
+async def refuse_compaction() -> Response:
+    """Refuses to compact a conversation, or to count its tokens for that."""
+    raise WeftError(Reason.UNSUPPORTED_OPERATION, CLIENTS_COMPACT)
 
 
 MAX_ITEMS = 100

@@ -36,6 +36,11 @@ MAX_CALL_NAME_CHARS = 256
 PART_TYPES = frozenset({"text", "image_url"})
 """Types of content parts that may replace items."""
 
+CLIENTS_COMPACT = (
+    "weft does not compact conversations; the client can: Codex does if the name of its model provider is not OpenAI, "
+    "from model_auto_compact_token_limit tokens on"
+)
+"""How to compact instead."""
 _CALL = "_call"
 _BY_MODEL = frozenset({
     "reasoning", "compaction", "compaction_summary", "context_compaction", "mcp_list_tools", "mcp_approval_request",
@@ -161,6 +166,8 @@ class ItemReader:
     def _add_other(self, item: OtherItem, field: str) -> None:
         """Adds an item of a kind that engines do not support, from the history of another service."""
         kind, call_id = item.kind, item.call_id if isinstance(item.call_id, str) else ""
+        if kind == "compaction_trigger":
+            raise invalid_field(f"{field}.type", f"'{kind}' is not supported: {CLIENTS_COMPACT}")
         if not self._chat.is_earlier:
             raise invalid_field(f"{field}.type", f"must be {_ITEM_TYPES}")
         self._chat.warnings.append(

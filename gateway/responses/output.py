@@ -19,7 +19,17 @@ _HEX_CHARS = 24
 _RESPONSE = "resp_"
 _ITEM = re.compile(rf"[a-z]{{2,8}}_([0-9a-f]{{{_HEX_CHARS}}})_i?[0-9]{{1,6}}")
 _BACKGROUND = re.compile(rf"{_RESPONSE}([0-9a-f]{{{_HEX_CHARS}}})")
-_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
+_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "web_search_call": "ws",
+    "file_search_call": "fs",
+    "code_interpreter_call": "ci",
+    "image_generation_call": "ig",
+    "mcp_list_tools": "mcpl",
+}
 
 
 def new_response_id() -> str:
@@ -101,7 +111,7 @@ class Item:
     """An output item. A function call has arguments, the others have parts."""
 
     kind: str
-    """message, reasoning or function_call"""
+    """message, reasoning, function_call, or the call of a server's tool"""
     id: str
     index: int
     parts: list[Part] = field(default_factory=list)
@@ -111,7 +121,7 @@ class Item:
     namespace: str = ""
     """The namespace of the called function; empty: none."""
     extra: dict[str, Any] = field(default_factory=dict)
-    """Fields of the call that weft does not know."""
+    """Fields of the call that weft does not know; all fields of a server's tool."""
     status: str = "in_progress"
     head: bytes = b""
     """As `Part.head`, for a function call."""
@@ -141,6 +151,8 @@ class Item:
                 "arguments": "" if empty else "".join(self.arguments),
                 "status": shown_status,
             }
+        if self.kind not in {"message", "reasoning"}:
+            return {"type": self.kind, "id": self.id, **self.extra, "status": shown_status}
         parts = [] if empty else [part.json() for part in self.parts]
         if self.kind == "reasoning":
             return {
@@ -188,6 +200,8 @@ class OutputItems:
         """`members`: the functions of namespaces by the names that the model knows."""
         self._members = members
         self.sink = OutputSink()
+        self.failed: tuple[str, dict[str, Any]] | None = None
+        """Type and fields of a server's tool call that failed, the first item; None: there is none."""
         self._response_id = response_id
         self._wants_logprobs = logprobs
         self.begin_again()
@@ -206,6 +220,9 @@ class OutputItems:
 
     def add(self, delta: event_pb2.Delta) -> None:
         """Adds a delta."""
+        if self.failed is not None and not self.items:
+            kind, fields = self.failed
+            self._end(self._begin_item(kind, fields=fields), "failed")
         logprobs = logprobs_json(delta.logprobs, unknown_bytes=[]) if self._wants_logprobs and delta.logprobs else None
         if delta.reasoning:
             self._add_text(REASONING_TEXT, delta.reasoning, [])
@@ -277,9 +294,11 @@ class OutputItems:
         self.sink.part_added(item, part)
         return item, part
 
-    def _begin_item(self, kind: str, call: event_pb2.ToolCallDelta | None = None) -> Item:
+    def _begin_item(
+        self, kind: str, call: event_pb2.ToolCallDelta | None = None, fields: dict[str, Any] | None = None
+    ) -> Item:
         index = len(self.items)
-        item = Item(kind, output_item_id(self._response_id, kind, index), index)
+        item = Item(kind, output_item_id(self._response_id, kind, index), index, extra=fields or {})
         if call is not None:
             item.call_id = self._fresh_call_id(call.id)
             item.namespace, item.name = self._members.get(call.name, ("", call.name))

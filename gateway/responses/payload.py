@@ -4,6 +4,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gateway.answers.server_tools import (
+    MAX_QUERY_CHARS,
+    ServerTool,
+    failing_tool,
+    is_run_by_server,
+)
 from gateway.config import RequestLimits, ResponseEnvelope
 from gateway.media import RequestMedia
 from gateway.openai.chat_builder import FUNCTION, ChatBuilder, ChatTranslation, entries
@@ -38,6 +44,8 @@ _INCLUDES = frozenset({
 _NOT_USED = frozenset({"client_metadata", "access_programs", "image"})
 # Unsupported fields that would have changed the answer. Each causes a warning.
 _NOT_OFFERED = ("max_tool_calls", "context_management", "moderation")
+# The number of characters of a tool's type that versions share, such as `web_search` of `web_search_2025_08_26`.
+_FAMILY_CHARS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +69,8 @@ def to_response_request(
     _add_messages(chat, request, conversation, limits)
     _fill_sampling(payload, request, limits)
     _add_tools(chat, request.tools, limits)
-    if request.tool_choice is not None:
+    failing = _failing(chat, request)
+    if request.tool_choice is not None and failing is None:
         _choose(chat, request.tool_choice, request.tools)
     if request.parallel_tool_calls is not None:
         payload.parallel_tool_calls = request.parallel_tool_calls
@@ -71,7 +80,7 @@ def to_response_request(
     chat.set_thinking(request, None if is_default else request.thinking == "enabled")
     chat.set_effort(None if request.reasoning is None else request.reasoning.effort)
     _set_extra(chat, request)
-    return ChatTranslation(payload, chat.warnings + _unused(request))
+    return ChatTranslation(payload, chat.warnings + _unused(request), failing)
 
 
 def wants_logprobs(request: ResponsesRequest) -> bool:
@@ -292,6 +301,41 @@ def _add_tools(chat: ChatBuilder, tools: Sequence[ResponseTool] | None, limits: 
             if tool.type == NAMESPACE:
                 message = f"has {len(members)} functions with a name; its other tools were left out"
             chat.warnings.append(unsupported(field, message))
+
+
+def _failing(chat: ChatBuilder, request: ResponsesRequest) -> ServerTool | None:
+    """Returns the server's tool that the request forces, or the first if it offers nothing else."""
+    said = next((turn for turn in reversed(chat.messages) if turn.role == chat_pb2.ROLE_USER), chat_pb2.ChatMessage())
+    query = "\n".join(part.text for part in said.content if part.text)[:MAX_QUERY_CHARS]
+    tools = [
+        ServerTool(f"tools[{index}]", tool.type, tool.type, tool.server_label or "", query)
+        for index, tool in enumerate(request.tools or ())
+        if is_run_by_server(tool.type)
+    ]
+    choice, has_functions = request.tool_choice, bool(chat.payload.tools)
+    if not isinstance(choice, ResponsesToolChoiceObject):
+        return failing_tool(tools, has_functions=has_functions, forced=None, may_call=choice != "none")
+    named = [each.type for each in choice.tools or ()] if choice.type == "allowed_tools" else [choice.type]
+    if not all(map(is_run_by_server, named)):
+        return None
+    forced = next((tool for tool in tools for kind in named if tool.type[:_FAMILY_CHARS] == kind[:_FAMILY_CHARS]), None)
+    return failing_tool(tools, has_functions=has_functions, forced=forced, may_call=False)
+
+
+def failed_call(tool: ServerTool) -> tuple[str, dict[str, object]] | None:
+    """Returns the type and the fields of the item of a call that failed; None: the API has none for this tool."""
+    found: tuple[tuple[str, dict[str, object]], ...] = (
+        ("web_search", {"action": {"type": "search", "query": tool.query, "queries": [tool.query]}}),
+        ("file_search", {"queries": [tool.query], "results": None}),
+        ("code_interpreter", {"code": None, "container_id": "", "outputs": None}),
+        ("image_generation", {"result": None}),
+    )
+    for kind, fields in found:
+        if tool.type.startswith(kind):
+            return f"{kind}_call", fields
+    if tool.type == "mcp":
+        return "mcp_list_tools", {"server_label": tool.label, "tools": [], "error": tool.words}
+    return None
 
 
 def _choose(chat: ChatBuilder, choice: str | ResponsesToolChoiceObject, tools: Sequence[ResponseTool] | None) -> None:

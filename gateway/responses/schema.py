@@ -126,7 +126,7 @@ LanguageCode = Annotated[str, Field(min_length=1, max_length=MAX_LANGUAGE_CHARS,
 
 
 class ResponseTool(StrictModel):
-    """A tool. Types other than `function` and `namespace` are accepted and dropped, with a warning."""
+    """A tool. Types other than `function` and `namespace` are accepted and not offered to the model."""
 
     type: str
     name: str | None = None
@@ -136,6 +136,8 @@ class ResponseTool(StrictModel):
     strict: bool | None = None
     tools: Annotated[list["ResponseTool"], Field(max_length=MAX_FUNCTIONS), StopAtFirstError()] | None = None
     """The tools of a namespace."""
+    server_label: str | None = None
+    """The name of an MCP server, which weft does not call."""
 
 
 class ToolReference(StrictModel):

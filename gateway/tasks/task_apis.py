@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 from starlette.types import Scope
 
 from gateway.answers.answer_builder import AnswerBuilder, AnswerIdentity, unfinished_answer
+from gateway.answers.server_tools import require_no_failing_tool
 from gateway.config import RequestLimits
 from gateway.deps import InferenceDeps
 from gateway.intake.headers import request_context
@@ -298,7 +299,9 @@ def _response_payload(params: ResponsesRequest, limits: RequestLimits, media: Re
         raise invalid_field("store", "must be false: the response is stored with its task")
     if params.previous_response_id is not None:
         raise invalid_field("previous_response_id", "is not supported; send the whole input")
-    return to_response_request(params, Conversation(own_items(params)), media, limits).payload
+    made = to_response_request(params, Conversation(own_items(params)), media, limits)
+    require_no_failing_tool(made.failing)
+    return made.payload
 
 
 def _response_answer(

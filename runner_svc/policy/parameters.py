@@ -289,6 +289,8 @@ CONTROLLED_BY_MESH = frozenset({
 MESH_PREFIX = "x_"
 """Prefix of other parameters that are never sent. The HTTP edge removes them; gRPC callers may send them."""
 
+_SEARCHES = frozenset({"enable_search", "search_parameters", "web_search_options"})
+"""Parameters with which providers search the web before they answer."""
 _NOTHING = AdmittedParameters(send={})
 
 
@@ -318,6 +320,9 @@ def admit(extra: Mapping[str, Any], profile: ParameterProfile) -> AdmittedParame
             else:
                 rule.check(name, value)
                 send[name] = value
+        elif plain in _SEARCHES and value is not False:
+            # The model would answer from memory, as if it had searched.
+            raise invalid_field(name, f"this model's engine ({profile.engine.engine}) cannot search the web; omit it")
         else:
             message = f"is not supported by this model's engine ({profile.engine.engine}) and was not used"
             warnings.append(_warning(name, message))

@@ -124,7 +124,11 @@ async def test_upgrade_is_answered_without_advice_in_the_log(caplog: pytest.LogC
     socket = {"Host": "localhost", "Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
     async with serving(ScriptedDispatcher()) as gateway:
         response = await gateway.exchange(head("GET /v1/models HTTP/1.1", socket))
-        assert "Upgrade" in require_envelope(response, 400, "malformed_request")
+        assert "Upgrade" in require_envelope(response, 426, "malformed_request")
+        # Codex falls back to HTTP after this status only; a proxy may have removed the offer.
+        assert require_envelope(
+            await gateway.exchange(head("GET /v1/responses HTTP/1.1", {"Host": "localhost"})), 426, "malformed_request"
+        )
         plain = {**socket, "Connection": "Upgrade, close", "Upgrade": "h2c"}
         assert (await gateway.exchange(head("GET /v1/models HTTP/1.1", plain))).status == 200
     assert [record.message for record in caplog.records if record.name.startswith("uvicorn")] == []

@@ -146,7 +146,7 @@ async def test_result_warns_of_what_the_conversation_lost_as_the_live_route_does
     tasks = ScriptedTasks(at_once=[output([started()], [delta("Hi", finish="STOP"), finished()])])
     unanswered = {"role": "tool", "tool_call_id": "gone", "content": "sunny"}
     messages = [unanswered, {"role": "assistant", "content": "Ok."}, *HI]
-    body = {"model": "tiny", "messages": messages, "tools": [{"type": "web_search"}]}
+    body = {"model": "tiny", "messages": messages, "tools": [{"type": "custom"}]}
     async with serving(tasks=tasks) as gateway:
         task_id = (await submit(gateway, {"body": body})).json["id"]
         found = (await get(gateway, f"/{task_id}"))["result"]["warnings"]

@@ -22,6 +22,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
 PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBERi0xLjQK"}}
 USE = {"type": "tool_use", "id": "call_1", "name": "weather", "input": {"city": "Oslo"}}
 WEATHER = {"name": "weather", "input_schema": {"type": "object"}}
+BASH = {"type": "bash_20250124", "name": "bash"}
 SEARCH = {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}
 
 
@@ -336,9 +337,9 @@ def test_default_tool_choice_sets_no_fields() -> None:
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
-        ({"tools": [SEARCH], "tool_choice": {"type": "tool", "name": "web_search"}}, "tool_choice.name"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "web_search"}}, "tool_choice.name"),
         ({"tools": [WEATHER], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
-        ({"tools": [SEARCH], "tool_choice": {"type": "any"}}, "tool_choice.type"),
+        ({"tools": [BASH], "tool_choice": {"type": "any"}}, "tool_choice.type"),
         ({"tools": [WEATHER], "tool_choice": {"type": "some"}}, "tool_choice.type"),
         ({"tools": [WEATHER] * 4}, "tools"),
         ({"tools": [{"name": "weather"}]}, "tools[0].input_schema"),
@@ -409,7 +410,7 @@ def test_unsupported_fields_are_reported_and_anthropic_only_ones_ignored() -> No
         container=None,
         context_management={"edits": []},
         x_unheard=1,
-        speed="fast",
+        speed="standard",
     )
     assert [warning.field for warning in found.warnings] == ["mcp_servers", "x_unheard"]
     assert not found.payload.extra_parameters.fields
