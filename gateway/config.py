@@ -14,7 +14,7 @@ from weft.kernel.errors import invalid_field
 from weft.kernel.json_schema import SchemaLimits
 from weft.kernel.model_source import asked_source, is_source
 from weft.kernel.names import is_name
-from weft.kernel.settings import PUBLIC, Checked, Constant, PathText, RequestRate, Seconds
+from weft.kernel.settings import PUBLIC, Checked, Constant, PathText, RequestRate, Seconds, UrlText
 from weft.kernel.tls import TlsFiles
 from weft.kernel.units import Rate
 
@@ -196,7 +196,7 @@ class ResultConfig:
 
     link_seconds: Annotated[Seconds, PUBLIC] = 86_400.0
     """How long a result URL is valid. The result itself is kept for `router.results.keep_seconds`."""
-    public_url: Annotated[str, MaxLen(1024), PUBLIC] = ""
+    public_url: Annotated[UrlText, PUBLIC] = ""
     """URL at which callers reach the gateway if it is behind a proxy, such as `https://weft.example.org`. Default: the
     host in the request."""
     key_file: Annotated[PathText | None, PUBLIC] = None

@@ -27,7 +27,7 @@ from runner_svc.runtimes.settings import (
 from runner_svc.runtimes.table import DEFAULT_RUNTIME, require_runtime
 from runner_svc.tools.port import ToolSettings
 from weft.kernel.errors import FieldError
-from weft.kernel.settings import PUBLIC, SECRET, Checked, ModelName, Name, Pattern, Port, Seconds, SizeText
+from weft.kernel.settings import PUBLIC, SECRET, Checked, ModelName, Name, Pattern, Port, Seconds, SizeText, UrlText
 from weft.kernel.units import parse_size
 
 _CHAT = ChatSettings()
@@ -130,7 +130,7 @@ class RunnerSettings:
     `runner_svc/engine_host/bootstrap.py`, and the module `runner_svc.runtimes.llama_cpp_python.server` or
     `runner_svc.runtimes.ctranslate2.server`. Default for ctranslate2: the environment that `weft runtime install
     ctranslate2` installed."""
-    url: Annotated[str, MaxLen(2048), PUBLIC, SECRET] | None = field(default=None, repr=False)
+    url: Annotated[UrlText, PUBLIC, SECRET] | None = field(default=None, repr=False)
     """Base URL of a running server, such as `http://127.0.0.1:11434`. Without `models`, all models that the server
     lists are served, and changes of its list are followed. It is also the default `url` of the runner's models."""
     api_key_env: Annotated[str, MaxLen(128), PUBLIC] | None = None

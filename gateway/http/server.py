@@ -216,10 +216,10 @@ class AppServer:
         """Binds and accepts. Raises a WeftError if the address is unavailable, or lacks the required protection."""
         if self._socket_path is None:
             context = server_context(self._exposure)
-            listener = await _listen(self._exposure, self._port_option)
-            self._address = listener.getsockname()[:2]
+            listeners = await _listen(self._exposure, self._port_option)
+            self._address = listeners[0].getsockname()[:2]
         else:
-            context, listener = None, _listen_at(self._socket_path)
+            context, listeners = None, [_listen_at(self._socket_path)]
         self._server = EdgeServer(
             EdgeServerConfig(
                 self._app,
@@ -237,7 +237,7 @@ class AppServer:
             ),
             context,
         )
-        self._serving = start_critical(self._server.serve(sockets=[listener]), name=f"{self._name}-http")
+        self._serving = start_critical(self._server.serve(sockets=listeners), name=f"{self._name}-http")
         started = asyncio.create_task(self._server.wait_started())
         await asyncio.wait((started, self._serving), return_when=asyncio.FIRST_COMPLETED)
         if self._serving.done():
@@ -265,15 +265,40 @@ async def free_address(exposure: Exposure, port_option: str) -> tuple[str, int]:
 
     Raises as `AppServer.start` if it is unavailable, or lacks the required protection.
     """
-    listener = await _listen(exposure, port_option)
-    host = str(listener.getsockname()[0])
-    listener.close()
+    listeners = await _listen(exposure, port_option)
+    host = str(listeners[0].getsockname()[0])
+    for each in listeners:
+        each.close()
     return host, exposure.port
 
 
-async def _listen(exposure: Exposure, port_option: str) -> socket.socket:
-    host, port = exposure.host, exposure.port
-    family, address = await _protected_address(exposure)
+async def _listen(exposure: Exposure, port_option: str) -> list[socket.socket]:
+    """Returns a listener for each address of the host: callers of `localhost` use one of IPv4 or of IPv6.
+
+    An address that this machine lacks, such as one of a switched-off IPv6, is left out if it has another one.
+    """
+    listeners: list[socket.socket] = []
+    lacking: WeftError | None = None
+    port = exposure.port
+    for family, address in await _protected_addresses(exposure):
+        try:
+            listeners.append(_listener(family, (address, port), exposure.host, port_option))
+        except OSError as error:
+            lacking = invalid_field("host", f"cannot listen on port {port} on {exposure.host}: {error.strerror}")
+            continue
+        except WeftError:
+            for each in listeners:
+                each.close()
+            raise
+        # Port 0: any free port, the same for all.
+        port = listeners[0].getsockname()[1]
+    if not listeners and lacking is not None:
+        raise lacking
+    return listeners
+
+
+def _listener(family: socket.AddressFamily, address: tuple[str, int], host: str, port_option: str) -> socket.socket:
+    """Returns a listener. Raises OSError if this machine does not have the address, else a WeftError."""
     # With an explicit protocol, because asyncio disables Nagle's algorithm only for sockets that name TCP. With it, an
     # answer in two writes takes 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -285,7 +310,9 @@ async def _listen(exposure: Exposure, port_option: str) -> socket.socket:
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
-        raise _bind_error(error, f"port {port} on {host}", port_option) from None
+        if error.errno in _ADDRESS_IS_LACKING:
+            raise
+        raise _bind_error(error, f"port {address[1]} on {host}", port_option) from None
     return listener
 
 
@@ -298,17 +325,20 @@ def _listen_at(path: Path) -> socket.socket:
     return listener
 
 
-async def _protected_address(exposure: Exposure) -> tuple[socket.AddressFamily, tuple[str, int]]:
-    """Checks the resolved address, since spellings differ (127.1 and 0x7f000001 are loopback)."""
+async def _protected_addresses(exposure: Exposure) -> Sequence[tuple[socket.AddressFamily, str]]:
+    """Resolves and checks the addresses, since spellings differ (127.1 and 0x7f000001 are loopback)."""
     host, port = exposure.host, exposure.port
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError:
+    except (OSError, UnicodeError):
         raise invalid_field("host", f"'{host}' is not an address of this machine") from None
-    family, _, _, _, address = found[0]
-    if not ipaddress.ip_address(address[0]).is_loopback:
+    addresses = list(dict.fromkeys((family, str(address[0])) for family, _, _, _, address in found))
+    if not all(ipaddress.ip_address(address).is_loopback for _, address in addresses):
         exposure.require_protection()
-    return family, (str(address[0]), port)
+    return addresses
+
+
+_ADDRESS_IS_LACKING = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 
 
 def _bind_error(error: OSError, where: str, port_option: str) -> WeftError:

@@ -27,6 +27,7 @@ from weft.kernel.settings import (
     PathText,
     Pattern,
     Seconds,
+    UrlText,
     off_for_false,
 )
 
@@ -53,7 +54,7 @@ LanguageCode = Annotated[str, Pattern(r"^[A-Za-z0-9_-]{1,64}$")]
 ThinkingMode = Literal["default", "enabled", "disabled"]
 Repetition = Annotated[Literal["off", "warn", "kill"], Before(off_for_false)]
 """What happens to an answer that repeats itself."""
-Url = Annotated[str, MaxLen(2048), SECRET]
+Url = Annotated[UrlText, SECRET]
 Arguments = tuple[str, ...]
 
 
@@ -499,7 +500,7 @@ class CTranslate2Settings(DeviceSettings):
 class UpstreamSettings(ModelSettings):
     """Adds the connection to a server that weft does not start. Its address and key are not sent to the mesh."""
 
-    url: Annotated[str, MaxLen(2048), PUBLIC, SECRET] = field(repr=False)
+    url: Annotated[UrlText, PUBLIC, SECRET] = field(repr=False)
     """Base URL of the server."""
     api_key_env: Annotated[str, MaxLen(128), PUBLIC] | None = None
     """Environment variable that contains the API key."""

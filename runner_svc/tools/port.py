@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Protocol
 
 from annotated_types import Ge, Gt, Le, MaxLen
 
-from weft.kernel.settings import PUBLIC, SECRET, Name
+from weft.kernel.settings import PUBLIC, SECRET, Name, UrlText
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class ToolSettings:
     environment: Annotated[Mapping[str, str], MaxLen(64), SECRET, PUBLIC] = field(default_factory=dict, repr=False)
     """For `mcp_command`: environment variables of the program, in addition to PATH, HOME and LANG; it inherits no
     others from the runner. `${WEFT_TOOL_...}` is replaced by that environment variable of the runner."""
-    url: Annotated[Annotated[str, MaxLen(2048)] | None, SECRET, PUBLIC] = field(default=None, repr=False)
+    url: Annotated[UrlText | None, SECRET, PUBLIC] = field(default=None, repr=False)
     """For `mcp_http`: URL of the server (streamable HTTP)."""
     headers: Annotated[Mapping[str, str], MaxLen(32), SECRET, PUBLIC] = field(default_factory=dict, repr=False)
     """For `mcp_http`: request headers. `${WEFT_TOOL_...}` is replaced by that environment variable of the runner."""

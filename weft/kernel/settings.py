@@ -6,13 +6,14 @@ Services declare settings as frozen dataclasses with these annotations and those
 """
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, MaxLen
 
 from weft.kernel.errors import FieldError
 from weft.kernel.names import MODEL_NAME_WORDS, ascii_name, is_model_name, is_name
@@ -148,6 +149,15 @@ def _check_size(text: str) -> str:
     return text
 
 
+_VARIABLE = re.compile(r"\$\{[^}]*\}?")
+
+
+def _require_no_variable(text: str) -> str:
+    if (found := _VARIABLE.search(text)) is not None:
+        raise ValueError(f"has {found[0]}, and variables are not expanded: write the address itself")
+    return text
+
+
 def off_for_false(value: Any) -> Any:
     """Returns `off` for false, since YAML reads a bare `off` as false."""
     return "off" if value is False else value
@@ -162,6 +172,7 @@ Name = Annotated[str, Checked(_require_name)]
 """Name of a runner, agent, tool or another resource except models and pools."""
 ModelName = Annotated[str, Checked(checked_model_name)]
 """Name of a model or pool."""
+UrlText = Annotated[str, MaxLen(2048), Checked(_require_no_variable)]
 Seconds = Annotated[float, Gt(0), Le(86_400 * 365)]
 Port = Annotated[int, Ge(0), Le(65_535)]
 PathText = Annotated[Path, Read(str, _path)]

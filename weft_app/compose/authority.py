@@ -21,7 +21,7 @@ from gateway.config import EdgeTls
 from weft.kernel.errors import WeftError
 from weft.kernel.file_replacement import lock_file, replace_file
 from weft_app.compose.certificate import ServerCertificate, damaged_certificate, fingerprint_of_pem
-from weft_app.compose.machine import this_machine
+from weft_app.compose.machine import certifiable, this_machine
 
 SELF_SIGNED_DAYS = 3650
 SELF_SIGNED_NAME = "weft-relay"
@@ -170,7 +170,7 @@ def _issue_self_signed(certificate_file: Path, key_file: Path, names: Sequence[s
         return
     issued = issue(
         SELF_SIGNED_NAME,
-        [SELF_SIGNED_NAME, *names, socket.gethostname(), "localhost", "127.0.0.1", "::1"],
+        certifiable((SELF_SIGNED_NAME, *names, socket.gethostname(), *LOCAL_NAMES)),
         valid_until=now + timedelta(days=SELF_SIGNED_DAYS),
         now=now,
     )

@@ -19,6 +19,7 @@ from weft.kernel.rpc import new_server
 from weft.kernel.rpc_auth import RpcGuard, allowing_clients
 from weft.kernel.service import Health, Service
 from weft.kernel.tls import ServerTls
+from weft_app.compose.machine import reachable_name
 
 __all__ = ["GrpcHost", "is_local", "is_loopback"]
 
@@ -96,7 +97,7 @@ class GrpcHost:
         """Returns the host to announce: the configured name if the server listens on all addresses."""
         host = without_tls(address).rpartition(":")[0]
         if is_any_host(host) and self._tls is not None:
-            host = self._tls.announced_host or socket.gethostname()
+            host = self._tls.announced_host or reachable_name()
             host = f"[{host}]" if ":" in host else host
         # A name that looks local needs the prefix; otherwise clients would not use TLS.
         is_explicit = address.startswith(TLS_PREFIX) or (needs_tls(address) and not needs_tls(f"{host}:0"))

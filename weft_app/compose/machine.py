@@ -40,6 +40,14 @@ def this_machine() -> Machine:
     return Machine(names=names, addresses=ordered_addresses(_interface_addresses(), _default_address()))
 
 
+def reachable_name() -> str:
+    """Returns the name, else the likeliest address, at which other machines reach this one.
+
+    Names that neither DNS nor certificates take are left out, such as those with letters beyond ASCII.
+    """
+    return (*this_machine().all, "localhost")[0]
+
+
 def local_url(url: str) -> str:
     """Returns a listener's URL for this machine, with loopback in place of all addresses."""
     parts = urlsplit(url)

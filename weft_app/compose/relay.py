@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
@@ -21,6 +20,7 @@ from weft.link.link import LINK_SERVER_OPTIONS
 from weft_app.compose.certificate import ServerCertificate, certificate_from_files
 from weft_app.compose.grpc_host import CLOSE_SECONDS, GrpcHost, is_loopback
 from weft_app.compose.home import WeftHome
+from weft_app.compose.machine import reachable_name
 from weft_app.config.config import RelaySettings
 
 MAX_CALLS_BESIDE_LINKS = 128
@@ -137,7 +137,7 @@ def relay_certificate(section: RelaySettings, home: WeftHome, host: str) -> Serv
 
 def shown_host(host: str) -> str:
     """Returns the host for URLs: this machine's name if it listens on all addresses."""
-    shown = socket.gethostname() if is_any_host(host) else host
+    shown = reachable_name() if is_any_host(host) else host
     return f"[{shown}]" if ":" in shown else shown
 
 

@@ -32,12 +32,12 @@ def keys_required(config: WeftConfig) -> bool:
 
 
 def is_on_loopback(host: str) -> bool:
-    """Whether a host resolves to a loopback address, as the listener would. Raises INVALID_ARGUMENT."""
+    """Whether a host resolves to loopback addresses alone; the listener uses all of them. Raises INVALID_ARGUMENT."""
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         raise invalid_field("host", f"'{host}' is not an address of this machine") from None
-    return ipaddress.ip_address(found[0][4][0]).is_loopback
+    return all(ipaddress.ip_address(each[4][0]).is_loopback for each in found)
 
 
 class KeyCheck:

@@ -11,7 +11,7 @@ from runner_svc.policy.parameters import EngineParameters
 from runner_svc.runtimes.placeholders import PORT, check_placeholders
 from runner_svc.runtimes.runtime import ModelFault, Runtime, deferred
 from runner_svc.runtimes.settings import StartedModelSettings
-from weft.kernel.settings import PUBLIC, SECRET, Checked, PathText
+from weft.kernel.settings import PUBLIC, SECRET, Checked, PathText, UrlText
 
 PARAMETERS = EngineParameters(engine="ComfyUI")
 
@@ -38,7 +38,7 @@ class ComfyUiModel(StartedModelSettings):
     and `{temp}` for its private folders; weft removes their files when the request has ended.
     """
 
-    url: Annotated[str, MaxLen(2048), PUBLIC, SECRET] | None = field(default=None, repr=False)
+    url: Annotated[UrlText, PUBLIC, SECRET] | None = field(default=None, repr=False)
     """Address of a running ComfyUI, such as `http://127.0.0.1:8188`. Other programs may use it too; weft waits for
     their prompts and never interrupts them."""
     command: Annotated[tuple[Template, ...], MaxLen(MAX_COMMAND_WORDS), PUBLIC] = ()

@@ -20,7 +20,7 @@ from runner_svc.policy.parameters import (
 from runner_svc.runtimes.runtime import Runtime, deferred
 from runner_svc.runtimes.settings import SleepingModelSettings, UpstreamSettings
 from weft.kernel.request import Operation, OperationName
-from weft.kernel.settings import PUBLIC, SECRET
+from weft.kernel.settings import PUBLIC, SECRET, UrlText
 
 PARAMETERS = EngineParameters(
     engine="an attached server",
@@ -49,7 +49,7 @@ MAX_ATTACHED_SLOTS = 4096
 class OpenAiHttpModel(UpstreamSettings, SleepingModelSettings):
     """A model of a running OpenAI-compatible server."""
 
-    url: Annotated[str, MaxLen(2048), PUBLIC, SECRET] = field(repr=False)
+    url: Annotated[UrlText, PUBLIC, SECRET] = field(repr=False)
     """Base URL of the server, such as `http://127.0.0.1:11434/v1`."""
     slots: Annotated[int, Ge(0), Le(MAX_ATTACHED_SLOTS), PUBLIC] = 0
     """Maximum number of concurrent requests, unless the server reports fewer. 0: as many as it reports, at most 4096;

@@ -9,7 +9,7 @@ from runner_svc.policy.parameters import EngineParameters, OneOf
 from runner_svc.runtimes.runtime import Runtime, deferred
 from runner_svc.runtimes.settings import UpstreamSettings
 from weft.kernel.request import Operation, OperationName
-from weft.kernel.settings import PUBLIC, SECRET
+from weft.kernel.settings import PUBLIC, SECRET, UrlText
 
 PARAMETERS = EngineParameters(
     engine="a remote provider",
@@ -29,7 +29,7 @@ MESSAGES_PARAMETERS = EngineParameters(engine="a provider with Anthropic's API",
 class OpenAiRemoteModel(UpstreamSettings):
     """A model of a remote provider."""
 
-    url: Annotated[str, MaxLen(2048), PUBLIC, SECRET] = field(repr=False)
+    url: Annotated[UrlText, PUBLIC, SECRET] = field(repr=False)
     """Base URL of the provider: https and with the API version, such as `https://api.example.com/v1`."""
     remote: bool | None = None
     """Always true for this runtime: `true`, or left out."""

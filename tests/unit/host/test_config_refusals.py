@@ -58,6 +58,13 @@ def refused(folder: Path, text: str) -> FieldError:
             1,
         ),
         ("router: [1]\n", "router", "must be a mapping of names to values, and is a list, such as `router: {", 1),
+        # a variable, which weft does not expand
+        (
+            f"{HTTP}      - {{name: m, url: 'http://${{MODEL_HOST}}:8000'}}\n",
+            "runners.0.models.0.url",
+            "has ${MODEL_HOST}, and variables are not expanded: write the address itself",
+            5,
+        ),
         # a text where a number belongs, and other wrong values
         (
             "host: '::1'\nport: '8080'\n",

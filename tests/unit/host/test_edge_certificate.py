@@ -35,7 +35,7 @@ from weft_app.compose.edge_certificate import (
     with_edge_certificate,
 )
 from weft_app.compose.home import WeftHome
-from weft_app.compose.machine import certifiable, local_url, ordered_addresses
+from weft_app.compose.machine import certifiable, local_url, ordered_addresses, reachable_name
 from weft_app.compose.up import UpHost
 from weft_app.config.loader import parse_config
 from weft_testing.fake_clock import FakeClock
@@ -263,3 +263,12 @@ def test_wildcard_listener_has_a_loopback_url_on_its_own_machine() -> None:
     assert local_url("https://0.0.0.0:8080") == "https://127.0.0.1:8080"
     assert local_url("https://[::]:8080") == "https://[::1]:8080"
     assert local_url("https://192.168.1.5:8080") == "https://192.168.1.5:8080"
+
+
+def test_machine_whose_name_is_beyond_ascii_gets_certificates_and_is_reached_by_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "zürich-1")
+    _relay(tmp_path)
+    assert read_issued(tmp_path / "cert.pem", tmp_path / "key.pem").names >= {"localhost", "127.0.0.1"}
+    assert reachable_name().isascii()
