@@ -2,20 +2,17 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
-from datetime import timedelta
-from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, cast
 
 import grpc
-from google.protobuf.message import DecodeError
 
 from router_svc.config import RelayConfig
 from router_svc.policy.token_refusals import TokenRefusals
 from router_svc.relay_sessions import LinkSession, SessionCalls
-from weft.api.operations.v1 import operation_service_pb2, operation_service_pb2_grpc, process_service_pb2
+from weft.api.operations.v1 import process_service_pb2
 from weft.api.registry.v1 import join_token_service_pb2, join_token_service_pb2_grpc
 from weft.api.router.v1 import relay_service_pb2
 from weft.api.runner.v1 import runner_service_pb2
@@ -24,13 +21,12 @@ from weft.kernel.address import RUNNER_KEY
 from weft.kernel.clock import Clock, wait_for_event
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
-from weft.kernel.log_level import DEFAULT_LOG_LEVEL_SECONDS
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import answering, calling
-from weft.kernel.rpc_auth import API_KEY, AUTHORIZATION, caller
+from weft.kernel.rpc_auth import API_KEY, AUTHORIZATION
 from weft.kernel.service import stop_tasks
 from weft.link.forward import Context, RawServices, finish, forward_to_link
-from weft.link.frames import Side, forwardable, grpc_code
+from weft.link.frames import Side, forwardable
 from weft.link.link import ACCEPTED_KEY, CLOCK_KEY, Link
 from weft.link.multiplexer import LinkLimits
 
@@ -135,56 +131,11 @@ RELAYED_SERVICES = (
 )
 PROCESS_SERVICE = process_service_pb2.DESCRIPTOR.services_by_name["ProcessService"].full_name
 """Also a service of the router itself; a call that names a runner is forwarded to it."""
-SET_LOG_LEVEL = "/weft.api.operations.v1.ProcessService/SetLogLevel"
-AUDIT_SECONDS = 2.0
-"""Time limit for writing the audit entry of a log level change."""
-CONFIGURED = "configured"
-"""The audit entry's level when the configured level is restored."""
 _MODEL_METHODS = frozenset(spec.runner_rpc.path for spec in OPERATIONS.values())
 _WORK_METHODS = frozenset(spec.runner_rpc.path for spec in OPERATIONS.values() if spec.takes_slot)
 
 AttachRequests = AsyncIterator[relay_service_pb2.AttachRequest]
 AttachContext = grpc.aio.ServicerContext[relay_service_pb2.AttachRequest, relay_service_pb2.AttachResponse]
-
-
-class LogLevelAudit:
-    """Writes log level changes of runners to the audit log, as runners behind the relay cannot."""
-
-    def __init__(self, registry: grpc.aio.Channel, clock: Clock) -> None:
-        # The generated code types it as synchronous for any channel.
-        self._operations: Any = operation_service_pb2_grpc.OperationServiceStub(registry)
-        self._clock = clock
-
-    async def write(self, runner: str, request: process_service_pb2.SetLogLevelRequest) -> None:
-        """Writes a change made by a runner. If the entry cannot be written, it is logged."""
-        entry = operation_service_pb2.RecordLogLevelRequest(
-            process=f"runner/{runner}", level=request.level or CONFIGURED, changed_by=request.requested_by
-        )
-        if request.level:
-            stated = request.HasField("duration")
-            seconds = request.duration.ToNanoseconds() / 1e9 if stated else DEFAULT_LOG_LEVEL_SECONDS
-            entry.end_time.FromDatetime(self._clock.utc_now() + timedelta(seconds=seconds))
-        try:
-            with calling(Reason.SERVICE_UNAVAILABLE):
-                await self._operations.RecordLogLevel(entry, timeout=AUDIT_SECONDS)
-        except WeftError as error:
-            by, why = request.requested_by, error.message
-            log.warning("log level not in the audit log", log_level=entry.level, by=by, why=why)
-
-
-def _as_the_caller(message: bytes) -> process_service_pb2.SetLogLevelRequest:
-    """Returns the request with its caller: the authenticated one, or the stated one if it may act for others.
-
-    Raises MALFORMED_REQUEST.
-    """
-    try:
-        request = process_service_pb2.SetLogLevelRequest.FromString(message)
-    except DecodeError:
-        raise WeftError(Reason.MALFORMED_REQUEST, "the request cannot be read") from None
-    known = caller()
-    if not known.names_tenants or not request.requested_by:
-        request.requested_by = known.name
-    return request
 
 
 class RelayLink:
@@ -237,29 +188,10 @@ class RelayLink:
             if not self._running:
                 self._idle.set()
 
-    async def set_log_level(self, audit: LogLevelAudit, requests: AsyncIterator[bytes], context: Context) -> None:
-        """Forwards a log level change in the caller's name; the audit entry is written before the caller's answer."""
-        request = _as_the_caller(await anext(requests, b""))
-        note = partial(audit.write, self.session.runner, request)
-
-        async def changed() -> AsyncIterator[bytes]:
-            yield request.SerializeToString()
-
-        await self._forward(SET_LOG_LEVEL, changed(), context, after=note)
-
-    async def _forward(
-        self,
-        method: str,
-        requests: AsyncIterator[bytes],
-        context: Context,
-        *,
-        after: Callable[[], Awaitable[None]] | None = None,
-    ) -> None:
+    async def _forward(self, method: str, requests: AsyncIterator[bytes], context: Context) -> None:
         metadata = forwardable(cast("Any", context.invocation_metadata()))
         onward = tuple(entry for entry in metadata if entry[0] not in _NOT_FOR_RUNNERS)
         status = await forward_to_link(self.link, method, onward, requests, context)
-        if after is not None and grpc_code(status) is grpc.StatusCode.OK:
-            await after()
         await finish(context, status)
 
 
@@ -274,14 +206,12 @@ class Relay:
         self._closing: set[asyncio.Task[None]] = set()
         self._calls: SessionCalls | None = None
         self._gate: TokenGate | None = None
-        self._audit: LogLevelAudit | None = None
         self._stopping = False
 
     def start(self, registry: grpc.aio.Channel) -> None:
         """Start accepting links."""
         self._calls = SessionCalls(registry, self._config.address, self._bind)
         self._gate = TokenGate(registry, self._clock)
-        self._audit = LogLevelAudit(registry, self._clock)
         self._stopping = False
 
     async def stop(self, grace_seconds: float) -> None:
@@ -415,9 +345,6 @@ class Relay:
     async def _serve(self, method: str, requests: AsyncIterator[bytes], context: Context) -> None:
         async with answering(context):
             standing = await self._find(context)
-            if method == SET_LOG_LEVEL and self._audit is not None:
-                await standing.set_log_level(self._audit, requests, context)
-                return
             await standing.serve(method, requests, context)
 
     async def _find(self, context: Context) -> RelayLink:

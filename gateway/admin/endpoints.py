@@ -3,7 +3,6 @@
 from gateway.admin import engine_logs, join_tokens, keys, models, operations, processes, secrets, usage
 from gateway.admin.join_tokens import NewJoinTokenBody
 from gateway.admin.keys import NewKeyBody, RotateBody
-from gateway.admin.processes import LogLevelBody
 from gateway.admin.schemas import FlushBody, LoadBody, PullBody, SourceLoadBody, UnloadBody
 from gateway.admin.secrets import NewSecretBody, SecretValueBody
 from gateway.health import VIEW_TELEMETRY
@@ -14,7 +13,7 @@ from weft.api.gateway.v1.discovery_pb2 import Discovery
 from weft.api.gateway.v1.engine_log_pb2 import EngineLog
 from weft.api.gateway.v1.model_catalog_pb2 import ModelCatalog
 from weft.api.gateway.v1.new_join_token_pb2 import NewJoinToken
-from weft.api.gateway.v1.process_pb2 import ProcessHealth, ProcessLogLevel
+from weft.api.gateway.v1.process_pb2 import ProcessHealth
 from weft.api.operations.v1.operation_pb2 import Operation
 from weft.api.operations.v1.operation_service_pb2 import ListAuditEntriesResponse, ListOperationsResponse
 from weft.api.registry.v1.capture_service_pb2 import Capture
@@ -29,7 +28,6 @@ from weft.api.router.v1.usage_service_pb2 import ListUsageResponse
 from weft.api.runner.v1.runner_service_pb2 import DescribeResponse
 from weft.kernel.principal import (
     EDIT_REQUESTS,
-    EDIT_SETTINGS,
     OPERATE,
     VIEW_REQUESTS,
     VIEW_RUNNERS,
@@ -50,7 +48,7 @@ _DELETED = answers(None)
 _ADMIN = "/v1/admin"
 _MODEL = f"{_ADMIN}/models/{{name:name}}"
 _INSTANCES = f"{_ADMIN}/runners/{{name}}/instances"
-_HEALTH, _LEVEL = f"{_ADMIN}/process-health", f"{_ADMIN}/log-level"
+_HEALTH = f"{_ADMIN}/process-health"
 _OPERATIONS, _OPERATION = f"{_ADMIN}/operations", f"{_ADMIN}/operations/{{name}}"
 _LOGS = answers(EngineLog, query=engine_logs.LOG_PARAMETERS, events=True)
 _DESCRIBED = answers(DescribeResponse, query=models.INSTANCE_PARAMETERS)
@@ -68,7 +66,6 @@ ADMIN.add_get(f"{_ADMIN}/catalog", OPERATE, models.get_catalog, _CATALOG)
 ADMIN.add_get(
     _HEALTH, VIEW_TELEMETRY, processes.get_process_health, answers(ProcessHealth, query=processes.PROCESS_PARAMETERS)
 )
-ADMIN.add_put(_LEVEL, EDIT_SETTINGS, processes.put_log_level, json_body(LogLevelBody) | answers(ProcessLogLevel))
 ADMIN.add_post(f"{_MODEL}/load", OPERATE, models.load_model, json_body(LoadBody) | _BEGUN, by_name=True)
 ADMIN.add_post(f"{_ADMIN}/models", OPERATE, models.load_source, json_body(SourceLoadBody) | _BEGUN)
 ADMIN.add_post(f"{_ADMIN}/pulls", OPERATE, models.pull_model, json_body(PullBody) | _BEGUN)

@@ -37,11 +37,6 @@ class ProcessesClient:
         found: pb.GetHealthResponse = await self._call(process, "GetHealth", pb.GetHealthRequest())
         return found
 
-    async def set_log_level(self, process: str, request: pb.SetLogLevelRequest) -> pb.SetLogLevelResponse:
-        """Changes the log level of a process."""
-        changed: pb.SetLogLevelResponse = await self._call(process, "SetLogLevel", request)
-        return changed
-
     async def _call(self, process: str, method: str, request: Any) -> Any:
         channel, metadata = await self._reach(process)
         stub: Any = process_service_pb2_grpc.ProcessServiceStub

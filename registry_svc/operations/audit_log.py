@@ -140,14 +140,6 @@ class AuditLog:
         detail: dict[str, object] = {"request_id": request_id, "tenant": tenant}
         await self._write_or_count("request.cancelled", cancelled_by, detail, self._cancellations, tenant)
 
-    async def log_level_changed(self, process: str, level: str, until: str, changed_by: str) -> None:
-        """Records a change of a process's log level. Raises SERVICE_UNAVAILABLE.
-
-        Does nothing if the remaining room is reserved for operations; the process's log still has the change.
-        """
-        if self._has_room_for_refusals():
-            await self.write("log_level.changed", changed_by, {"process": process, "level": level, "until": until})
-
     async def close_window(self, *, immediately: bool = False) -> None:
         """Writes entries about counted refusals and cancellations if their window has ended, or with `immediately`."""
         refusals = self._refusals.closed(self._clock.utc_now(), immediately=immediately)

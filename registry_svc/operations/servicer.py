@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from datetime import UTC
 from typing import Any
 
 import grpc
@@ -163,14 +162,6 @@ class OperationServicer(AnsweringServicer, operation_service_pb2_grpc.OperationS
         tenant, actor = require_token(request.tenant, "tenant", MAX_TENANT_CHARS), to_actor(request.cancelled_by)
         await self._operations.record(lambda: self._operations.audit.cancelled(request_id, tenant, actor))
         return pb.RecordCancellationResponse()
-
-    @override
-    async def RecordLogLevel(self, request: pb.RecordLogLevelRequest, context: Context) -> pb.RecordLogLevelResponse:
-        until = request.end_time.ToDatetime(UTC).isoformat(timespec="seconds") if request.HasField("end_time") else ""
-        process, level = to_actor(request.process), require_token(request.level, "level", MAX_REQUEST_ID_CHARS)
-        actor = to_actor(request.changed_by)
-        await self._operations.record(lambda: self._operations.audit.log_level_changed(process, level, until, actor))
-        return pb.RecordLogLevelResponse()
 
     @override
     async def ListAuditEntries(

@@ -63,16 +63,6 @@ def test_engine_log_lines_appear_live(page: "Page", relayed: MeshProcess) -> Non
     page.wait_for_function("before => document.querySelector('.log').innerText.length > before", arg=len(before))
 
 
-def test_runner_log_level_is_changed_temporarily_and_reset(page: "Page", relayed: MeshProcess) -> None:
-    opened(page, relayed, "runners/a", "a")
-    level = page.get_by_label("Log level")
-    level.select_option("debug")
-    page.get_by_text("until").wait_for()
-    page.get_by_role("button", name="Reset").click()
-    page.get_by_text("until").wait_for(state="detached")
-    assert level.input_value() == "info"
-
-
 def test_another_machine_joins_with_the_shown_command(page: "Page", relayed: MeshProcess, tmp_path: Path) -> None:
     opened(page, relayed, "runners", "Runners")
     page.get_by_role("button", name="Join a machine").click()

@@ -1,4 +1,4 @@
-"""The lowest level that a process logs, changeable while it runs."""
+"""The lowest level that a process logs."""
 
 import logging
 import sys
@@ -26,9 +26,8 @@ _import_structlog()
 
 import structlog  # noqa: E402
 
-__all__ = ["LEVELS", "LogThreshold", "structlog", "threshold_in_use"]
+__all__ = ["LogThreshold", "structlog", "threshold_in_use"]
 
-LEVELS = ("debug", "info", "warning", "error")
 _NUMBERS = MappingProxyType(
     {name.lower(): number for name, number in logging.getLevelNamesMapping().items()}
     | {"exception": logging.ERROR, "msg": logging.INFO}
@@ -36,14 +35,9 @@ _NUMBERS = MappingProxyType(
 
 
 class LogThreshold:
-    """The first log processor: drops lines below a level, which may change."""
+    """The first log processor: drops lines below a level."""
 
     def __init__(self, level: str) -> None:
-        self.configured = self.level = level
-        self._number = _NUMBERS[level]
-
-    def use(self, level: str) -> None:
-        """Sets the lowest level that is logged."""
         self.level, self._number = level, _NUMBERS[level]
 
     def __call__(self, _logger: Any, method: str, event: Any) -> Any:

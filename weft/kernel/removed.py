@@ -7,10 +7,11 @@ KINDS: Mapping[str, str] = MappingProxyType(
     {"profile": "weft apply -f FILE for its documents, and weft load MODEL for its models"}
 )
 """Replacements of kinds of resources. Stored documents of such kinds stay in the database."""
-COMMANDS: Mapping[str, str] = MappingProxyType({"mesh profile": KINDS["profile"]})
+_LOG_LEVEL = "log.level in weft.yaml (or LOG_LEVEL), and a restart of the process"
+COMMANDS: Mapping[str, str] = MappingProxyType({"mesh profile": KINDS["profile"], "mesh log-level": _LOG_LEVEL})
 """Replacements of commands, by the words after `weft`."""
 
-PATHS: Mapping[str, str] = MappingProxyType({"/api/v1/profiles": KINDS["profile"]})
+PATHS: Mapping[str, str] = MappingProxyType({"/api/v1/profiles": KINDS["profile"], "/v1/admin/log-level": _LOG_LEVEL})
 """Replacements of HTTP paths, by their beginning."""
 
 RUNTIMES: Mapping[str, str] = MappingProxyType({"espeak_ng": "runtime: piper, after weft runtime install speech"})

@@ -128,7 +128,6 @@ def configure_logging(
     )
     structlog.configure(
         processors=[LogThreshold(level), *renderers],
-        # `LogThreshold` filters by level, since the level may change at run time.
         wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG),
         logger_factory=structlog.WriteLoggerFactory(cast("TextIO", output)),
         cache_logger_on_first_use=True,

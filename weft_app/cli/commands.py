@@ -89,7 +89,6 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "lease": "Lease accelerator memory for a program; list and release the leases of all hosts.",
         "operation": "List, follow and cancel loads, unloads and flushes.",
         "audit": "Show and verify the audit log of loads, unloads and flushes, including refusals.",
-        "log-level": "Change the log level of a process of the mesh for a limited time.",
         "service": "Install, show and remove systemd services: a mesh, one of its services, or a runner.",
     },
     "models": {
@@ -163,7 +162,6 @@ _PLACES: Mapping[str, str] = {
     "mesh restart": "stop:restart",
     "mesh version": "version:show_version",
     "mesh operation": "operations:app",
-    "mesh log-level": "log_level:log_level",
     "models ls": "models:list_models",
     "models rm": "models:remove",
     "models gc": "models:collect",

@@ -165,7 +165,7 @@ async def serve_central(config: WeftConfig, home: WeftHome, listen: str | None, 
         page = None if config.metrics.listen is None else runner_page(config, runner, CENTRAL_RUNNER)
         figures = metrics_services(config, page, "runner", monitor)
         companions: list[Service] = [follower, *key_followers(keys, registry, security), *figures]
-        process = ProcessService(f"runner/{CENTRAL_RUNNER}", monitor, lambda: open_channel(registry, security))
+        process = ProcessService(monitor)
         companions.append(process)
         await serve_until_stopped(
             host, runner, config, lambda: announce(address), companions=companions, monitor=monitor

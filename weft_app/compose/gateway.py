@@ -259,7 +259,7 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
     # Serves the gateway's health and this machine's commands.
     own = GrpcHost(guard=None if remote.keys is None else remote.keys.interceptor())
     own.bind(home.address("gateway"))
-    process = ProcessService("gateway", monitor, lambda: open_channel(registry_address(config, home), remote.security))
+    process = ProcessService(monitor)
     with CriticalTasks(stop):
         # Closed in reverse order: drains callers before the clients that serve them are closed.
         async with AsyncExitStack() as ends:

@@ -129,7 +129,7 @@ async def join(plan: JoinPlan, config: WeftConfig, home: WeftHome, report: Calla
         with CriticalTasks(stop):
             try:
                 monitor = HealthMonitor(runner.health_checks, SystemClock())
-                process = ProcessService(f"runner/{plan.runner.name}", monitor, None)
+                process = ProcessService(monitor)
                 await host.start([dial_out, runner, process], monitor)
                 settle_memory()
                 await until(stop, refused())

@@ -1,28 +1,19 @@
-"""ProcessService over gRPC: the health of this process with reasons, and its log level."""
+"""ProcessService over gRPC: the health of this process with reasons."""
 
 import asyncio
 from collections.abc import Callable, Sequence
-from datetime import UTC
 from typing import Any, Protocol
 
 import grpc
 from typing_extensions import override
 
 from weft import __version__
-from weft.api.operations.v1 import (
-    operation_service_pb2,
-    operation_service_pb2_grpc,
-    process_service_pb2_grpc,
-)
 from weft.api.operations.v1 import process_service_pb2 as pb
+from weft.api.operations.v1 import process_service_pb2_grpc
 from weft.api.operations.v1.process_service_pb2 import DatabaseSchema
-from weft.kernel.clock import SystemClock
 from weft.kernel.health import HealthSource
-from weft.kernel.log import get_logger
-from weft.kernel.log_level import CurrentLevel, LogLevel
 from weft.kernel.log_threshold import threshold_in_use
 from weft.kernel.rpc import AnsweringServicer
-from weft.kernel.rpc_auth import caller
 from weft.kernel.service import Service
 
 
@@ -77,12 +68,7 @@ class SchemaLooks:
         return look
 
 
-log = get_logger("weft.log_level")
-
 WatchingProcesses = Callable[[], Sequence[pb.WatchingProcess]]
-
-AUDIT_TIMEOUT_SECONDS = 2.0
-MAX_REQUESTER_CHARS = 256
 
 
 class _GenericHandlers:
@@ -100,30 +86,21 @@ class _GenericHandlers:
 
 
 class ProcessService(AnsweringServicer, Service, process_service_pb2_grpc.ProcessServiceServicer):
-    """Reports the health of a process and changes its log level."""
+    """Reports the health of a process."""
 
     service_names = (pb.DESCRIPTOR.services_by_name["ProcessService"].full_name,)
 
     def __init__(
         self,
-        process: str,
         health: HealthSource,
-        open_registry: Callable[[], grpc.aio.Channel] | None,
         *,
         schemas: Sequence[SchemaSource] = (),
         watching: WatchingProcesses | None = None,
     ) -> None:
-        """`process` is its name in the audit log, which is written over `open_registry`.
-
-        `open_registry` is None for a joined runner: the relay that forwards the call writes the entry. `schemas`: its
-        databases. `watching`: the processes that follow its watch, if it has one.
-        """
+        """`schemas`: its databases. `watching`: the processes that follow its watch, if it has one."""
         self._schemas = SchemaLooks(schemas)
         self._watching = watching or tuple
-        self._process = process
         self._health = health
-        self._open_registry = open_registry
-        self._level = LogLevel(threshold_in_use(), SystemClock())
 
     @override
     def register(self, server: grpc.aio.Server) -> None:
@@ -136,9 +113,8 @@ class ProcessService(AnsweringServicer, Service, process_service_pb2_grpc.Proces
 
     @override
     async def stop(self, grace_seconds: float) -> None:
-        """Restores the configured log level and cancels reads of schemas."""
+        """Cancels reads of schemas."""
         await self._schemas.stop()
-        await self._level.stop()
 
     async def GetHealth(  # noqa: N802 - the name of the rpc
         self,
@@ -146,57 +122,17 @@ class ProcessService(AnsweringServicer, Service, process_service_pb2_grpc.Proces
         context: Any,  # noqa: ARG002
     ) -> pb.GetHealthResponse:
         """See the contract."""
-        report, current = self._health.report, self._level.current
+        report = self._health.report
         response = pb.GetHealthResponse(
             status=report.status,
             live=report.is_live,
             ready=report.is_ready,
-            log_level=current.level,
+            log_level=threshold_in_use().level,
             version=__version__,
             schemas=await self._schemas.known(),
             watching_processes=self._watching(),
         )
-        if current.until is not None:
-            response.log_level_end_time.FromDatetime(current.until)
         for each in self._health.component_documents():
             added = response.components.add(**{name: each[name] for name in ("name", "state", "reason", "message")})
             added.since_time.FromJsonString(each["since"])
         return response
-
-    async def SetLogLevel(  # noqa: N802 - the name of the rpc
-        self,
-        request: pb.SetLogLevelRequest,
-        context: Any,  # noqa: ARG002
-    ) -> pb.SetLogLevelResponse:
-        """See the contract."""
-        before = self._level.current.level
-        seconds = request.duration.ToNanoseconds() / 1e9 if request.HasField("duration") else None
-        now = await self._level.change(request.level, seconds)
-        by = _requester(request)
-        until = None if now.until is None else now.until.astimezone(UTC).isoformat(timespec="seconds")
-        log.warning("log level changed", log_level=now.level, before=before, until=until, by=by)
-        await self._audit(now, by)
-        response = pb.SetLogLevelResponse(level=now.level, previous_level=before)
-        if now.until is not None:
-            response.end_time.FromDatetime(now.until)
-        return response
-
-    async def _audit(self, now: CurrentLevel, by: str) -> None:
-        """Writes a change to the audit log. Failures are only logged: log levels matter most without a registry."""
-        if self._open_registry is None:
-            return
-        request = operation_service_pb2.RecordLogLevelRequest(process=self._process, level=now.level, changed_by=by)
-        if now.until is not None:
-            request.end_time.FromDatetime(now.until)
-        async with self._open_registry() as registry:
-            stub: Any = operation_service_pb2_grpc.OperationServiceStub(registry)
-            try:
-                await stub.RecordLogLevel(request, timeout=AUDIT_TIMEOUT_SECONDS)
-            except grpc.aio.AioRpcError as error:
-                log.warning("log level not in the audit log", log_level=now.level, by=by, why=error.details())
-
-
-def _requester(request: pb.SetLogLevelRequest) -> str:
-    """Returns the caller, or the requester that a caller names if it may act for others."""
-    known = caller()
-    return request.requested_by[:MAX_REQUESTER_CHARS] if known.names_tenants and request.requested_by else known.name

@@ -6,13 +6,12 @@ from dataclasses import replace
 import registry_svc.service
 from weft.kernel.clock import SystemClock
 from weft.kernel.health_monitor import HealthMonitor
-from weft.kernel.rpc import open_channel
 from weft.sql.ownership import OwnershipGuard
 from weft_app.compose.certificate_expiry import CertificateExpiry
 from weft_app.compose.home import WeftHome, keep_address
 from weft_app.compose.metrics import metrics_services, page_if_served
 from weft_app.compose.process_service import ProcessService
-from weft_app.compose.security import channel_security, key_check, new_host
+from weft_app.compose.security import key_check, new_host
 from weft_app.compose.service_configs import registry_config
 from weft_app.compose.serving import Announce, serve_until_stopped
 from weft_app.compose.tracing import close_tracing, tracing_of
@@ -44,9 +43,7 @@ async def serve_registry(config: WeftConfig, home: WeftHome, listen: str | None,
         page.add_spans(tracing)
     companions = [
         ProcessService(
-            "registry",
             monitor,
-            lambda: open_channel(address, channel_security(config)),
             schemas=(service,),
             watching=service.watching.listed,
         ),

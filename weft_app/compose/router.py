@@ -91,7 +91,7 @@ async def serve_router(
                 announcement,
                 *(() if last else (listeners,)),
                 *metrics_services(config, page, "router", monitor),
-                ProcessService("router", monitor, call_registry, schemas=(database,)),
+                ProcessService(monitor, schemas=(database,)),
             ],
             monitor=monitor,
         )

@@ -26,7 +26,6 @@ from weft.kernel.errors import invalid_field
 from weft.kernel.health import HealthSource
 from weft.kernel.health_monitor import HealthMonitor
 from weft.kernel.log import get_logger
-from weft.kernel.rpc import open_channel
 from weft.kernel.service import Service
 from weft_app.compose.accelerators import host_observer
 from weft_app.compose.added_models import SectionAdder
@@ -233,8 +232,7 @@ async def serve_runner(
         reloads = RunnerReload(service, section, build, lambda: pick_runner(configured_runners(reread()), section.name))
         companions.append(ConfigurationService(reloads.reload))
     monitor = HealthMonitor([*service.health_checks, *CertificateExpiry(config).health_checks()], SystemClock())
-    process = f"runner/{section.name}"
-    companions.append(ProcessService(process, monitor, lambda: open_channel(registry, built.security)))
+    companions.append(ProcessService(monitor))
     page = None
     if make_http_api is not None or config.metrics.listen is not None:
         page = runner_page(config, service, section.name)

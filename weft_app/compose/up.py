@@ -304,9 +304,7 @@ class UpHost:
         ):
             self._monitor.add(check)
         process = ProcessService(
-            "mesh",
             self._monitor,
-            lambda: open_channel(address),
             schemas=(registry, database),
             watching=registry.watching.listed,
         )

@@ -68,7 +68,7 @@ OTHERS = frozenset(
         *("keys sign", "keys approve", "models ls", "models rm", "models gc"),  # of files
         *("apply", "config diff"),  # of documents: test_cli_declare.py
         *("ps", "top", "mesh figures"),  # they send nothing that was typed
-        *("runner conformance", "batch", "mesh log-level"),  # they look names up themselves, or call HTTP
+        *("runner conformance", "batch"),  # they look names up themselves, or call HTTP
         *("chat", "run", "models quote"),  # of requests to models: test_cli_chat.py
         *(f"media {name}" for name in GROUPS["media"]),  # test_cli_media.py
     }

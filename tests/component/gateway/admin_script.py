@@ -152,27 +152,16 @@ class ScriptedEngineLogs(EngineLogClient):
 
 @dataclass
 class ScriptedProcesses(ProcessesClient):
-    """The health of processes, and the levels that were asked for."""
+    """The health of processes."""
 
     failure: WeftError | None = None
     asked: list[str] = field(default_factory=list)
-    levels: list[process_service_pb2.SetLogLevelRequest] = field(default_factory=list)
 
     async def health(self, process: str) -> process_service_pb2.GetHealthResponse:
         self._note(process)
         found = process_service_pb2.GetHealthResponse(status="degraded", live=True, ready=True, log_level="info")
         found.components.add(name="engines", state="degraded", reason="engine_failed", message="qwen failed")
         return found
-
-    async def set_log_level(
-        self, process: str, request: process_service_pb2.SetLogLevelRequest
-    ) -> process_service_pb2.SetLogLevelResponse:
-        self._note(process)
-        self.levels.append(request)
-        changed = process_service_pb2.SetLogLevelResponse(level=request.level or "info", previous_level="info")
-        if request.level:
-            changed.end_time.FromJsonString("2026-11-22T14:53:15Z")
-        return changed
 
     def _note(self, process: str) -> None:
         self.asked.append(process)

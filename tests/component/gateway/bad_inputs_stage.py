@@ -131,7 +131,6 @@ ENDPOINTS = (
     Endpoint("POST", "/v1/admin/pulls", "admin", {"source": "hf:some/repo"}),
     Endpoint("POST", "/v1/admin/cache/flush", "admin", {"scope": "all"}),
     Endpoint("POST", "/v1/admin/join-tokens", "admin", {}),
-    Endpoint("PUT", "/v1/admin/log-level", "admin", {"level": "debug"}),
     Endpoint("POST", "/api/v1/inference-tasks", "task", {"body": _CHAT}),
     Endpoint("GET", "/api/v1/inference-tasks", "read"),
     Endpoint("GET", "/api/v1/inference-tasks/{id}", "read"),

@@ -1,4 +1,4 @@
-"""`/v1/admin/process-health`, `/v1/admin/log-level`, `/v1/admin/discovered` and `/v1/admin/catalog`."""
+"""`/v1/admin/process-health`, `/v1/admin/discovered` and `/v1/admin/catalog`."""
 
 from admin_script import ScriptedProcesses, admin_ports
 from gateway_script import serving
@@ -6,7 +6,7 @@ from kit.keys import Keys
 
 from weft.api.gateway.v1.model_catalog_pb2 import ModelCatalog
 
-LEVEL, HEALTH, DISCOVERED = "/v1/admin/log-level", "/v1/admin/process-health", "/v1/admin/discovered"
+HEALTH, DISCOVERED = "/v1/admin/process-health", "/v1/admin/discovered"
 HOLDERS = {
     "settings0000": ("settings:edit",),
     "watcher00000": ("telemetry:view",),
@@ -15,14 +15,10 @@ HOLDERS = {
 KEYS = Keys(HOLDERS)
 
 
-async def test_change_is_attributed_to_the_calling_key() -> None:
-    processes = ScriptedProcesses()
-    async with serving(admin=admin_ports(processes=processes), keys=KEYS) as gateway:
-        assert (await gateway.request("PUT", LEVEL, {"level": "debug"}, key="settings0000")).status == 200
-        assert (await gateway.request("PUT", LEVEL, {"level": "debug"}, key="watcher00000")).status == 403
+async def test_process_health_needs_its_own_scope() -> None:
+    async with serving(admin=admin_ports(processes=ScriptedProcesses()), keys=KEYS) as gateway:
         assert (await gateway.request("GET", HEALTH, key="watcher00000")).status == 200
         assert (await gateway.request("GET", HEALTH, key="settings0000")).status == 403
-    assert [each.requested_by for each in processes.levels] == ["key:settings0000"]
 
 
 async def test_standalone_gateway_suggests_weft_discover() -> None:

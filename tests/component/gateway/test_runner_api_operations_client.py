@@ -50,7 +50,7 @@ class ScriptedService(operation_service_pb2_grpc.OperationServiceServicer):
             self.watch_ended.set()
 
     WatchOperations = ListOperations = ListAuditEntries = None  # type: ignore[assignment]  # not asked for
-    RecordCancellation = RecordLogLevel = GetGovernance = None  # type: ignore[assignment]
+    RecordCancellation = GetGovernance = None  # type: ignore[assignment]
 
     async def _answer(self, request: Any, context: Any) -> Operation:
         self.asked.append(request)

@@ -26,7 +26,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!weft/api/gateway/v1/process.proto\x12\x13weft.api.gateway.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\"\xc0\x02\n\rProcessHealth\x12\x17\n\x07process\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x16\n\x06status\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x14\n\x04live\x18\x03 \x01(\x08\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x15\n\x05ready\x18\x04 \x01(\x08\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x41\n\ncomponents\x18\x05 \x03(\x0b\x32%.weft.api.gateway.v1.ProcessComponentB\x06\x92\xb5\x18\x02\x10\x01\x12\x19\n\tlog_level\x18\x06 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x36\n\x12log_level_end_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x17\n\x07version\x18\x08 \x01(\tB\x06\x92\xb5\x18\x02\x10\x03:\"\xb2\xb5\x18\x1e\n\rProcessHealth\x12\rProcessHealth\"\xa0\x01\n\x10ProcessComponent\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x15\n\x05state\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x16\n\x06reason\x18\x03 \x01(\tB\x06\x92\xb5\x18\x02\x10\x03\x12\x17\n\x07message\x18\x04 \x01(\tB\x06\x92\xb5\x18\x02\x10\x03\x12.\n\nsince_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xb7\x01\n\x0fProcessLogLevel\x12\x17\n\x07process\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x15\n\x05level\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x1e\n\x0eprevious_level\x18\x03 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12,\n\x08\x65nd_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp:&\xb2\xb5\x18\"\n\x0fProcessLogLevel\x12\x0fProcessLogLevelb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!weft/api/gateway/v1/process.proto\x12\x13weft.api.gateway.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\"\x8e\x02\n\rProcessHealth\x12\x17\n\x07process\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x16\n\x06status\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x14\n\x04live\x18\x03 \x01(\x08\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x15\n\x05ready\x18\x04 \x01(\x08\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x41\n\ncomponents\x18\x05 \x03(\x0b\x32%.weft.api.gateway.v1.ProcessComponentB\x06\x92\xb5\x18\x02\x10\x01\x12\x19\n\tlog_level\x18\x06 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x17\n\x07version\x18\x08 \x01(\tB\x06\x92\xb5\x18\x02\x10\x03:\"\xb2\xb5\x18\x1e\n\rProcessHealth\x12\rProcessHealthJ\x04\x08\x07\x10\x08\"\xa0\x01\n\x10ProcessComponent\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x15\n\x05state\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x16\n\x06reason\x18\x03 \x01(\tB\x06\x92\xb5\x18\x02\x10\x03\x12\x17\n\x07message\x18\x04 \x01(\tB\x06\x92\xb5\x18\x02\x10\x03\x12.\n\nsince_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestampb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -57,18 +57,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROCESSCOMPONENT'].fields_by_name['reason']._serialized_options = b'\222\265\030\002\020\003'
   _globals['_PROCESSCOMPONENT'].fields_by_name['message']._loaded_options = None
   _globals['_PROCESSCOMPONENT'].fields_by_name['message']._serialized_options = b'\222\265\030\002\020\003'
-  _globals['_PROCESSLOGLEVEL'].fields_by_name['process']._loaded_options = None
-  _globals['_PROCESSLOGLEVEL'].fields_by_name['process']._serialized_options = b'\222\265\030\002\020\001'
-  _globals['_PROCESSLOGLEVEL'].fields_by_name['level']._loaded_options = None
-  _globals['_PROCESSLOGLEVEL'].fields_by_name['level']._serialized_options = b'\222\265\030\002\020\001'
-  _globals['_PROCESSLOGLEVEL'].fields_by_name['previous_level']._loaded_options = None
-  _globals['_PROCESSLOGLEVEL'].fields_by_name['previous_level']._serialized_options = b'\222\265\030\002\020\001'
-  _globals['_PROCESSLOGLEVEL']._loaded_options = None
-  _globals['_PROCESSLOGLEVEL']._serialized_options = b'\262\265\030\"\n\017ProcessLogLevel\022\017ProcessLogLevel'
   _globals['_PROCESSHEALTH']._serialized_start=127
-  _globals['_PROCESSHEALTH']._serialized_end=447
-  _globals['_PROCESSCOMPONENT']._serialized_start=450
-  _globals['_PROCESSCOMPONENT']._serialized_end=610
-  _globals['_PROCESSLOGLEVEL']._serialized_start=613
-  _globals['_PROCESSLOGLEVEL']._serialized_end=796
+  _globals['_PROCESSHEALTH']._serialized_end=397
+  _globals['_PROCESSCOMPONENT']._serialized_start=400
+  _globals['_PROCESSCOMPONENT']._serialized_end=560
 # @@protoc_insertion_point(module_scope)

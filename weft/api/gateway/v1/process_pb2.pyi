@@ -15,8 +15,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class ProcessHealth(google.protobuf.message.Message):
-    """Responses of /v1/admin/process-health and /v1/admin/log-level. They are only written as documents, never sent over
-    gRPC.
+    """The response of /v1/admin/process-health. It is only written as a document, never sent over gRPC.
 
     ProcessHealth is the health of one process of the mesh.
     """
@@ -29,7 +28,6 @@ class ProcessHealth(google.protobuf.message.Message):
     READY_FIELD_NUMBER: builtins.int
     COMPONENTS_FIELD_NUMBER: builtins.int
     LOG_LEVEL_FIELD_NUMBER: builtins.int
-    LOG_LEVEL_END_TIME_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
     process: builtins.str
     """The process: "mesh", "gateway", "router", "registry" or "runner/NAME"."""
@@ -40,16 +38,12 @@ class ProcessHealth(google.protobuf.message.Message):
     ready: builtins.bool
     """Whether the process is ready for requests."""
     log_level: builtins.str
-    """Current log level."""
+    """Its log level."""
     version: builtins.str
     """Version of weft. Absent: an older release that does not report it."""
     @property
     def components(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ProcessComponent]:
         """Components that the process depends on."""
-
-    @property
-    def log_level_end_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When the configured level applies again. Absent: it applies now."""
 
     def __init__(
         self,
@@ -60,11 +54,9 @@ class ProcessHealth(google.protobuf.message.Message):
         ready: builtins.bool = ...,
         components: collections.abc.Iterable[global___ProcessComponent] | None = ...,
         log_level: builtins.str = ...,
-        log_level_end_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         version: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["log_level_end_time", b"log_level_end_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["components", b"components", "live", b"live", "log_level", b"log_level", "log_level_end_time", b"log_level_end_time", "process", b"process", "ready", b"ready", "status", b"status", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["components", b"components", "live", b"live", "log_level", b"log_level", "process", b"process", "ready", b"ready", "status", b"status", "version", b"version"]) -> None: ...
 
 global___ProcessHealth = ProcessHealth
 
@@ -104,36 +96,3 @@ class ProcessComponent(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["message", b"message", "name", b"name", "reason", b"reason", "since_time", b"since_time", "state", b"state"]) -> None: ...
 
 global___ProcessComponent = ProcessComponent
-
-@typing.final
-class ProcessLogLevel(google.protobuf.message.Message):
-    """ProcessLogLevel is the new log level of a process."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    PROCESS_FIELD_NUMBER: builtins.int
-    LEVEL_FIELD_NUMBER: builtins.int
-    PREVIOUS_LEVEL_FIELD_NUMBER: builtins.int
-    END_TIME_FIELD_NUMBER: builtins.int
-    process: builtins.str
-    """The process."""
-    level: builtins.str
-    """Current log level."""
-    previous_level: builtins.str
-    """Previous log level."""
-    @property
-    def end_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When the configured level applies again. Absent: it applies now."""
-
-    def __init__(
-        self,
-        *,
-        process: builtins.str = ...,
-        level: builtins.str = ...,
-        previous_level: builtins.str = ...,
-        end_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["end_time", b"end_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["end_time", b"end_time", "level", b"level", "previous_level", b"previous_level", "process", b"process"]) -> None: ...
-
-global___ProcessLogLevel = ProcessLogLevel

@@ -489,51 +489,6 @@ class RecordCancellationResponse(google.protobuf.message.Message):
 global___RecordCancellationResponse = RecordCancellationResponse
 
 @typing.final
-class RecordLogLevelRequest(google.protobuf.message.Message):
-    """RecordLogLevelRequest is a changed log level."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    PROCESS_FIELD_NUMBER: builtins.int
-    LEVEL_FIELD_NUMBER: builtins.int
-    END_TIME_FIELD_NUMBER: builtins.int
-    CHANGED_BY_FIELD_NUMBER: builtins.int
-    process: builtins.str
-    """The process, such as "router" or "runner/local"; at most 256 characters."""
-    level: builtins.str
-    """New log level."""
-    changed_by: builtins.str
-    """Who changed it, such as "key:<id>"; at most 256 characters."""
-    @property
-    def end_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When the configured level applies again. Absent: it applies now."""
-
-    def __init__(
-        self,
-        *,
-        process: builtins.str = ...,
-        level: builtins.str = ...,
-        end_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
-        changed_by: builtins.str = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["end_time", b"end_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["changed_by", b"changed_by", "end_time", b"end_time", "level", b"level", "process", b"process"]) -> None: ...
-
-global___RecordLogLevelRequest = RecordLogLevelRequest
-
-@typing.final
-class RecordLogLevelResponse(google.protobuf.message.Message):
-    """RecordLogLevelResponse acknowledges."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-
-global___RecordLogLevelResponse = RecordLogLevelResponse
-
-@typing.final
 class AuditEntry(google.protobuf.message.Message):
     """AuditEntry is one entry of the audit log. `hash` is the SHA-256 of the previous entry's hash and the canonical form
     of this entry; see docs/security.md.
@@ -552,9 +507,7 @@ class AuditEntry(google.protobuf.message.Message):
     sequence: builtins.int
     """Counted from 1, without gaps."""
     event: builtins.str
-    """What happened, such as "operation.accepted", "operation.refused", "operation.succeeded", "request.cancelled",
-    "log_level.changed".
-    """
+    """What happened, such as "operation.accepted", "operation.refused", "operation.succeeded", "request.cancelled"."""
     actor: builtins.str
     """Actor, as named by the caller."""
     operation: builtins.str

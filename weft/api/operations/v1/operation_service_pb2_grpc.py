@@ -76,11 +76,6 @@ class OperationServiceStub(object):
                 request_serializer=weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.RecordCancellationRequest.SerializeToString,
                 response_deserializer=weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.RecordCancellationResponse.FromString,
                 _registered_method=True)
-        self.RecordLogLevel = channel.unary_unary(
-                '/weft.api.operations.v1.OperationService/RecordLogLevel',
-                request_serializer=weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.RecordLogLevelRequest.SerializeToString,
-                response_deserializer=weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.RecordLogLevelResponse.FromString,
-                _registered_method=True)
         self.ListAuditEntries = channel.unary_unary(
                 '/weft.api.operations.v1.OperationService/ListAuditEntries',
                 request_serializer=weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.ListAuditEntriesRequest.SerializeToString,
@@ -159,13 +154,6 @@ class OperationServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def RecordLogLevel(self, request, context):
-        """RecordLogLevel records a change of a process's log level in the audit log. Called by that process.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def ListAuditEntries(self, request, context):
         """ListAuditEntries returns the audit log, oldest first.
         """
@@ -215,11 +203,6 @@ def add_OperationServiceServicer_to_server(servicer, server):
                     servicer.RecordCancellation,
                     request_deserializer=weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.RecordCancellationRequest.FromString,
                     response_serializer=weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.RecordCancellationResponse.SerializeToString,
-            ),
-            'RecordLogLevel': grpc.unary_unary_rpc_method_handler(
-                    servicer.RecordLogLevel,
-                    request_deserializer=weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.RecordLogLevelRequest.FromString,
-                    response_serializer=weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.RecordLogLevelResponse.SerializeToString,
             ),
             'ListAuditEntries': grpc.unary_unary_rpc_method_handler(
                     servicer.ListAuditEntries,
@@ -445,33 +428,6 @@ class OperationService(object):
             '/weft.api.operations.v1.OperationService/RecordCancellation',
             weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.RecordCancellationRequest.SerializeToString,
             weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.RecordCancellationResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def RecordLogLevel(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weft.api.operations.v1.OperationService/RecordLogLevel',
-            weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.RecordLogLevelRequest.SerializeToString,
-            weft_dot_api_dot_operations_dot_v1_dot_operation__service__pb2.RecordLogLevelResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -85,12 +85,6 @@ class OperationServiceStub:
     20 in 10 minutes get an entry each; the others share one with their number by tenant.
     """
 
-    RecordLogLevel: grpc.UnaryUnaryMultiCallable[
-        weft.api.operations.v1.operation_service_pb2.RecordLogLevelRequest,
-        weft.api.operations.v1.operation_service_pb2.RecordLogLevelResponse,
-    ]
-    """RecordLogLevel records a change of a process's log level in the audit log. Called by that process."""
-
     ListAuditEntries: grpc.UnaryUnaryMultiCallable[
         weft.api.operations.v1.operation_service_pb2.ListAuditEntriesRequest,
         weft.api.operations.v1.operation_service_pb2.ListAuditEntriesResponse,
@@ -163,12 +157,6 @@ class OperationServiceAsyncStub:
     """RecordCancellation records in the audit log that a request was cancelled by its id. Called by the router. The first
     20 in 10 minutes get an entry each; the others share one with their number by tenant.
     """
-
-    RecordLogLevel: grpc.aio.UnaryUnaryMultiCallable[
-        weft.api.operations.v1.operation_service_pb2.RecordLogLevelRequest,
-        weft.api.operations.v1.operation_service_pb2.RecordLogLevelResponse,
-    ]
-    """RecordLogLevel records a change of a process's log level in the audit log. Called by that process."""
 
     ListAuditEntries: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.operations.v1.operation_service_pb2.ListAuditEntriesRequest,
@@ -258,14 +246,6 @@ class OperationServiceServicer(metaclass=abc.ABCMeta):
         """RecordCancellation records in the audit log that a request was cancelled by its id. Called by the router. The first
         20 in 10 minutes get an entry each; the others share one with their number by tenant.
         """
-
-    @abc.abstractmethod
-    def RecordLogLevel(
-        self,
-        request: weft.api.operations.v1.operation_service_pb2.RecordLogLevelRequest,
-        context: _ServicerContext,
-    ) -> typing.Union[weft.api.operations.v1.operation_service_pb2.RecordLogLevelResponse, collections.abc.Awaitable[weft.api.operations.v1.operation_service_pb2.RecordLogLevelResponse]]:
-        """RecordLogLevel records a change of a process's log level in the audit log. Called by that process."""
 
     @abc.abstractmethod
     def ListAuditEntries(

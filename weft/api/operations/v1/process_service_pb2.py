@@ -22,12 +22,11 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from weft.api.common.v1 import access_pb2 as weft_dot_api_dot_common_dot_v1_dot_access__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n,weft/api/operations/v1/process_service.proto\x12\x16weft.api.operations.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fweft/api/common/v1/access.proto\"\x12\n\x10GetHealthRequest\"\xd7\x02\n\x11GetHealthResponse\x12\x0e\n\x06status\x18\x01 \x01(\t\x12\x0c\n\x04live\x18\x02 \x01(\x08\x12\r\n\x05ready\x18\x03 \x01(\x08\x12;\n\ncomponents\x18\x04 \x03(\x0b\x32\'.weft.api.operations.v1.HealthComponent\x12\x11\n\tlog_level\x18\x05 \x01(\t\x12\x36\n\x12log_level_end_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07version\x18\x07 \x01(\t\x12\x37\n\x07schemas\x18\x08 \x03(\x0b\x32&.weft.api.operations.v1.DatabaseSchema\x12\x43\n\x12watching_processes\x18\t \x03(\x0b\x32\'.weft.api.operations.v1.WatchingProcess\"T\n\x0e\x44\x61tabaseSchema\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\x16\n\x0eknown_revision\x18\x02 \x01(\t\x12\x19\n\x11\x64\x61tabase_revision\x18\x03 \x01(\t\"A\n\x0fWatchingProcess\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\"\x7f\n\x0fHealthComponent\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12.\n\nsince_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"f\n\x12SetLogLevelRequest\x12\r\n\x05level\x18\x01 \x01(\t\x12+\n\x08\x64uration\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x14\n\x0crequested_by\x18\x03 \x01(\t\"j\n\x13SetLogLevelResponse\x12\r\n\x05level\x18\x01 \x01(\t\x12\x16\n\x0eprevious_level\x18\x02 \x01(\t\x12,\n\x08\x65nd_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp2\x87\x02\n\x0eProcessService\x12w\n\tGetHealth\x12(.weft.api.operations.v1.GetHealthRequest\x1a).weft.api.operations.v1.GetHealthResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0etelemetry:view\x12|\n\x0bSetLogLevel\x12*.weft.api.operations.v1.SetLogLevelRequest\x1a+.weft.api.operations.v1.SetLogLevelResponse\"\x14\x90\x02\x02\xb2\xb5\x18\rsettings:editb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n,weft/api/operations/v1/process_service.proto\x12\x16weft.api.operations.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fweft/api/common/v1/access.proto\"\x12\n\x10GetHealthRequest\"\xa5\x02\n\x11GetHealthResponse\x12\x0e\n\x06status\x18\x01 \x01(\t\x12\x0c\n\x04live\x18\x02 \x01(\x08\x12\r\n\x05ready\x18\x03 \x01(\x08\x12;\n\ncomponents\x18\x04 \x03(\x0b\x32\'.weft.api.operations.v1.HealthComponent\x12\x11\n\tlog_level\x18\x05 \x01(\t\x12\x0f\n\x07version\x18\x07 \x01(\t\x12\x37\n\x07schemas\x18\x08 \x03(\x0b\x32&.weft.api.operations.v1.DatabaseSchema\x12\x43\n\x12watching_processes\x18\t \x03(\x0b\x32\'.weft.api.operations.v1.WatchingProcessJ\x04\x08\x06\x10\x07\"T\n\x0e\x44\x61tabaseSchema\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\x16\n\x0eknown_revision\x18\x02 \x01(\t\x12\x19\n\x11\x64\x61tabase_revision\x18\x03 \x01(\t\"A\n\x0fWatchingProcess\x12\x0f\n\x07service\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\t\"\x7f\n\x0fHealthComponent\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12.\n\nsince_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp2\x89\x01\n\x0eProcessService\x12w\n\tGetHealth\x12(.weft.api.operations.v1.GetHealthRequest\x1a).weft.api.operations.v1.GetHealthResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0etelemetry:viewb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,22 +35,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PROCESSSERVICE'].methods_by_name['GetHealth']._loaded_options = None
   _globals['_PROCESSSERVICE'].methods_by_name['GetHealth']._serialized_options = b'\220\002\001\262\265\030\016telemetry:view'
-  _globals['_PROCESSSERVICE'].methods_by_name['SetLogLevel']._loaded_options = None
-  _globals['_PROCESSSERVICE'].methods_by_name['SetLogLevel']._serialized_options = b'\220\002\002\262\265\030\rsettings:edit'
-  _globals['_GETHEALTHREQUEST']._serialized_start=170
-  _globals['_GETHEALTHREQUEST']._serialized_end=188
-  _globals['_GETHEALTHRESPONSE']._serialized_start=191
-  _globals['_GETHEALTHRESPONSE']._serialized_end=534
-  _globals['_DATABASESCHEMA']._serialized_start=536
-  _globals['_DATABASESCHEMA']._serialized_end=620
-  _globals['_WATCHINGPROCESS']._serialized_start=622
-  _globals['_WATCHINGPROCESS']._serialized_end=687
-  _globals['_HEALTHCOMPONENT']._serialized_start=689
-  _globals['_HEALTHCOMPONENT']._serialized_end=816
-  _globals['_SETLOGLEVELREQUEST']._serialized_start=818
-  _globals['_SETLOGLEVELREQUEST']._serialized_end=920
-  _globals['_SETLOGLEVELRESPONSE']._serialized_start=922
-  _globals['_SETLOGLEVELRESPONSE']._serialized_end=1028
-  _globals['_PROCESSSERVICE']._serialized_start=1031
-  _globals['_PROCESSSERVICE']._serialized_end=1294
+  _globals['_GETHEALTHREQUEST']._serialized_start=138
+  _globals['_GETHEALTHREQUEST']._serialized_end=156
+  _globals['_GETHEALTHRESPONSE']._serialized_start=159
+  _globals['_GETHEALTHRESPONSE']._serialized_end=452
+  _globals['_DATABASESCHEMA']._serialized_start=454
+  _globals['_DATABASESCHEMA']._serialized_end=538
+  _globals['_WATCHINGPROCESS']._serialized_start=540
+  _globals['_WATCHINGPROCESS']._serialized_end=605
+  _globals['_HEALTHCOMPONENT']._serialized_start=607
+  _globals['_HEALTHCOMPONENT']._serialized_end=734
+  _globals['_PROCESSSERVICE']._serialized_start=737
+  _globals['_PROCESSSERVICE']._serialized_end=874
 # @@protoc_insertion_point(module_scope)

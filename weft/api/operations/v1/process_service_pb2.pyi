@@ -6,7 +6,6 @@ isort:skip_file
 import builtins
 import collections.abc
 import google.protobuf.descriptor
-import google.protobuf.duration_pb2
 import google.protobuf.internal.containers
 import google.protobuf.message
 import google.protobuf.timestamp_pb2
@@ -37,7 +36,6 @@ class GetHealthResponse(google.protobuf.message.Message):
     READY_FIELD_NUMBER: builtins.int
     COMPONENTS_FIELD_NUMBER: builtins.int
     LOG_LEVEL_FIELD_NUMBER: builtins.int
-    LOG_LEVEL_END_TIME_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
     SCHEMAS_FIELD_NUMBER: builtins.int
     WATCHING_PROCESSES_FIELD_NUMBER: builtins.int
@@ -48,16 +46,12 @@ class GetHealthResponse(google.protobuf.message.Message):
     ready: builtins.bool
     """Whether the process is ready for requests."""
     log_level: builtins.str
-    """Current log level."""
+    """Its log level."""
     version: builtins.str
     """Version of weft. Empty: an older release that does not report it."""
     @property
     def components(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___HealthComponent]:
         """Components that the process depends on."""
-
-    @property
-    def log_level_end_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When the configured level applies again. Absent: it applies now."""
 
     @property
     def schemas(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___DatabaseSchema]:
@@ -75,13 +69,11 @@ class GetHealthResponse(google.protobuf.message.Message):
         ready: builtins.bool = ...,
         components: collections.abc.Iterable[global___HealthComponent] | None = ...,
         log_level: builtins.str = ...,
-        log_level_end_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         version: builtins.str = ...,
         schemas: collections.abc.Iterable[global___DatabaseSchema] | None = ...,
         watching_processes: collections.abc.Iterable[global___WatchingProcess] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["log_level_end_time", b"log_level_end_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["components", b"components", "live", b"live", "log_level", b"log_level", "log_level_end_time", b"log_level_end_time", "ready", b"ready", "schemas", b"schemas", "status", b"status", "version", b"version", "watching_processes", b"watching_processes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["components", b"components", "live", b"live", "log_level", b"log_level", "ready", b"ready", "schemas", b"schemas", "status", b"status", "version", b"version", "watching_processes", b"watching_processes"]) -> None: ...
 
 global___GetHealthResponse = GetHealthResponse
 
@@ -173,61 +165,3 @@ class HealthComponent(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["message", b"message", "name", b"name", "reason", b"reason", "since_time", b"since_time", "state", b"state"]) -> None: ...
 
 global___HealthComponent = HealthComponent
-
-@typing.final
-class SetLogLevelRequest(google.protobuf.message.Message):
-    """SetLogLevelRequest is a new log level."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    LEVEL_FIELD_NUMBER: builtins.int
-    DURATION_FIELD_NUMBER: builtins.int
-    REQUESTED_BY_FIELD_NUMBER: builtins.int
-    level: builtins.str
-    """"debug", "info", "warning" or "error"; empty: reset to the configured level."""
-    requested_by: builtins.str
-    """Requester, such as "key:<id>", if the caller acts for others; other callers are named by their own key."""
-    @property
-    def duration(self) -> google.protobuf.duration_pb2.Duration:
-        """Duration of the change, at most 4 h; absent: 10 min."""
-
-    def __init__(
-        self,
-        *,
-        level: builtins.str = ...,
-        duration: google.protobuf.duration_pb2.Duration | None = ...,
-        requested_by: builtins.str = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["duration", b"duration"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["duration", b"duration", "level", b"level", "requested_by", b"requested_by"]) -> None: ...
-
-global___SetLogLevelRequest = SetLogLevelRequest
-
-@typing.final
-class SetLogLevelResponse(google.protobuf.message.Message):
-    """SetLogLevelResponse is the log level now."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    LEVEL_FIELD_NUMBER: builtins.int
-    PREVIOUS_LEVEL_FIELD_NUMBER: builtins.int
-    END_TIME_FIELD_NUMBER: builtins.int
-    level: builtins.str
-    """Current log level."""
-    previous_level: builtins.str
-    """Previous log level."""
-    @property
-    def end_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """When the configured level applies again. Absent: it applies now."""
-
-    def __init__(
-        self,
-        *,
-        level: builtins.str = ...,
-        previous_level: builtins.str = ...,
-        end_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
-    ) -> None: ...
-    def HasField(self, field_name: typing.Literal["end_time", b"end_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["end_time", b"end_time", "level", b"level", "previous_level", b"previous_level"]) -> None: ...
-
-global___SetLogLevelResponse = SetLogLevelResponse

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ProcessServiceStub(object):
-    """ProcessService returns the health of a weft process and sets its log level. Every process with a gRPC server has it.
+    """ProcessService returns the health of a weft process. Every process with a gRPC server has it.
     """
 
     def __init__(self, channel):
@@ -40,27 +40,14 @@ class ProcessServiceStub(object):
                 request_serializer=weft_dot_api_dot_operations_dot_v1_dot_process__service__pb2.GetHealthRequest.SerializeToString,
                 response_deserializer=weft_dot_api_dot_operations_dot_v1_dot_process__service__pb2.GetHealthResponse.FromString,
                 _registered_method=True)
-        self.SetLogLevel = channel.unary_unary(
-                '/weft.api.operations.v1.ProcessService/SetLogLevel',
-                request_serializer=weft_dot_api_dot_operations_dot_v1_dot_process__service__pb2.SetLogLevelRequest.SerializeToString,
-                response_deserializer=weft_dot_api_dot_operations_dot_v1_dot_process__service__pb2.SetLogLevelResponse.FromString,
-                _registered_method=True)
 
 
 class ProcessServiceServicer(object):
-    """ProcessService returns the health of a weft process and sets its log level. Every process with a gRPC server has it.
+    """ProcessService returns the health of a weft process. Every process with a gRPC server has it.
     """
 
     def GetHealth(self, request, context):
         """GetHealth returns the health of the process with its components.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def SetLogLevel(self, request, context):
-        """SetLogLevel changes the log level of the process for a limited time. The change does not survive a restart, and is
-        recorded in the audit log.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -74,11 +61,6 @@ def add_ProcessServiceServicer_to_server(servicer, server):
                     request_deserializer=weft_dot_api_dot_operations_dot_v1_dot_process__service__pb2.GetHealthRequest.FromString,
                     response_serializer=weft_dot_api_dot_operations_dot_v1_dot_process__service__pb2.GetHealthResponse.SerializeToString,
             ),
-            'SetLogLevel': grpc.unary_unary_rpc_method_handler(
-                    servicer.SetLogLevel,
-                    request_deserializer=weft_dot_api_dot_operations_dot_v1_dot_process__service__pb2.SetLogLevelRequest.FromString,
-                    response_serializer=weft_dot_api_dot_operations_dot_v1_dot_process__service__pb2.SetLogLevelResponse.SerializeToString,
-            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'weft.api.operations.v1.ProcessService', rpc_method_handlers)
@@ -88,7 +70,7 @@ def add_ProcessServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ProcessService(object):
-    """ProcessService returns the health of a weft process and sets its log level. Every process with a gRPC server has it.
+    """ProcessService returns the health of a weft process. Every process with a gRPC server has it.
     """
 
     @staticmethod
@@ -108,33 +90,6 @@ class ProcessService(object):
             '/weft.api.operations.v1.ProcessService/GetHealth',
             weft_dot_api_dot_operations_dot_v1_dot_process__service__pb2.GetHealthRequest.SerializeToString,
             weft_dot_api_dot_operations_dot_v1_dot_process__service__pb2.GetHealthResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def SetLogLevel(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/weft.api.operations.v1.ProcessService/SetLogLevel',
-            weft_dot_api_dot_operations_dot_v1_dot_process__service__pb2.SetLogLevelRequest.SerializeToString,
-            weft_dot_api_dot_operations_dot_v1_dot_process__service__pb2.SetLogLevelResponse.FromString,
             options,
             channel_credentials,
             insecure,

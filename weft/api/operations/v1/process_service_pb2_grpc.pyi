@@ -18,7 +18,7 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class ProcessServiceStub:
-    """ProcessService returns the health of a weft process and sets its log level. Every process with a gRPC server has it."""
+    """ProcessService returns the health of a weft process. Every process with a gRPC server has it."""
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     GetHealth: grpc.UnaryUnaryMultiCallable[
@@ -27,16 +27,8 @@ class ProcessServiceStub:
     ]
     """GetHealth returns the health of the process with its components."""
 
-    SetLogLevel: grpc.UnaryUnaryMultiCallable[
-        weft.api.operations.v1.process_service_pb2.SetLogLevelRequest,
-        weft.api.operations.v1.process_service_pb2.SetLogLevelResponse,
-    ]
-    """SetLogLevel changes the log level of the process for a limited time. The change does not survive a restart, and is
-    recorded in the audit log.
-    """
-
 class ProcessServiceAsyncStub:
-    """ProcessService returns the health of a weft process and sets its log level. Every process with a gRPC server has it."""
+    """ProcessService returns the health of a weft process. Every process with a gRPC server has it."""
 
     GetHealth: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.operations.v1.process_service_pb2.GetHealthRequest,
@@ -44,16 +36,8 @@ class ProcessServiceAsyncStub:
     ]
     """GetHealth returns the health of the process with its components."""
 
-    SetLogLevel: grpc.aio.UnaryUnaryMultiCallable[
-        weft.api.operations.v1.process_service_pb2.SetLogLevelRequest,
-        weft.api.operations.v1.process_service_pb2.SetLogLevelResponse,
-    ]
-    """SetLogLevel changes the log level of the process for a limited time. The change does not survive a restart, and is
-    recorded in the audit log.
-    """
-
 class ProcessServiceServicer(metaclass=abc.ABCMeta):
-    """ProcessService returns the health of a weft process and sets its log level. Every process with a gRPC server has it."""
+    """ProcessService returns the health of a weft process. Every process with a gRPC server has it."""
 
     @abc.abstractmethod
     def GetHealth(
@@ -62,15 +46,5 @@ class ProcessServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[weft.api.operations.v1.process_service_pb2.GetHealthResponse, collections.abc.Awaitable[weft.api.operations.v1.process_service_pb2.GetHealthResponse]]:
         """GetHealth returns the health of the process with its components."""
-
-    @abc.abstractmethod
-    def SetLogLevel(
-        self,
-        request: weft.api.operations.v1.process_service_pb2.SetLogLevelRequest,
-        context: _ServicerContext,
-    ) -> typing.Union[weft.api.operations.v1.process_service_pb2.SetLogLevelResponse, collections.abc.Awaitable[weft.api.operations.v1.process_service_pb2.SetLogLevelResponse]]:
-        """SetLogLevel changes the log level of the process for a limited time. The change does not survive a restart, and is
-        recorded in the audit log.
-        """
 
 def add_ProcessServiceServicer_to_server(servicer: ProcessServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -1,13 +1,12 @@
 // One runner: its state and health, its models, its devices, what its engines print, and how it is removed.
 import { html, useEffect, useState } from "../parts/html.js";
-import { get, put, remove, segment } from "../api.js";
+import { get, remove, segment } from "../api.js";
 import { address, go } from "../navigation.js";
 import { can } from "../session.js";
 import { command } from "../parts/commands.js";
 import { Confirm } from "../parts/dialog.js";
 import { EngineLog } from "../parts/engine_log.js";
 import { ago, bytes, clock, words } from "../parts/format.js";
-import { attempt } from "../parts/notices.js";
 import { Table } from "../parts/table.js";
 import { Bar, Code, ErrorNote, Facts, LiveNote, State } from "../parts/widgets.js";
 import { heldBytes } from "./models_view.js";
@@ -15,8 +14,6 @@ import { devicesOf, slotsOf, stateOf } from "./runners.js";
 
 /** How often the health of the process is asked for. */
 const HEALTH_MILLISECONDS = 5000;
-const LEVEL_SECONDS = 600;
-const LEVELS = ["debug", "info", "warning", "error"];
 
 /** `log`: the model whose log is shown first. @param {{name: string, runners: import("../live.js").Collection, log: string}} props */
 export function RunnerDetail({ name, runners, log }) {
@@ -82,10 +79,9 @@ function Devices({ devices }) {
     })}</section>`;
 }
 
-/** The health of its process and the level of its log. @param {{name: string}} props */
+/** The health of its process. @param {{name: string}} props */
 function Health({ name }) {
   const [found, setFound] = useState(/** @type {{health: any, error: unknown}} */ ({ health: null, error: null }));
-  const [changes, setChanges] = useState(0);
   const process = `runner/${name}`;
   useEffect(() => {
     const abort = new AbortController();
@@ -99,20 +95,11 @@ function Health({ name }) {
       clearInterval(timer);
       abort.abort();
     };
-  }, [process, changes]);
+  }, [process]);
   const { health, error } = found;
-  /** @param {string} level */
-  const change = async (level) => {
-    const seconds = level === "reset" ? {} : { seconds: LEVEL_SECONDS };
-    await attempt(() => put("/v1/admin/log-level", { process, level, ...seconds }));
-    setChanges(changes + 1);
-  };
   return html`<section class="panel"><div class="row"><h2>Health</h2>${health && html`<${State} value=${health.status} />`}</div><${ErrorNote} error=${error} />
     ${health &&
-    html`<${Facts} facts=${health.components.map((/** @type {any} */ each) => [words(each.name), html`<${State} value=${each.state} /> ${each.message ?? ""}`])} />
-      <div class="row below"><label class="inline">Log level <select value=${health.logLevel} disabled=${!can("settings:edit")} title=${command("mesh", "log-level", process, "LEVEL")}
-          onChange=${(/** @type {any} */ event) => change(event.target.value)}>${LEVELS.map((level) => html`<option key=${level} value=${level}>${level}</option>`)}</select></label>
-        ${health.logLevelEndTime && html`<span class="faint">until ${clock(health.logLevelEndTime)}</span>${can("settings:edit") && html`<button onClick=${() => change("reset")}>Reset</button>`}`}</div>`}
+    html`<${Facts} facts=${health.components.map((/** @type {any} */ each) => [words(each.name), html`<${State} value=${each.state} /> ${each.message ?? ""}`])} />`}
   </section>`;
 }
 
