@@ -113,30 +113,33 @@ MIN_COLUMN_CHARS = 10
 """A column that is cut to fit a terminal keeps at least this width."""
 WANTED_COLUMN_CHARS = 20
 """Minor columns are omitted before others are cut below this width."""
+MIN_NAME_CHARS = 32
+"""A first column that is cut, in the middle of its names, keeps at least this width: most names are shorter."""
 
 
 def fitted(columns: Sequence[Column], widths: Mapping[int, int], room: int) -> dict[int, int]:
     """Returns the widths of the columns to show, by their places.
 
     If they need more than `room` characters, the widest are cut. Minor columns are omitted rather than cutting others
-    below WANTED_COLUMN_CHARS, the others, from right to left, rather than below MIN_COLUMN_CHARS. The first column
-    stays whole.
+    below WANTED_COLUMN_CHARS, the others, from right to left, rather than below MIN_COLUMN_CHARS, and the first one
+    below MIN_NAME_CHARS.
     """
     kept = dict(widths)
     for place in sorted(list(widths)[1:], key=lambda place: (not columns[place].is_minor, -place)):
         least = WANTED_COLUMN_CHARS if columns[place].is_minor else MIN_COLUMN_CHARS
-        if _chars({each: min(width, least) if each else width for each, width in kept.items()}) <= room:
+        if _chars({each: min(width, least if each else MIN_NAME_CHARS) for each, width in kept.items()}) <= room:
             break
         del kept[place]
     return _cut(kept, room)
 
 
 def _cut(widths: Mapping[int, int], room: int) -> dict[int, int]:
-    """Returns widths that fit, if they can without the first column and with MIN_COLUMN_CHARS for the others."""
+    """Returns widths that fit, if they can without cutting a column below its minimum."""
     found = dict(widths)
     while _chars(found) > room:
-        widest = max(found, key=lambda place: found[place] if place else 0)
-        if not widest or found[widest] <= MIN_COLUMN_CHARS:
+        spare = {place: width - (MIN_COLUMN_CHARS if place else MIN_NAME_CHARS) for place, width in found.items()}
+        widest = max(spare, key=lambda place: spare[place])
+        if spare[widest] <= 0:
             break
         found[widest] -= 1
     return found
@@ -229,7 +232,7 @@ class TextTable:
     def _line(self, cells: Sequence[str], *, is_colored: bool) -> str:
         shown = []
         for place, width in self._widths.items():
-            cell = shortened(cells[place], width).ljust(width)
+            cell = (shortened if place else shortened_name)(cells[place], width).ljust(width)
             color = STATE_COLORS.get(cells[place]) if is_colored and self.titles[place] in STATE_TITLES else None
             shown.append(cell if color is None else f"{color}{cell}{PLAIN}")
         line = COLUMN_GAP.join(shown).rstrip()
@@ -368,9 +371,11 @@ def block(title: str, lines: Iterable[str], indent: str = INDENT) -> Iterator[st
         yield f"{indent}{line}"
 
 
-def table_block(title: str, columns: Sequence[Column], rows: Sequence[Any]) -> Iterator[str]:
-    """Yields a title and a table; nothing without rows."""
-    return block(title, TextTable(columns, is_cut=False).plain_text(rows).splitlines() if rows else ())
+def table_block(title: str, columns: Sequence[Column], rows: Sequence[Any], *, is_cut: bool = False) -> Iterator[str]:
+    """Yields a title and a table, which `is_cut` fits into a terminal; nothing without rows."""
+    room = shutil.get_terminal_size().columns - len(INDENT) if is_cut and sys.stdout.isatty() else None
+    table = TextTable(columns, is_cut=room is not None, room=room)
+    return block(title, table.plain_text(rows).splitlines() if rows else ())
 
 
 Show = Callable[[Any], None]
@@ -472,6 +477,14 @@ def _actor(name: str) -> str:
 def shortened(text: str, max_chars: int = MAX_SHORT_CHARS) -> str:
     """Returns a text with … for what exceeds `max_chars`."""
     return text if len(text) <= max_chars else f"{text[: max_chars - 1]}…"
+
+
+def shortened_name(text: str, max_chars: int) -> str:
+    """Returns a name with … in its middle for what exceeds `max_chars`: names differ at their ends, too."""
+    if len(text) <= max_chars:
+        return text
+    end = (max_chars - 1) // 2
+    return f"{text[: max_chars - 1 - end]}…{text[len(text) - end :]}"
 
 
 FORMATS: Mapping[str, Callable[[Any], str]] = MappingProxyType(

@@ -178,4 +178,4 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
     yield from page(_FACTS, facts)
     if unwell := list(_unwell(facts.get("health", []))):
         yield from table_block("Not well", _HEALTH, unwell)
-    yield from table_block("Models", _MODELS, facts.get("models", ()))
+    yield from table_block("Models", _MODELS, facts.get("models", ()), is_cut=True)

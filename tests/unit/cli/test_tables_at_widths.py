@@ -4,6 +4,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from weft.documents.resource_kinds import ResourceKind
 from weft_app.cli.columns import listing_of
 from weft_app.cli.output import Listing, TextTable
@@ -14,6 +16,10 @@ RECORDED = Path(__file__).with_suffix(".txt")
 WIDTHS = (80, 120, 200)
 GIB = 1024**3
 LONG = "qwen3-coder-30b-a3b-instruct-q4"
+LONGEST = "a-model-with-a-name-of-ninety-seven-characters-that-somebody-has-made-from-all-parts-of-its-matrix-v2.1"[
+    -97:
+]
+HUB = "unsloth/Mistral-Small-3.2-24B-Instruct-2506-GGUF:UD-Q4_K_XL"
 
 
 def _process(model: str, **fields: Any) -> dict[str, Any]:
@@ -64,3 +70,16 @@ def test_tables_fit_terminals_as_recorded() -> None:
 def test_wide_output_is_never_cut() -> None:
     for listing, rows in _tables().values():
         assert "…" not in "".join(TextTable(listing.wide, is_cut=False).lines(rows, is_colored=False))
+
+
+@pytest.mark.parametrize("name", [LONGEST, HUB])
+def test_long_name_is_cut_in_its_middle_before_the_state_is_omitted(name: str) -> None:
+    for listing, row in ((_PROCESSES, _process(name)), (listing_of(ResourceKind.MODEL), _model(name))):
+        header, line = TextTable(listing.columns, wider="-o wide", room=80).lines([row], is_colored=False)
+        assert {"RUNNER", "STATE"} <= set(header.split()) or {"RUNNER", "STATUS"} <= set(header.split())
+        shown = line.split()[0]
+        beginning, _, end = shown.partition("…")
+        assert name.startswith(beginning)
+        assert name.endswith(end)
+        assert min(len(beginning), len(end)) >= 15
+        assert len(line) <= 80
