@@ -11,7 +11,7 @@ from router_svc.policy.endpoints.routes import Route
 from weft.api.registry.v1 import route_pb2, wake_pb2
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.dispatch.agents import members_of
-from weft.dispatch.fleet import FleetView, ModelView, RunnerView, abilities_in
+from weft.dispatch.fleet import FleetView, ModelView, RunnerView, abilities_in, context_in
 from weft.kernel.clock import refused_words
 from weft.kernel.placement_request import label_set
 from weft.kernel.timestamps import optional_seconds
@@ -67,7 +67,7 @@ def candidate_of(view: FleetView, model: ModelView) -> Candidate:
         clock_refused=runner is not None and runner.active and runner.clock_refused,
         base_model=instance.base_model if instance is not None else "",
         state_kind=instance.state_kind if instance is not None else "",
-        context_tokens=(instance.context_tokens if instance is not None else 0) or model.context_tokens,
+        context_tokens=context_in(view, model),
     )
 
 

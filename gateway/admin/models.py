@@ -19,7 +19,7 @@ from gateway.resources.handlers import known_name_of
 from weft.api.gateway.v1 import admin_model_pb2 as pb
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.runner.v1 import runner_service_pb2
-from weft.dispatch.fleet import FleetView, ModelView, abilities_in, file_in
+from weft.dispatch.fleet import FleetView, ModelView, abilities_in, context_in, file_in
 from weft.dispatch.operations import OPERATIONS
 from weft.documents.codec import document_of, word_of
 from weft.documents.computed import CONTEXT_TOKENS
@@ -174,7 +174,7 @@ def _replica(view: FleetView, model: ModelView, described: runner_service_pb2.In
         host=host,
         state=word_of(instance, "phase"),
         detail=instance.detail,
-        context_tokens=instance.context_tokens or model.context_tokens,
+        context_tokens=context_in(view, model),
         slots_used=instance.slots_used,
         slots_total=instance.slots_total,
         pinned=instance.pinned,
@@ -191,7 +191,7 @@ def _definition(
     operations = set[Operation]().union(*(member.operations for member in members))
     return pb.Definition(
         operations=[operation.name.lower() for operation in sorted(operations)],
-        context_tokens=min((member.context_tokens for member in members if member.context_tokens), default=0),
+        context_tokens=context_in(view, *members),
         remote=any(member.remote for member in members),
         runtimes=sorted({runner.runtime for runner in runners}),
         model_paths=sorted({one.model_path for one in descriptions if one.model_path}),

@@ -177,7 +177,7 @@ async def get_request(requests: Requests, request: Request) -> Response:
     query = begin_read(request, REQUESTS_SURFACE, REQUEST_PARAMETERS)
     request_id = require_token(request.path_params["id"], "id", MAX_REQUEST_ID_CHARS)
     with renaming_fields(_request_field):
-        record = await requests.request(request_id, _tenant_of(request, query))
+        record = await requests.request(request_id, _tenant_of_one(request, query))
     return json_response(document_of(shown_to(facts_of(request.scope).principal, record)))
 
 
@@ -186,7 +186,7 @@ async def cancel_request(requests: Requests, request: Request) -> Response:
     query = begin_change(request, REQUESTS_SURFACE, REQUEST_PARAMETERS)
     request_id = require_token(request.path_params["id"], "id", MAX_REQUEST_ID_CHARS)
     with renaming_fields(_request_field):
-        record = await requests.cancel(request_id, _tenant_of(request, query), _requester(request))
+        record = await requests.cancel(request_id, _tenant_of_one(request, query), _requester(request))
     return json_response(document_of(shown_to(facts_of(request.scope).principal, record)))
 
 
@@ -195,7 +195,7 @@ async def get_capture(captures: Captures, request: Request) -> Response:
     query = begin_change(request, REQUESTS_SURFACE, REQUEST_PARAMETERS)
     wanted = GetCaptureRequest(
         request_id=require_token(request.path_params["id"], "id", MAX_REQUEST_ID_CHARS),
-        tenant=_tenant_of(request, query),
+        tenant=_tenant_of_one(request, query),
         requested_by=_requester(request),
     )
     with renaming_fields(_request_field):
@@ -217,6 +217,13 @@ def _tenant_of(request: Request, query: Query) -> str:
     """Returns the caller's tenant; empty: any, if the caller asks for all and may name other tenants."""
     is_of_all = query.flag("allTenants") and facts_of(request.scope).principal.names_tenants
     return "" if is_of_all else tenant_of(request.scope)
+
+
+def _tenant_of_one(request: Request, query: Query) -> str:
+    """Returns the tenant of a request named by its id: any, if the caller may name tenants and names none."""
+    is_named = "x-tenant-id" in request.headers
+    may_be_any = facts_of(request.scope).principal.names_tenants and not is_named
+    return "" if may_be_any else _tenant_of(request, query)
 
 
 def _selection(query: Query) -> Selection:

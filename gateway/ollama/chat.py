@@ -21,7 +21,7 @@ from gateway.request_facts import facts_of
 from gateway.routing import collaborator
 from weft.api.operations.v1 import operation_pb2
 from weft.dispatch.agents import require_model_name
-from weft.dispatch.fleet import FleetView
+from weft.dispatch.fleet import FleetView, context_in
 from weft.documents.operation_actions import LoadSettings, load_action, unload_action
 from weft.kernel.errors import WeftError
 from weft.kernel.json_lines import encode_json
@@ -79,8 +79,7 @@ async def generate(
 
 def context_tokens(view: FleetView, name: str) -> int:
     """Returns the smallest known context of the models behind a name; 0: unknown."""
-    members = view.pool_members(name)
-    return min((model.context_tokens for model in members if model.context_tokens), default=0)
+    return context_in(view, *view.pool_members(name))
 
 
 def _answered(work: Work, params: GeneratingRequest, shape: Shape) -> Response:

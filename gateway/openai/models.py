@@ -19,7 +19,7 @@ from gateway.request_facts import facts_of
 from weft.api.registry.v1 import agent_pb2, route_pb2, workflow_pb2
 from weft.dispatch.agents import agent_name_of, members_of, name_asked_for, target_of
 from weft.dispatch.aliases import AskedName, exact_aliases
-from weft.dispatch.fleet import FleetView, ModelView, abilities_in, base_in
+from weft.dispatch.fleet import FleetView, ModelView, abilities_in, base_in, context_in
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import AGENT_PREFIX, ROUTE_PREFIX, WORKFLOW_PREFIX, ascii_name
 from weft.kernel.principal import VIEW_MODELS, Principal
@@ -269,7 +269,7 @@ def _rungs(view: FleetView, route: route_pb2.Route) -> list[ModelView]:
 def _meta(view: FleetView, members: list[ModelView]) -> dict[str, object]:
     return {
         "status": _status(members),
-        "context_tokens": min((model.context_tokens for model in members if model.context_tokens), default=0),
+        "context_tokens": context_in(view, *members),
         "operations": _operations(members),
         "members": sorted(model.name for model in members),
         "remote": any(model.remote for model in members),

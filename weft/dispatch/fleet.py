@@ -184,6 +184,15 @@ def abilities_in(view: FleetView, model: ModelView) -> Abilities:
     return reported_over(model.skills or frozenset(), instance_in(view, model))
 
 
+def context_in(view: FleetView, *models: ModelView) -> int:
+    """Returns the smallest context of models in tokens, as their runners report it, else as it is declared; 0: unknown.
+
+    A running server tells its context only once it is reached, so its declaration has none.
+    """
+    contexts = (getattr(instance_in(view, model), "context_tokens", 0) or model.context_tokens for model in models)
+    return min(filter(None, contexts), default=0)
+
+
 def base_in(view: FleetView, model: ModelView) -> str:
     """Returns the base model of an adapter as its runner reports it; empty: not an adapter, or unknown."""
     instance = instance_in(view, model)

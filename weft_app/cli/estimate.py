@@ -46,6 +46,9 @@ _WORDS = {
     "name": "name",
 }
 
+_PART_WORDS = {"compute": "compute, at most"}
+"""An engine allocates its buffers as it needs them, so `weft ps` shows less."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Subject:
@@ -170,6 +173,7 @@ def _document(subject: _Subject, facts: ModelFacts, settings: MemorySettings, fo
         "source": found.source.value,
         "bytes": found.bytes,
         "parts": [{"name": part.name, "bytes": part.bytes} for part in found.parts],
+        "embeds": settings.embeds,
         "contextTokens": settings.context_tokens,
         "slots": settings.slots,
         "cacheTypeK": settings.cache_type_k,
@@ -182,8 +186,9 @@ def _document(subject: _Subject, facts: ModelFacts, settings: MemorySettings, fo
 
 def _print(document: dict[str, Any]) -> None:
     basis = f"{document['contextTokens']} tokens in each of {document['slots']} slots"
+    if document["embeds"]:
+        basis += ", and texts to embed"
+    parts = [part | {"name": _PART_WORDS.get(part["name"], part["name"])} for part in document["parts"]]
     total = {"name": f"total (from its {_WORDS[document['source']]}; {basis})"}
     kept = {"name": "kept prompts, maximum (host memory, not in the total)", "bytes": document["keptPromptBytes"]}
-    print_table(
-        [*document["parts"], total | {"bytes": document["bytes"]}, *([kept] if kept["bytes"] else [])], _COLUMNS
-    )
+    print_table([*parts, total | {"bytes": document["bytes"]}, *([kept] if kept["bytes"] else [])], _COLUMNS)

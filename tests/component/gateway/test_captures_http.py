@@ -39,3 +39,12 @@ async def test_capture_is_read_for_the_tenant_of_the_key_by_name_and_never_cache
         False,
         True,
     )
+
+
+async def test_operator_reads_a_capture_of_any_tenant_by_its_id() -> None:
+    """It was 404 "not stored" without `allTenants`, although it was stored."""
+    port = ScriptedCaptures()
+    async with serving(captures=port) as gateway:
+        assert (await gateway.request("GET", PATH)).status == 200
+        assert (await gateway.request("GET", PATH, headers={"X-Tenant-ID": "acme"})).status == 200
+    assert [tenant for _, tenant, _ in port.asked] == ["", "acme"]

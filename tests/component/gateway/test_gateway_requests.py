@@ -173,7 +173,7 @@ async def test_request_id_with_a_slash_is_found(path: str) -> None:
 
 async def test_request_of_another_tenant_returns_404() -> None:
     async with serving(requests=ScriptedRequests()) as gateway:
-        for path, headers in (("req-3", {}), ("req-1", {"X-Tenant-ID": "b"}), ("req-9", {})):
+        for path, headers in (("req-3", {"X-Tenant-ID": "a"}), ("req-1", {"X-Tenant-ID": "b"}), ("req-9", {})):
             response = await gateway.request("GET", f"/v1/requests/{path}", headers=headers)
             error = response.of(404)["error"]
             assert (error["code"], "is known" in error["message"]) == ("not_found", True)

@@ -49,7 +49,11 @@ def test_file_is_estimated_per_part_from_its_header() -> None:
     code, output = _run(str(demo_model_path()), "--ctx", "8192", "--slots", "1")
     assert code == 0
     rows = [line.split() for line in output.splitlines()]
-    assert rows[1:4] == [["weights", "92.1", "MiB"], ["context", "180", "MiB"], ["compute", "121", "MiB"]]
+    assert rows[1:4] == [
+        ["weights", "92.1", "MiB"],
+        ["context", "180", "MiB"],
+        ["compute,", "at", "most", "121", "MiB"],
+    ]
     assert "file's header" in output
     assert "393 MiB" in output
 
@@ -69,6 +73,12 @@ def test_configured_model_is_estimated_with_its_configuration(home: Path) -> Non
     _configure(home, memory_mb=777, extra_arguments=["--cache-type-k", "q4_0"])
     document = _json("tiny")
     assert (document["bytes"], document["source"], document["cacheTypeK"]) == (777 * MEBIBYTE, "manifest", "q4_0")
+
+
+def test_estimate_with_embeddings_says_why_it_is_larger_than_that_of_the_file_alone(home: Path) -> None:
+    _configure(home, embeddings=True)
+    assert "4096 tokens in each of 2 slots, and texts to embed)" in _run("tiny")[1]
+    assert "texts to embed" not in _run(str(demo_model_path()), "--ctx", "4096", "--slots", "2")[1]
 
 
 def test_estimate_read_the_file_here_instead_of_the_running_meshs(home: Path) -> None:
