@@ -5,7 +5,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from annotated_types import Ge, Le, MaxLen, MinLen
+from annotated_types import Ge, Le, MaxLen
 
 from weft.kernel.errors import FieldError
 from weft.kernel.names import ascii_name, check_alias
@@ -94,11 +94,9 @@ class Signer:
     """A person or program that may sign operations."""
 
     id: Name
-    """Id of the key, such as `alice-2026`."""
-    public_key: Annotated[str, MaxLen(128)] | None = None
-    """With `signatures`: the Ed25519 public key in base64url, as `weft keys sign new-key` prints it."""
+    """Name of the signer in tokens, such as `alice`."""
     revoked: bool = False
-    """Whether the signer is revoked, so that its signatures no longer count."""
+    """Whether the signer is revoked, so that it no longer counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,27 +104,21 @@ class GovernanceSettings:
     """Authorization of loads, unloads and cache flushes."""
 
     mode: Annotated[Mode, PUBLIC] = GovernanceMode.OFF
-    """What an operation needs. `off`: no token. `shared_key`: a token made with the shared key. `signatures`: Ed25519
-    signatures of `required_signers` signers."""
+    """What an operation needs. `off`: no token. `shared_key`: a token made with the shared key. `signatures` was
+    removed: every operation is refused."""
     key_file: Annotated[PathText | None, PUBLIC] = None
     """With `shared_key`: file with the key, at least 32 bytes. Default: the path in the environment variable
     VERIFIED_OP_TOKEN_KEY_PATH."""
     signers: Annotated[tuple[Signer, ...], MaxLen(64), PUBLIC] = ()
     """People and programs that may sign operations."""
     required_signers: Annotated[int, Ge(1), Le(64), PUBLIC] = 1
-    """Number of different signers that must sign."""
-    policy_version: Annotated[str, MinLen(1), MaxLen(64)] = "1"
-    """Version that is part of every signed token. After a change, all earlier tokens are refused."""
-    audience: Annotated[str, MaxLen(128)] | None = None
-    """Audience of tokens. Default: an id that the registry creates once and keeps."""
+    """Number of different signers that a token must name."""
 
     def __post_init__(self) -> None:
         ids = [signer.id for signer in self.signers]
         if len(set(ids)) < len(ids):
             raise ValueError("signers must have their own ids")
-        if self.mode is GovernanceMode.SIGNATURES and any(signer.public_key is None for signer in self.signers):
-            raise ValueError("every signer needs a public_key where mode is signatures")
-        if self.mode is not GovernanceMode.OFF:
+        if self.mode is GovernanceMode.SHARED_KEY:
             active = sum(not signer.revoked for signer in self.signers)
             if active < self.required_signers:
                 raise ValueError("required_signers is more than there are signers")
@@ -137,14 +129,11 @@ class GovernanceConfig(GovernanceSettings):
     """Governance settings with the key. `build_gate` checks that they fit together."""
 
     token_lifetime_seconds: float = 300.0
-    """Longest time from issue to expiry of a token; five minutes at most."""
+    """Lifetime of a token."""
     clock_skew_seconds: float = 30.0
     """How far the clocks of signers may be ahead of the registry's."""
     shared_key: bytes = field(default=b"", repr=False)
     """At least 32 bytes, if the mode requires a key."""
-    witness_file: Path | None = None
-    """File that stores the newest issue time outside the database. None: tokens issued before a start are refused
-    after it."""
 
     def __post_init__(self) -> None:
         """Leaves the checks to `build_gate`, which names the field."""

@@ -18,7 +18,7 @@ class LoadBody(LoadSettings):
     replicas: Annotated[int, Field(ge=1, le=64)] | None = None
     """For a pool: number of members to keep loaded."""
     authorization: Annotated[str, Field(max_length=MAX_AUTHORIZATION_CHARS)] = ""
-    """Signatures of `weft keys sign` and `weft keys approve`, if governance requires them."""
+    """Token of `weft keys sign`, if governance requires one."""
 
 
 class SourceLoadBody(LoadSettings):
@@ -34,7 +34,7 @@ class SourceLoadBody(LoadSettings):
     evict_model: ModelName | None = None
     """Model to unload first."""
     authorization: Annotated[str, Field(max_length=MAX_AUTHORIZATION_CHARS)] = ""
-    """Signatures of `weft keys sign` and `weft keys approve`, if governance requires them."""
+    """Token of `weft keys sign`, if governance requires one."""
 
 
 class PullBody(DocumentPart):
@@ -47,14 +47,14 @@ class PullBody(DocumentPart):
     form: Form | None = None
     """`gguf` or `folder`. Default: GGUF if available."""
     authorization: Annotated[str, Field(max_length=MAX_AUTHORIZATION_CHARS)] = ""
-    """Signatures of `weft keys sign` and `weft keys approve`, if governance requires them."""
+    """Token of `weft keys sign`, if governance requires one."""
 
 
 class UnloadBody(DocumentPart):
     """Options of an unload."""
 
     authorization: Annotated[str, Field(max_length=MAX_AUTHORIZATION_CHARS)] = ""
-    """Signatures of `weft keys sign` and `weft keys approve`, if governance requires them."""
+    """Token of `weft keys sign`, if governance requires one."""
 
 
 class FlushBody(DocumentPart):
@@ -71,4 +71,4 @@ class FlushBody(DocumentPart):
     runner: Name | None = None
     """Limits the flush to this runner."""
     authorization: Annotated[str, Field(max_length=MAX_AUTHORIZATION_CHARS)] = ""
-    """Signatures of `weft keys sign` and `weft keys approve`, if governance requires them."""
+    """Token of `weft keys sign`, if governance requires one."""

@@ -81,7 +81,6 @@ log = get_logger("weft.registry.audit")
 ENTRIES_PER_OPERATION = 4
 """Maximum: accepted, started, cancellation requested, ended."""
 MAX_WHY_CHARS = 256
-MAX_SIGNERS_NAMED = 64
 
 
 class AuditLog:
@@ -130,7 +129,6 @@ class AuditLog:
         detail: dict[str, object] = {
             "action": action_detail(action),
             "action_sha256": action_hash(action_bytes(action)),
-            "proven_signers": list(refused.actors[:MAX_SIGNERS_NAMED]),
             "why": why,
         }
         await self._write_or_count("operation.refused", requested_by, detail, self._refusals, why)

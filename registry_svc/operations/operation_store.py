@@ -8,12 +8,11 @@ from typing import Any
 
 from registry_svc.operations.actions import action_bytes
 from registry_svc.operations.audit_chain import chained, empty_head, head_of
-from registry_svc.operations.governance import Admission, GovernanceMarks
+from registry_svc.operations.governance import Admission
 from registry_svc.operations.live_operations import OPERATION_PREFIX
 from weft.api.operations.v1.operation_pb2 import Operation, OperationAction, OperationResult
 from weft.api.operations.v1.operation_service_pb2 import AuditEntry, AuditHead
 from weft.kernel.errors import WeftError
-from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 from weft.kernel.timestamps import optional_datetime, optional_stamp
 from weft.sql.connections import Row, Tx
@@ -54,9 +53,9 @@ class OperationStore:
     def __init__(self, database: Store) -> None:
         self._database = database
 
-    async def load_marks(self) -> GovernanceMarks:
-        """Returns the marks of earlier runs. The first call creates the audience."""
-        return await self._database.run(_marks)
+    async def newest_issued_at(self) -> datetime | None:
+        """Returns the highest `Admission.mark` that was ever saved; None: none."""
+        return await self._database.run(_newest_issued_at)
 
     async def load_unfinished(self) -> list[Operation]:
         """Returns unfinished operations, in order of acceptance."""
@@ -155,13 +154,13 @@ class OperationStore:
         return await self._database.run(work)
 
 
-def _marks(tx: Tx) -> GovernanceMarks:
-    row = tx.row("SELECT * FROM governance_marks")
+def _newest_issued_at(tx: Tx) -> datetime | None:
+    row = tx.row("SELECT newest_issued_at FROM governance_marks")
     if row is not None:
-        return GovernanceMarks(audience=row.audience, newest_issued_at=row.newest_issued_at)
-    audience = new_id("reg")
-    tx.insert("governance_marks", {"id": 1, "audience": audience, "newest_issued_at": None})
-    return GovernanceMarks(audience=audience)
+        newest: datetime | None = row.newest_issued_at
+        return newest
+    tx.insert("governance_marks", {"id": 1, "newest_issued_at": None})
+    return None
 
 
 def _found(tx: Tx, statement: str, key: str) -> Operation | None:

@@ -93,7 +93,7 @@ class Operations:
 
     async def start(self) -> None:
         """Resumes the operations of the previous process. Call it once the database is open and the mesh is loaded."""
-        self._gatekeeper.recall(await self._store.load_marks())
+        self._gatekeeper.recall(await self._store.newest_issued_at())
         await self.audit.start()
         for operation in reversed(await self._store.page(before_number=None, size=LEARNED_FROM)):
             self._learn(operation)
@@ -250,7 +250,7 @@ class Operations:
             case RequestKnown(earlier):
                 return self._adopted(earlier, request), True
             case NonceUsed():
-                refused = Refused("its nonce was used before", actors=admission.signers)
+                refused = Refused("its nonce was used before")
                 raise await self._refusal(refused, request)
 
     async def _require_options(self, load: LoadModel) -> None:

@@ -1,79 +1,45 @@
-"""Verification of authorizations with joserfc: tokens of a shared key, and signatures of several signers."""
+"""Verification of authorizations with joserfc: tokens of a shared key."""
 
 import hmac
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 from joserfc import jws
 from joserfc.errors import JoseError
-from joserfc.jwk import OctKey, OKPKey
+from joserfc.jwk import OctKey
+from typing_extensions import override
 
-from registry_svc.config import GovernanceConfig, GovernanceMode, Signer
+from registry_svc.config import GovernanceConfig
 from registry_svc.operations.policy.governance import Refused, Verified
 from weft.api.operations.v1 import operation_pb2
 from weft.kernel.errors import invalid_field
-from weft.signing.signatures import (
-    SignedBytes,
-    StrictRegistry,
-    is_signed_by,
-    public_text,
-    read_public_key,
-    read_signed,
-)
 from weft.signing.strict_json import MAX_TOKEN_BYTES, MalformedToken, from_base64url, read_envelope, read_object
-from weft.signing.tokens import (
-    MAX_KEY_BYTES,
-    MIN_KEY_BYTES,
-    OpToken,
-    read_op_token,
-    read_payload,
-    same_action,
-    shared_key_code,
-)
+from weft.signing.tokens import MAX_KEY_BYTES, MIN_KEY_BYTES, OpToken, read_op_token, shared_key_code
 
 _ALGORITHM = "HS256"
 _COMPACT = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+")
 _HEX_CODE = re.compile(r"[0-9a-fA-F]{64}")
-_OTHER_ACTION = "it is for another action, or for other options"
 _NO_CODE = "its authentication code is not that of the shared key"
 
 
 class TokenVerifier:
-    """Verifies the tokens of one governance mode.
-
-    A shared key proves that the maker of a token had the key, not which of the named signers agreed.
-
-    A signature by an unknown or revoked key is not verified and does not count. An invalid signature for a known key
-    rejects the whole token: its bytes were changed, or someone is trying names.
-    """
+    """Verifies tokens of a shared key, which prove that their maker had the key, not which signers agreed."""
 
     def __init__(self, config: GovernanceConfig) -> None:
-        """Raises INVALID_ARGUMENT for keys that cannot verify a token."""
+        """Raises INVALID_ARGUMENT for a key that cannot verify a token."""
         self._lifetime = config.token_lifetime_seconds
-        self._policy_version = config.policy_version
         self._key_bytes = config.shared_key
-        is_shared = config.mode is GovernanceMode.SHARED_KEY
-        self._shared_key = _shared_key(config.shared_key) if is_shared else None
-        self._public_keys = {} if is_shared else _public_keys(config.signers)
+        self._key = _shared_key(config.shared_key)
 
-    def verify(self, action: operation_pb2.OperationAction, authorization: str, audience: str) -> Verified:
+    def verify(self, action: operation_pb2.OperationAction, authorization: str) -> Verified:
         """Returns what the authorization proves. Raises Refused and MalformedToken."""
-        if self._shared_key is not None:
-            return self._verify_code(self._shared_key, action, authorization.strip())
-        return self._verify_signatures(action, read_signed(authorization), audience)
-
-    def _verify_code(self, key: OctKey, action: operation_pb2.OperationAction, text: str) -> Verified:
-        """Verifies a token of the shared key, which has no audience: the key binds it to a registry."""
-        token = self._op_token(key, text)
+        token = self._op_token(self._key, authorization.strip())
         if not token.allows(action):
-            raise Refused(_OTHER_ACTION)
+            raise Refused("it is for another action, or for other options")
         issued_at = float(token.issued_at)
         return Verified(
-            signers=token.signers,
-            nonce=token.nonce,
-            issued_at=issued_at,
-            not_before=issued_at,
-            expires_at=issued_at + self._lifetime,
+            signers=token.signers, nonce=token.nonce, issued_at=issued_at, expires_at=issued_at + self._lifetime
         )
 
     def _op_token(self, key: OctKey, text: str) -> OpToken:
@@ -94,38 +60,6 @@ class TokenVerifier:
         if not hmac.compare_digest(expected, given):
             raise Refused(_NO_CODE)
 
-    def _verify_signatures(self, action: operation_pb2.OperationAction, signed: SignedBytes, audience: str) -> Verified:
-        signers = self._proven_signers(signed)
-        named = {signature.key_id for signature in signed.signatures}
-        if not signers:
-            raise Refused(f"none of its {len(named)} signers counts: they are unknown or revoked")
-        claims = read_payload(signed.payload_bytes)
-        if claims.audience != audience:
-            raise Refused("it is issued for another registry", actors=signers)
-        if claims.policy_version != self._policy_version:
-            raise Refused("it was made under another version of the policy", actors=signers)
-        if not same_action(claims.action, action):
-            raise Refused(_OTHER_ACTION, actors=signers)
-        return Verified(
-            signers=tuple(sorted(named)),
-            nonce=claims.nonce,
-            issued_at=claims.issued_at,
-            not_before=claims.not_before,
-            expires_at=claims.expires_at,
-        )
-
-    def _proven_signers(self, signed: SignedBytes) -> tuple[str, ...]:
-        """Returns the valid signers, unique and sorted. The payload must not be parsed before."""
-        found = set()
-        for signature in signed.signatures:
-            key = self._public_keys.get(signature.key_id)
-            if key is None:
-                continue
-            if not is_signed_by(signed, signature, key):
-                raise Refused(f"the signature of {signature.key_id} is not over these bytes")
-            found.add(signature.key_id)
-        return tuple(sorted(found))
-
 
 def _shared_key(key: bytes) -> OctKey:
     if not MIN_KEY_BYTES <= len(key) <= MAX_KEY_BYTES:
@@ -133,26 +67,25 @@ def _shared_key(key: bytes) -> OctKey:
     try:
         return OctKey.import_key(key)
     except ValueError as error:
-        raise invalid_field("shared_key", "must be random bytes, not a key for signatures") from error
-
-
-def _public_keys(signers: Iterable[Signer]) -> dict[str, OKPKey]:
-    """Returns the keys of signers that are not revoked. Raises INVALID_ARGUMENT for a key that two signers have."""
-    keys: dict[str, OKPKey] = {}
-    taken = set()
-    for index, signer in enumerate(signers):
-        key = read_public_key(signer.public_key or "", f"signers[{index}].public_key")
-        # Otherwise one person could agree under two names, or a revoked key could stay valid under another.
-        if (text := public_text(key)) in taken:
-            raise invalid_field(f"signers[{index}].public_key", "must be a key that no other signer has")
-        taken.add(text)
-        if not signer.revoked:
-            keys[signer.id] = key
-    return keys
+        raise invalid_field("shared_key", "must be random bytes, not a PEM or SSH key") from error
 
 
 def _compact_payload(text: str, key: OctKey) -> bytes:
     try:
-        return jws.deserialize_compact(text, key, registry=StrictRegistry(_ALGORITHM, ("alg", "typ"))).payload
+        return jws.deserialize_compact(text, key, registry=_StrictRegistry()).payload
     except (JoseError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise Refused(_NO_CODE) from error
+
+
+class _StrictRegistry(jws.JWSRegistry):
+    """Allows one algorithm and two headers, so that no token can choose a key or a way to verify it."""
+
+    def __init__(self) -> None:
+        super().__init__(algorithms=[_ALGORITHM])
+        self.header_registry = {name: self.header_registry[name] for name in ("alg", "typ")}
+
+    @override
+    def get_alg(self, name: str) -> Any:
+        if name != _ALGORITHM:
+            raise JoseError(f"{name!r} is not {_ALGORITHM}")
+        return self.algorithms[name]

@@ -17,8 +17,6 @@ from io import BytesIO
 from pathlib import Path
 from types import MappingProxyType
 
-from registry_svc.operations.governance import RollbackGuard
-from registry_svc.operations.policy.governance import Marks
 from registry_svc.store.owner_file import create_owner_file, read_owner_file
 from router_svc.policy.promises import Loss, LossKind, Promise
 from router_svc.store.promises import PromiseFile
@@ -33,7 +31,6 @@ from weft.api.runner.v1 import added_model_pb2, model_store_pb2
 from weft.kernel.errors import WeftError
 from weft.kernel.file_replacement import replace_file
 from weft.kernel.model_source import parse_source
-from weft.signing.signatures import new_key_file, read_private_key
 from weft_app.compose.authority import self_signed_certificate
 from weft_testing.failing_disk import EVERY, DiskImage, FailingDisk, entries, write_image
 
@@ -68,33 +65,6 @@ def _write_small_file(folder: Path, version: int) -> None:
 def _small_file(folder: Path) -> int:
     path = folder / "file"
     return _version_in(path.read_bytes() if path.exists() else None)
-
-
-def _new_key(folder: Path, version: int) -> None:
-    """Version 1 is no key. A part of one, after a power cut, is refused, and removed by hand."""
-    if version > 1 and (found := _key(folder)) != 2:
-        if not found:
-            (folder / "key.pem").unlink()
-        new_key_file(folder / "key.pem", "--out")
-
-
-def _key(folder: Path) -> int:
-    if not (folder / "key.pem").exists():
-        return 1
-    try:
-        read_private_key(folder / "key.pem", "--key")
-    except WeftError:
-        return 0
-    return 2
-
-
-def _write_marks(folder: Path, version: int) -> None:
-    RollbackGuard(folder / "marks").write(Marks(newest_microseconds=version, floor=0.0))
-
-
-def _marks(folder: Path) -> int:
-    found = RollbackGuard(folder / "marks").read()
-    return 0 if found is None else found.newest_microseconds
 
 
 def _write_promise(folder: Path, version: int) -> None:
@@ -214,8 +184,6 @@ WRITERS: Mapping[str, Writer] = MappingProxyType(
             _create_owner_file,
             lambda folder: _version_in(read_owner_file(folder / "file", "pepper_file", max_bytes=MANY) or b"\1" * MANY),
         ),
-        "signing key": Writer(_new_key, _key, is_kept=False),
-        "marks of tokens": Writer(_write_marks, _marks, is_kept=False, names_file=False),
         "promise": Writer(_write_promise, _promise, is_kept=False, names_file=False),
         "loss report": Writer(_write_loss, _loss, names_file=False),
         "added models": Writer(_write_added, _added, names_file=False),

@@ -50,9 +50,6 @@ from weft.kernel.reasons import Reason
 from weft.kernel.tracing import Sampling
 from weft.link.frames import Side, error_of, metadata_of, timeout_of
 from weft.link.multiplexer import LinkLimits, Multiplexer
-from weft.signing.signatures import read_signed
-from weft.signing.strict_json import MalformedToken
-from weft.signing.tokens import read_payload
 from weft_app.compose.announcement import parse_announcement
 from weft_app.compose.join_address import parse_fingerprint, parse_join_address
 
@@ -302,10 +299,6 @@ PARSERS: Mapping[str, Parser] = MappingProxyType(
         "header": Parser(_read_headers),
         "image": Parser(_read_images),
         "sound": Parser(_read_sound),
-        "signed_token": Parser(
-            lambda content: read_signed(content.decode("utf-8", "replace")), frozenset(), (MalformedToken,)
-        ),
-        "token_payload": Parser(read_payload, frozenset(), (MalformedToken,)),
     }
 )
 

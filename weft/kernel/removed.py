@@ -1,4 +1,4 @@
-"""What earlier releases had, and what replaces it: kinds, commands, HTTP paths and runtimes."""
+"""What earlier releases had, and what replaces it: kinds, commands, HTTP paths, settings, runtimes."""
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -8,7 +8,10 @@ KINDS: Mapping[str, str] = MappingProxyType(
 )
 """Replacements of kinds of resources. Stored documents of such kinds stay in the database."""
 _LOG_LEVEL = "log.level in weft.yaml (or LOG_LEVEL), and a restart of the process"
-COMMANDS: Mapping[str, str] = MappingProxyType({"mesh profile": KINDS["profile"], "mesh log-level": _LOG_LEVEL})
+_SIGN = "weft keys sign with --shared-key FILE and --signer ID for each signer"
+COMMANDS: Mapping[str, str] = MappingProxyType(
+    {"mesh profile": KINDS["profile"], "mesh log-level": _LOG_LEVEL, "keys approve": _SIGN, "keys sign new-key": _SIGN}
+)
 """Replacements of commands, by the words after `weft`."""
 
 PATHS: Mapping[str, str] = MappingProxyType({"/api/v1/profiles": KINDS["profile"], "/v1/admin/log-level": _LOG_LEVEL})
@@ -16,6 +19,15 @@ PATHS: Mapping[str, str] = MappingProxyType({"/api/v1/profiles": KINDS["profile"
 
 RUNTIMES: Mapping[str, str] = MappingProxyType({"espeak_ng": "runtime: piper, after weft runtime install speech"})
 """Replacements of runtimes."""
+
+SETTINGS: Mapping[str, str] = MappingProxyType(
+    {
+        "registry.governance.signers.*.public_key": "registry.governance.mode: shared_key, with a key_file",
+        "registry.governance.policy_version": "another key in registry.governance.key_file",
+        "registry.governance.audience": "a key_file of its own for each registry",
+    }
+)
+"""Replacements of settings of weft.yaml, by their paths; `*` is every item of a list."""
 
 
 def removed_kind(word: str) -> str:

@@ -1,69 +1,45 @@
-"""Tokens that authorize operations: the opToken with a shared key, and the claims that signers sign.
+"""Tokens that authorize operations: the opToken with a shared key.
 
 A shared key only proves that the maker of a token had the key, not which of the named signers agreed.
 """
 
 import hashlib
 import hmac
-import json
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from google.protobuf import json_format
-from google.protobuf.descriptor import FieldDescriptor
-from google.protobuf.duration_pb2 import Duration
-from google.protobuf.message import DecodeError, Message
-
 from weft.api.operations.v1 import operation_pb2
-from weft.api.operations.v1.operation_service_pb2 import GetGovernanceResponse
 from weft.api.runner.v1 import load_pb2, model_store_pb2, runner_service_pb2
 from weft.kernel.errors import invalid_field
 from weft.kernel.field_rules import enum_words
-from weft.kernel.names import MAX_NAME_CHARS, is_token
-from weft.signing.strict_json import MalformedToken, canonical_json, from_base64url, read_object, to_base64url
+from weft.signing.strict_json import MalformedToken, canonical_json
 
 FLUSH = "cache-flush"
 CONTEXT_PARAMETER = "context_tokens"
 BYTES_PER_MB = 1024 * 1024
 
-_KINDS: Mapping[str, tuple[str, str]] = {
-    "load_model": ("model-load", "load"),
-    "unload_model": ("model-unload", "unload"),
-    "flush_cache": (FLUSH, "flush the cache of"),
-    "pull_model": ("model-pull", "pull"),
-    "remove_model": ("model-remove", "remove"),
+_KINDS: Mapping[str, str] = {
+    "load_model": "model-load",
+    "unload_model": "model-unload",
+    "flush_cache": FLUSH,
+    "pull_model": "model-pull",
+    "remove_model": "model-remove",
 }
-"""Words of each kind of action: in tokens, and in a headline."""
+"""Words of each kind of action in tokens."""
 _SCOPES = enum_words(runner_service_pb2.FlushCacheRequest.Scope.DESCRIPTOR)
 _FORMS = enum_words(model_store_pb2.StoredForm.DESCRIPTOR)
 
 
 def operation_word(action: operation_pb2.OperationAction) -> str:
     """Returns the kind of an action, such as "model-load". Raises MalformedToken if it is empty."""
-    return _words_of(action)[0]
-
-
-def _words_of(action: operation_pb2.OperationAction) -> tuple[str, str]:
     kind = action.WhichOneof("kind")
     if kind is None:
         raise MalformedToken("has an action that does nothing")
     return _KINDS[kind]
-
-
-def read_action(data: bytes) -> operation_pb2.OperationAction:
-    """Parses a serialized action. Raises MalformedToken, also for unknown fields, which might be conditions."""
-    try:
-        action = operation_pb2.OperationAction.FromString(data)
-    except DecodeError as error:
-        raise MalformedToken("has an action that cannot be read") from error
-    if has_unknown_fields(action):
-        raise MalformedToken("has an action with a part that this version does not know")
-    operation_word(action)
-    return action
 
 
 def has_unknown_fields(action: operation_pb2.OperationAction) -> bool:
@@ -72,11 +48,6 @@ def has_unknown_fields(action: operation_pb2.OperationAction) -> bool:
     known.CopyFrom(action)
     known.DiscardUnknownFields()
     return known.ByteSize() != action.ByteSize()
-
-
-def same_action(one: operation_pb2.OperationAction, other: operation_pb2.OperationAction) -> bool:
-    """Whether two actions are the same; empty options equal none."""
-    return _normal(one) == _normal(other)
 
 
 def token_fields(action: operation_pb2.OperationAction) -> dict[str, Any]:
@@ -140,65 +111,6 @@ def _seconds(options: load_pb2.LoadOptions) -> int | float:
 
 def _whole_if_whole(value: int, unit: int) -> int | float:
     return value / unit if value % unit else value // unit
-
-
-def _normal(action: operation_pb2.OperationAction) -> operation_pb2.OperationAction:
-    normal = operation_pb2.OperationAction()
-    normal.CopyFrom(action)
-    if normal.HasField("load_model") and not normal.load_model.options.ByteSize():
-        normal.load_model.ClearField("options")
-    return normal
-
-
-_EVERYTHING = "every model"
-
-
-def in_words(action: operation_pb2.OperationAction) -> list[str]:
-    """Returns a headline such as "load qwen", then a line `name: value` for each other field that is set.
-
-    Raises MalformedToken for an empty action.
-    """
-    verb = _words_of(action)[1]
-    work = getattr(action, str(action.WhichOneof("kind")))
-    subject = "source" if getattr(work, "source", "") else "model"
-    what = getattr(work, subject)
-    return [f"{verb} {_quoted(what) if what else _EVERYTHING}", *_lines(work, (subject,))]
-
-
-def _lines(message: Message, left_out: tuple[str, ...] = ()) -> Iterator[str]:
-    for field, value in message.ListFields():
-        if field.name not in left_out:
-            yield from _set_fields(field, value)
-
-
-def _set_fields(field: FieldDescriptor, value: Any) -> Iterator[str]:
-    if field.message_type is None:
-        yield f"{field.name}: {_word(field, value)}"
-    elif field.message_type.GetOptions().map_entry:
-        for name in sorted(value):
-            yield f"{name}: {_value(value[name])}"
-    elif isinstance(value, Duration):
-        yield f"{field.name}: {value.ToJsonString()}"
-    else:
-        yield from _lines(value)
-
-
-def _value(value: Message) -> str:
-    return ", ".join(_word(field, inner) for field, inner in value.ListFields()) or "nothing"
-
-
-def _word(field: FieldDescriptor, value: Any) -> str:
-    if field.enum_type is not None:
-        found = field.enum_type.values_by_number.get(value)
-        return str(value) if found is None else found.name.rpartition("_")[2].lower()
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return _quoted(value) if isinstance(value, str) else str(value)
-
-
-def _quoted(text: str) -> str:
-    """Returns a plain name unchanged, and any other text in quotes."""
-    return text if is_token(text, MAX_NAME_CHARS) else json.dumps(text)
 
 
 MIN_KEY_BYTES = 32
@@ -302,94 +214,9 @@ def read_shared_key(path: Path, field: str) -> bytes:
     if not MIN_KEY_BYTES <= len(key) <= MAX_KEY_BYTES:
         raise invalid_field(field, f"{path} must hold a key of {MIN_KEY_BYTES} to {MAX_KEY_BYTES} bytes")
     if key.lstrip().startswith((b"-----BEGIN", b"ssh-")):
-        raise invalid_field(field, f"{path} holds a key for signatures; a shared key is random bytes")
+        raise invalid_field(field, f"{path} holds a PEM or SSH key; a shared key is random bytes")
     return key
 
 
 def _is_text(content: bytes) -> bool:
     return all(0x20 <= byte < 0x7F or byte in b"\r\n\t" for byte in content)
-
-
-MAX_TEXT_CHARS = 128
-
-_NAMES = frozenset({"aud", "op", "action", "readable", "nonce", "nbf", "exp", "iat", "policy"})
-# 128 random bits in base64url are 22 characters.
-_RANDOM_NONCE = re.compile(r"[A-Za-z0-9_-]{22,128}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claims:
-    """Signed claims. Times are whole seconds since the epoch."""
-
-    audience: str
-    action: operation_pb2.OperationAction
-    nonce: str
-    not_before: int
-    expires_at: int
-    issued_at: int
-    policy_version: str
-
-
-def make_payload(action: operation_pb2.OperationAction, rules: GetGovernanceResponse, *, now: int) -> bytes:
-    """Returns the bytes to sign for one use of `action` from `now` (epoch seconds) under a registry's rules."""
-    return canonical_json(
-        {
-            "aud": rules.audience,
-            "op": operation_word(action),
-            "action": to_base64url(action.SerializeToString(deterministic=True)),
-            "readable": readable(action),
-            "nonce": secrets.token_urlsafe(NONCE_BYTES),
-            "nbf": now,
-            # Whole seconds, rounded down, since the registry rejects a longer lifetime than its limit.
-            "exp": now + rules.token_lifetime.seconds,
-            "iat": now,
-            "policy": rules.policy_version,
-        }
-    )
-
-
-def readable(action: operation_pb2.OperationAction) -> dict[str, Any]:
-    """Returns the action as JSON for people who read a token. It has no effect, but must match the action."""
-    return json_format.MessageToDict(action)
-
-
-def read_payload(payload: bytes) -> Claims:
-    """Returns the claims in signed bytes.
-
-    Raises MalformedToken if a name is missing or unknown, or the action, its kind and the readable form differ.
-    """
-    document = read_object(payload)
-    if document.keys() != _NAMES:
-        raise MalformedToken("does not say what has to be signed, or says more")
-    action = read_action(from_base64url(_text(document, "action", None)))
-    if document["op"] != operation_word(action):
-        raise MalformedToken("is for another kind of operation than its action")
-    if not _is_said_by(document["readable"], action):
-        raise MalformedToken("has a readable form that is not its action")
-    if _RANDOM_NONCE.fullmatch(nonce := _text(document, "nonce")) is None:
-        raise MalformedToken("must have a nonce of 128 random bits in base64url")
-    return Claims(
-        audience=_text(document, "aud"),
-        action=action,
-        nonce=nonce,
-        not_before=require_epoch(document["nbf"], "nbf"),
-        expires_at=require_epoch(document["exp"], "exp"),
-        issued_at=require_epoch(document["iat"], "iat"),
-        policy_version=_text(document, "policy"),
-    )
-
-
-def _text(document: dict[str, Any], name: str, max_chars: int | None = MAX_TEXT_CHARS) -> str:
-    value = document[name]
-    if not isinstance(value, str) or not value or (max_chars is not None and len(value) > max_chars):
-        raise MalformedToken(f"must have {name} as a text")
-    return value
-
-
-def _is_said_by(said: object, action: operation_pb2.OperationAction) -> bool:
-    if not isinstance(said, dict):
-        return False
-    try:
-        return same_action(json_format.ParseDict(said, operation_pb2.OperationAction()), action)
-    except (json_format.ParseError, ValueError, TypeError, RecursionError):
-        return False

@@ -120,8 +120,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     },
     "keys": {
         "secret": "Create secrets, and give them new values.",
-        "sign": "Sign tokens that permit an operation, and create signing keys.",
-        "approve": "Show what a token permits, as read from the signed action, and add your signature.",
+        "sign": "Sign tokens that permit an operation.",
     },
     "runner": {
         "token": "Manage the join tokens of runners.",
@@ -142,7 +141,7 @@ EXAMPLES: Mapping[str, str] = {
     "config": "weft config show --effective",
     "keys": "weft keys create --tenant team-a",
     "keys secret": "weft keys secret create example-key --from-env EXAMPLE_API_KEY",
-    "keys sign": "weft keys sign load qwen --key alice.pem --as alice --out op.json",
+    "keys sign": "weft keys sign load qwen --shared-key model-api.key --signer alice --out op.json",
     "runner": "weft runner join https://mesh.example:7443",
     "runner token": "weft runner token create --expires 1d",
     "runtime": "weft runtime install llama_server",
@@ -173,7 +172,6 @@ _PLACES: Mapping[str, str] = {
     "config diff": "declare:diff",
     "config envoy": "edge:config",
     "keys secret": "secrets:app",
-    "keys approve": "sign:approve",
     "runner token": "join_tokens:app",
 }
 """Places of commands, "module:attribute", that are not an attribute or an `app` of a module of their name.

@@ -68,9 +68,7 @@ WatchOption = Annotated[bool, typer.Option("--watch", "-w", help="Show progress,
 
 TokenOption = Annotated[
     str | None,
-    typer.Option(
-        "--token", metavar="FILE", help="Token from `weft keys sign` and `weft keys approve`; - for standard input."
-    ),
+    typer.Option("--token", metavar="FILE", help="Token from `weft keys sign`; - for standard input."),
 ]
 
 

@@ -86,7 +86,7 @@ def registry_config(config: WeftConfig, home: WeftHome) -> RegistryConfig:
         "database_url": section.database_url or home.state / "registry.db",
         "allow_cloud_fallback": allow_cloud_fallback(section.allow_cloud_fallback, os.environ),
         "ledger": replace(section.ledger, restart_grace_seconds=section.restart_grace_seconds),
-        "governance": governance_config(section.governance, home),
+        "governance": governance_config(section.governance),
         "keys": replace(section.keys, pepper_file=section.keys.pepper_file or home.state / "key-pepper"),
         "secrets": replace(section.secrets, key_file=section.secrets.key_file or home.state / "secret-keys"),
     }
@@ -94,14 +94,12 @@ def registry_config(config: WeftConfig, home: WeftHome) -> RegistryConfig:
 
 
 DEFAULT_KEY_PATH = Path("/etc/safebox/model-api.key")
-WITNESS_NAME = "governance-witness.json"
 
 _KEY_FIELD = "registry.governance.key_file"
 
 
 def governance_config(
     section: GovernanceSettings,
-    home: WeftHome,
     *,
     environment: Mapping[str, str] | None = None,
     default_key_path: Path = DEFAULT_KEY_PATH,
@@ -113,9 +111,7 @@ def governance_config(
     key = b""
     if section.mode is GovernanceMode.SHARED_KEY:
         key = _shared_key(section, os.environ if environment is None else environment, default_key_path)
-    return GovernanceConfig(
-        **values_of(GovernanceSettings, section), shared_key=key, witness_file=home.state / WITNESS_NAME
-    )
+    return GovernanceConfig(**values_of(GovernanceSettings, section), shared_key=key)
 
 
 def _shared_key(section: GovernanceSettings, environment: Mapping[str, str], default: Path) -> bytes:

@@ -1,28 +1,71 @@
 """Takes out of a configuration what weft no longer has, and names what replaces it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from weft.kernel.removed import RUNTIMES
-from weft_app.config.document import Document, GivenList, place_of, value_of
+from pydantic.alias_generators import to_camel
+
+from weft.kernel.removed import RUNTIMES, SETTINGS
+from weft_app.config.document import Document, GivenList, GivenMapping, place_of, value_of
 
 _RUNNERS = "runners"
+_EACH = "*"
+_GOVERNANCE = ("registry", "governance", "mode")
 
 
 def without_removed(document: Document) -> tuple[Document, tuple[str, ...]]:
     """Returns a document without what was removed from weft, and a message for each such part."""
     messages: list[str] = []
+    for path, replacement in SETTINGS.items():
+        places: list[str] = []
+        document = _without(document, path.split("."), places)
+        if places:
+            where = f" ({', '.join(filter(None, places))})" if any(places) else ""
+            messages.append(f"{path}{where} was removed and is ignored; use: {replacement}")
     runners = value_of(document.get(_RUNNERS))
     if isinstance(runners, list):
         kept = GivenList(_kept_runners(runners, messages))
         kept.source = place_of(runners)
-        document = {**document, _RUNNERS: kept} if messages else document
+        document = document if len(kept) == len(runners) else {**document, _RUNNERS: kept}
+    if _value_at(document, _GOVERNANCE) == "signatures":
+        messages.append(
+            "registry.governance.mode: signatures was removed, and every load, unload, pull, removal and flush is "
+            "refused; use: mode: shared_key, with a key_file"
+        )
     return document, tuple(messages)
 
 
-def _kept_runners(runners: list[object], messages: list[str]) -> Iterator[object]:
+def _without(item: Any, steps: Sequence[str], places: list[str]) -> Any:
+    """Returns a part of a document without the setting at a path, and adds the places where it was."""
+    first, *rest = steps
+    if first == _EACH:
+        if not isinstance(item, list):
+            return item
+        items = GivenList(_without(each, rest, places) for each in item)
+        items.source = place_of(item)
+        return items
+    name = to_camel(first) if isinstance(item, dict) and first not in item else first
+    if not isinstance(item, dict) or name not in item:
+        return item
+    changed = GivenMapping(item)
+    changed.source = getattr(item, "source", "")
+    if rest:
+        changed[name] = _without(item[name], rest, places)
+    else:
+        places.append(place_of(changed.pop(name)))
+    return changed
+
+
+def _value_at(item: Any, steps: Sequence[str]) -> Any:
+    for step in steps:
+        item = item.get(step) if isinstance(item, dict) else None
+    return value_of(item)
+
+
+def _kept_runners(runners: list[Any], messages: list[str]) -> Iterator[Any]:
     for runner in runners:
         runtime = value_of(runner.get("runtime")) if isinstance(runner, dict) else None
-        if isinstance(runner, dict) and isinstance(runtime, str) and runtime in RUNTIMES:
+        if isinstance(runtime, str) and runtime in RUNTIMES:
             where = f" ({place_of(runner)})" if place_of(runner) else ""
             messages.append(
                 f"the runner {value_of(runner.get('name'))}{where} is not started: its runtime {runtime} was removed; "

@@ -1,6 +1,5 @@
 """Decides whether an authentic token is sufficient: signers, validity, and age. Faults are returned as text."""
 
-import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -19,12 +18,10 @@ class Quorum:
 class Refused(Exception):  # noqa: N818 - an outcome, not an error
     """An authorization is not valid. `why` is only for the audit log; callers only learn that it was refused."""
 
-    def __init__(self, why: str, *, actors: tuple[str, ...] = ()) -> None:
+    def __init__(self, why: str) -> None:
         super().__init__(why)
         self.why = why
         """A short sentence without any reusable part of the authorization."""
-        self.actors = actors
-        """Key ids of signers that provably agreed nevertheless."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +29,10 @@ class Verified:
     """An authentic authorization for the action, not yet checked for validity and sufficiency."""
 
     signers: tuple[str, ...]
-    """Unique key ids of the named signers; of those that count, only the proven ones."""
+    """Unique ids of the named signers."""
     nonce: str
     issued_at: float
     """By the clock of its maker, in seconds since the epoch."""
-    not_before: float
     expires_at: float
 
 
@@ -60,19 +56,13 @@ def fault_in_agreement(named: Collection[str], quorum: Quorum) -> str | None:
     return "; ".join(parts)
 
 
-def fault_in_time(token: Verified, now: float, *, lifetime: float, skew: float) -> str | None:
-    """Returns why a token is not valid at `now`; None if it is. `lifetime` is the maximum.
+def fault_in_time(token: Verified, now: float, *, skew: float) -> str | None:
+    """Returns why a token is not valid at `now`; None if it is.
 
     Signers' clocks may be ahead by the skew. The expiry gets no tolerance: a clock that is behind shortens it.
     """
-    if token.expires_at <= max(token.not_before, token.issued_at):
-        return "it expires before it becomes valid"
-    if token.expires_at - token.issued_at > lifetime:
-        return f"it is valid for longer than {lifetime:g} s"
     if token.issued_at > now + skew:
         return "it was issued in the future"
-    if token.not_before > now + skew:
-        return "it is not valid yet"
     if now >= token.expires_at:
         return "it expired"
     return None
@@ -99,29 +89,18 @@ class Marks:
         return Marks(newest_microseconds=newest, floor=self.floor)
 
 
-def marks_at_start(stored: int | None, witnessed: Marks | None, *, started_at: float, skew: float) -> Marks:
-    """Returns the initial marks: `stored` is the newest mark of the database, `witnessed` those stored outside of it.
+def marks_at_start(stored: int | None, *, started_at: float) -> Marks:
+    """Returns the initial marks: `stored` is the newest mark of the database.
 
-    Without a witness it is unknown what was admitted before. A database without a mark is then most likely new, and
-    tokens from before the start are rejected. A database with a mark has lost its witness; signers' clocks may have
-    been ahead, so tokens issued up to the skew after the start are also rejected.
+    Tokens from before the start are rejected: the database may be a restored copy that lacks their nonces.
     """
-    known = stored or 0
-    if witnessed is None:
-        floor = math.floor(started_at) if stored is None else started_at + skew
-        return Marks(newest_microseconds=known, floor=float(floor))
-    newest = witnessed.newest_microseconds
-    floor = witnessed.floor
-    if newest > known:
-        # The database was restored from a backup. Issue times are whole seconds: take the first one after the newest.
-        floor = max(floor, newest // MICROSECONDS + 1.0)
-    return Marks(newest_microseconds=max(known, newest), floor=floor)
+    return Marks(newest_microseconds=stored or 0, floor=float(int(started_at)))
 
 
 def fault_in_age(issued_at: float, marks: Marks, *, lifetime: float, skew: float) -> str | None:
     """Returns why a token is too old for the marks; None if it is not."""
     if issued_at < marks.floor:
-        return "it was issued before the time from which on used tokens are known"
+        return "it was issued before the registry started"
     if issued_at < marks.newest_microseconds / MICROSECONDS - lifetime - 2 * skew:
         return "it was issued long before the newest token"
     return None

@@ -14,33 +14,33 @@ from kit.home_gateway import home_gateway
 from typer.testing import CliRunner, Result
 
 from registry_svc.config import GovernanceConfig, GovernanceMode, Signer
-from registry_svc.operations.governance import Admission, Gatekeeper, GovernanceMarks, build_gate
+from registry_svc.operations.governance import Admission, Gatekeeper, build_gate
 from registry_svc.operations.policy.governance import Refused
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2_grpc
 from weft.api.operations.v1 import operation_service_pb2 as pb
 from weft.kernel.reasons import Reason
-from weft.signing.signatures import new_key_file
 from weft_app.cli.main import app
 from weft_testing.fake_clock import FakeClock
 
-AUDIENCE = "reg-of-this-test"
-POLICY = "3"
 SHARED_KEY = b"a shared key of more than 32 bytes, really"
 NAMES = ("alice", "bob", "carol")
 
 
 @dataclass
 class GovernedRegistry:
-    """What was admitted and refused, and where the keys are."""
+    """What was admitted and refused, and where the key is."""
 
     home: Path
     gate: Gatekeeper
     admitted: list[tuple[operation_pb2.OperationAction, Admission]] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
 
-    def key(self, name: str) -> str:
-        """The file of a signer's private key."""
-        return str(self.home / f"{name}.pem")
+    @property
+    def key(self) -> str:
+        """The file of the shared key."""
+        file = self.home / "model-api.key"
+        file.write_bytes(SHARED_KEY + b"\n")
+        return str(file)
 
     def run(self, *arguments: str, stdin: str | None = None) -> Result:
         """A `weft` command to its end."""
@@ -77,11 +77,11 @@ def _done(action: operation_pb2.OperationAction) -> operation_pb2.Operation:
 def governed_registry(home: Path, mode: GovernanceMode) -> Iterator[GovernedRegistry]:
     """A registry that has run for a minute, with Alice, Bob and Carol, two of whom must agree."""
     (home / "run").mkdir(parents=True)
-    signers = tuple(Signer(id=name, public_key=new_key_file(home / f"{name}.pem", "--out")) for name in NAMES)
+    signers = tuple(Signer(id=name) for name in NAMES)
     settings: dict[str, Any] = {"signers": signers, "required_signers": 2, "shared_key": SHARED_KEY}
-    config = GovernanceConfig(mode=mode, policy_version=POLICY, **settings)
+    config = GovernanceConfig(mode=mode, **settings)
     gate = build_gate(config, FakeClock(utc=datetime.fromtimestamp(time.time() - 60.0, UTC)))
-    gate.recall(GovernanceMarks(audience=AUDIENCE))
+    gate.recall(None)
     registry = GovernedRegistry(home, gate)
     servicer = _Governed(registry)  # type: ignore[abstract]  # only what the CLI calls
     add = partial(operation_service_pb2_grpc.add_OperationServiceServicer_to_server, servicer)

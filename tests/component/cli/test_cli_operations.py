@@ -333,7 +333,7 @@ def test_audit_is_listed_in_pages(registry: ScriptedRegistry) -> None:
 def test_out_of_range_load_option_is_reported_without_a_traceback(
     registry: ScriptedRegistry, arguments: tuple[str, ...], named: str
 ) -> None:
-    for command in (("load", "qwen"), ("keys", "sign", "load", "qwen", "--key", "k.pem", "--as", "alice")):
+    for command in (("load", "qwen"), ("keys", "sign", "load", "qwen", "--shared-key", "k", "--signer", "a")):
         found = registry.run(*command, *arguments)
         assert (found.exit_code, found.stderr[: len(f"weft: {named}")]) == (2, f"weft: {named}"), found.output
     assert registry.created == []

@@ -4,28 +4,23 @@ import base64
 import hashlib
 import hmac
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from google.protobuf import json_format
 
 from registry_svc.config import GovernanceConfig, GovernanceMode, Signer
-from registry_svc.operations.governance import Admission, Gatekeeper, GovernanceMarks, build_gate
+from registry_svc.operations.governance import Admission, Gatekeeper, build_gate
 from registry_svc.operations.policy.governance import Refused
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import load_pb2, runner_service_pb2
+from weft.signing.tokens import token_fields
 from weft_testing.fake_clock import FakeClock
 
-AUDIENCE = "reg-0123456789abcdef"
-POLICY = "7"
 LIFETIME, SKEW = 300, 30
 SHARED_KEY = bytes(range(7, 47))
-HEADER = {"alg": "EdDSA", "typ": "weft-op+json"}
 NAMES = ("alice", "bob", "carol")
 Scope = runner_service_pb2.FlushCacheRequest
 
@@ -36,14 +31,6 @@ def b64(data: bytes) -> str:
 
 def from_b64(text: str) -> bytes:
     return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
-
-
-def private_key(name: str) -> Ed25519PrivateKey:
-    return Ed25519PrivateKey.from_private_bytes(hashlib.sha256(name.encode()).digest())
-
-
-def public_bytes(name: str) -> bytes:
-    return private_key(name).public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
 
 
 def load(model: str = "qwen", **options: int) -> operation_pb2.OperationAction:
@@ -62,18 +49,16 @@ def flush(scope: "Scope.Scope.ValueType", **fields: str) -> operation_pb2.Operat
     return operation_pb2.OperationAction(flush_cache=operation_pb2.FlushCache(scope=scope, **fields))
 
 
-def config(mode: GovernanceMode, **changes: Any) -> GovernanceConfig:
-    """Alice, Bob and Carol, two of whom must agree; Eve's key is revoked."""
-    signers = [Signer(id=name, public_key=b64(public_bytes(name))) for name in NAMES]
-    signers.append(Signer(id="eve", public_key=b64(public_bytes("eve")), revoked=True))
+def config(mode: GovernanceMode = GovernanceMode.SHARED_KEY, **changes: Any) -> GovernanceConfig:
+    """Alice, Bob and Carol, two of whom must agree; Eve is revoked."""
+    signers = [*(Signer(id=name) for name in NAMES), Signer(id="eve", revoked=True)]
     settings: dict[str, Any] = {
         "mode": mode,
         "signers": tuple(signers),
         "required_signers": 2,
-        "shared_key": SHARED_KEY if mode is GovernanceMode.SHARED_KEY else b"",
+        "shared_key": SHARED_KEY,
         "token_lifetime_seconds": float(LIFETIME),
         "clock_skew_seconds": float(SKEW),
-        "policy_version": POLICY,
         **changes,
     }
     return GovernanceConfig(**settings)
@@ -83,15 +68,14 @@ def config(mode: GovernanceMode, **changes: Any) -> GovernanceConfig:
 class Stage:
     """A gate that has been started, some minutes ago."""
 
-    mode: GovernanceMode
     changes: Mapping[str, Any] = field(default_factory=dict)
     clock: FakeClock = field(default_factory=FakeClock)
     gate: Gatekeeper = field(init=False)
     made: int = 0
 
     def __post_init__(self) -> None:
-        self.gate = build_gate(config(self.mode, **self.changes), self.clock)
-        self.gate.recall(GovernanceMarks(audience=AUDIENCE))
+        self.gate = build_gate(config(**self.changes), self.clock)
+        self.gate.recall(None)
         self._started = self.clock.utc_now()
         self.seconds_later = 600.0
 
@@ -114,28 +98,9 @@ class Stage:
         self.made += 1
         return b64(hashlib.sha256(str(self.made).encode()).digest()[:16])
 
-    def payload(self, action: operation_pb2.OperationAction, /, **changes: Any) -> bytes:
-        """What honest signers sign, but for `changes`; None takes a name out."""
-        claims = {
-            "aud": AUDIENCE,
-            "op": {"load_model": "model-load", "unload_model": "model-unload", "flush_cache": "cache-flush"}[
-                str(action.WhichOneof("kind"))
-            ],
-            "action": b64(action.SerializeToString()),
-            "readable": json_format.MessageToDict(action),
-            "nonce": self.nonce(),
-            "nbf": self.now,
-            "exp": self.now + LIFETIME,
-            "iat": self.now,
-            "policy": POLICY,
-            **changes,
-        }
-        return json.dumps({name: value for name, value in claims.items() if value is not None}).encode()
-
-    def signed(
-        self, action: operation_pb2.OperationAction, /, *, by: Sequence[str] = ("alice", "bob"), **changes: Any
-    ) -> str:
-        return envelope(self.payload(action, **changes), [signature_of(name) for name in by])
+    def signed(self, action: operation_pb2.OperationAction, /, **changes: Any) -> str:
+        """A token for an action; None takes a name out."""
+        return with_code(self.op_token(token_fields(action), **changes))
 
     def op_token(self, action_fields: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
         """An opToken as clients of the runner API make it; None takes a name out."""
@@ -147,30 +112,6 @@ class Stage:
             **changes,
         }
         return {name: value for name, value in token.items() if value is not None}
-
-
-@dataclass(frozen=True)
-class SignatureOf:
-    """How one signature is made."""
-
-    header: Mapping[str, Any]
-    key_of: str
-
-
-def signature_of(name: str, key_of: str = "", **header: Any) -> SignatureOf:
-    """By `name`, with the key of somebody else and other headers where that is said; None takes a header out."""
-    wanted = {**HEADER, "kid": name, **header}
-    return SignatureOf({key: value for key, value in wanted.items() if value is not None}, key_of or name)
-
-
-def envelope(payload: bytes, signatures: Sequence[SignatureOf]) -> str:
-    """A JWS in general JSON form, made without the library that checks it."""
-    made = []
-    for each in signatures:
-        protected = b64(json.dumps(dict(each.header)).encode())
-        signature = private_key(each.key_of).sign(f"{protected}.{b64(payload)}".encode())
-        made.append({"protected": protected, "signature": b64(signature)})
-    return json.dumps({"payload": b64(payload), "signatures": made})
 
 
 def canonical(document: Mapping[str, Any]) -> bytes:

@@ -1,80 +1,48 @@
 """The gate itself: what it is set up with, and what it says of itself."""
 
 import pytest
-from governance_stage import AUDIENCE, LIFETIME, POLICY, Stage, b64, config, load, public_bytes
+from governance_stage import LIFETIME, Stage, config, load
 from kit.refusals import refused
 
-from registry_svc.config import GovernanceMode, Signer
-from registry_svc.operations.governance import GovernanceMarks, build_gate
+from registry_svc.config import GovernanceMode
+from registry_svc.operations.governance import build_gate
 from registry_svc.operations.policy.governance import Refused
 from weft.api.operations.v1.operation_service_pb2 import GetGovernanceResponse
 from weft_testing.fake_clock import FakeClock
 
 
-@pytest.fixture
-def stage() -> Stage:
-    return Stage(GovernanceMode.SIGNATURES)
-
-
 def test_gate_without_previous_marks_admits_nothing() -> None:
-    gate = build_gate(config(GovernanceMode.SIGNATURES), FakeClock())
-    stage = Stage(GovernanceMode.SIGNATURES)
-    stage.gate = gate
+    stage = Stage()
+    stage.gate = build_gate(config(), FakeClock())
     with pytest.raises(Refused, match="earlier runs"):
         stage.admit(load(), stage.signed(load()))
 
 
-def test_governance_rules_are_published_to_signers(stage: Stage) -> None:
-    rules = stage.gate.describe()
+def test_governance_rules_are_published_to_signers() -> None:
+    rules = Stage().gate.describe()
     assert (rules.mode, rules.required_signers, list(rules.signers)) == (
-        GetGovernanceResponse.MODE_SIGNATURES,
+        GetGovernanceResponse.MODE_SHARED_KEY,
         2,
         ["alice", "bob", "carol"],
     )
-    assert (rules.audience, rules.token_lifetime.ToSeconds(), rules.policy_version) == (AUDIENCE, LIFETIME, POLICY)
+    assert rules.token_lifetime.ToSeconds() == LIFETIME
 
 
-@pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        ({"required_signers": 4}, "required_signers"),
-        ({"required_signers": 0}, "required_signers"),
-        ({"signers": (Signer(id="a", public_key="AAAA"), Signer(id="b", public_key=""))}, "signers[0].public_key"),
-        (
-            {"signers": tuple(Signer(id=name, public_key=b64(public_bytes("x"))) for name in "ab")},
-            "signers[1].public_key",
-        ),
-        (
-            {
-                "signers": (
-                    Signer(id="old", public_key=b64(public_bytes("x")), revoked=True),
-                    Signer(id="new", public_key=b64(public_bytes("x"))),
-                ),
-                "required_signers": 1,
-            },
-            "signers[1].public_key",
-        ),
-    ],
-    ids=["too many", "none", "no key", "one key for two", "a revoked key again"],
-)
-def test_invalid_configuration_is_rejected(changes: dict[str, object], field: str) -> None:
-    with refused(field=field):
-        build_gate(config(GovernanceMode.SIGNATURES, **changes), FakeClock())
+@pytest.mark.parametrize("required", [4, 0], ids=["too many", "none"])
+def test_invalid_configuration_is_rejected(required: int) -> None:
+    with refused(field="required_signers"):
+        build_gate(config(required_signers=required), FakeClock())
 
 
-def test_token_audience_is_the_stored_registry_id(stage: Stage) -> None:
-    token = stage.signed(load())
-    stage.gate.recall(GovernanceMarks(audience="reg-another"))
-    with pytest.raises(Refused, match="another registry"):
-        stage.admit(load(), token)
-    assert stage.gate.describe().audience == "reg-another"
-    stage.gate.recall(GovernanceMarks(audience=AUDIENCE))
-    assert stage.admit(load(), token).signers
+@pytest.mark.parametrize("by", [("alice",), ("alice", "alice"), ("alice", "eve"), ("alice", "mallory")])
+def test_too_few_eligible_signers_are_rejected(by: tuple[str, ...]) -> None:
+    stage = Stage()
+    assert stage.why_refused(load(), stage.signed(load(), signers=list(by))).startswith("1 of 2 signers agreed")
 
 
-def test_configured_audience_overrides_the_stored_id() -> None:
-    stage = Stage(GovernanceMode.SIGNATURES, {"audience": "reg-configured"})
-    assert stage.gate.describe().audience == "reg-configured"
-    with pytest.raises(Refused, match="another registry"):
-        stage.admit(load(), stage.signed(load()))
-    assert stage.admit(load(), stage.signed(load(), aud="reg-configured")).signers
+def test_mode_that_was_removed_refuses_every_operation() -> None:
+    """A registry whose weft.yaml still says `signatures` must not become open."""
+    stage = Stage({"mode": GovernanceMode.SIGNATURES, "shared_key": b""})
+    for token in ("", stage.signed(load())):
+        assert "signatures was removed" in stage.why_refused(load(), token)
+    assert stage.gate.describe().mode == GetGovernanceResponse.MODE_SIGNATURES

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.api.operations.v1 import operation_pb2
-from weft.api.runner.v1 import load_pb2, model_store_pb2, runner_service_pb2
+from weft.api.runner.v1 import load_pb2, model_store_pb2
 from weft.signing.strict_json import (
     MAX_DEPTH,
     MAX_TOKEN_BYTES,
@@ -20,7 +20,7 @@ from weft.signing.strict_json import (
     read_object,
     to_base64url,
 )
-from weft.signing.tokens import in_words, operation_word, read_action, same_action, token_fields
+from weft.signing.tokens import operation_word, token_fields
 
 _LEAVES = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=9)
@@ -89,31 +89,9 @@ def test_invalid_base64url_is_refused(text: str) -> None:
         from_base64url(text)
 
 
-@given(st.binary(max_size=60))
-def test_any_bytes_are_an_action_or_malformed(data: bytes) -> None:
-    try:
-        action = read_action(data)
-    except MalformedToken:
-        return
-    assert operation_word(action)
-
-
 def test_empty_action_is_refused() -> None:
     with pytest.raises(MalformedToken, match="does nothing"):
-        read_action(b"")
-
-
-def test_actions_are_equal_if_they_have_the_same_effect() -> None:
-    assert same_action(_load(), _load(options=load_pb2.LoadOptions()))
-    for facts in ({"options": load_pb2.LoadOptions(pin=True)}, {"evict_model": "other"}, {"replicas": 3}):
-        assert not same_action(_load(), _load(**facts))
-    # Not kept at all and kept as configured are two things.
-    assert not same_action(_load(), _load(options=load_pb2.LoadOptions(keep_alive=Duration())))
-    number = {"a": load_pb2.LoadValue(number=1.0)}
-    integer = {"a": load_pb2.LoadValue(integer=1)}
-    assert not same_action(
-        _load(options=load_pb2.LoadOptions(parameters=number)), _load(options=load_pb2.LoadOptions(parameters=integer))
-    )
+        operation_word(operation_pb2.OperationAction())
 
 
 @pytest.mark.parametrize(
@@ -169,35 +147,14 @@ def test_every_part_of_an_action_has_a_field() -> None:
     ]
 
 
-def test_action_text_contains_every_field() -> None:
-    flush = operation_pb2.FlushCache(
-        scope=runner_service_pb2.FlushCacheRequest.SCOPE_TAG, tenant="acme", tag="two words", runner="r1"
-    )
-    assert in_words(operation_pb2.OperationAction(flush_cache=flush)) == [
-        "flush the cache of every model",
-        "scope: tag",
-        "tenant: acme",
-        'tag: "two words"',
-        "runner: r1",
-    ]
-    parameters = {"b": load_pb2.LoadValue(flag=False), "a": load_pb2.LoadValue(number=0.5), "c": load_pb2.LoadValue()}
-    assert in_words(_load(options=load_pb2.LoadOptions(parameters=parameters))) == [
-        "load qwen",
-        "a: 0.5",
-        "b: no",
-        "c: nothing",
-    ]
-
-
 @pytest.mark.parametrize(
-    ("action", "fields", "words"),
+    ("action", "fields"),
     [
         (
             operation_pb2.OperationAction(
                 load_model=operation_pb2.LoadModel(model="mine", source="hf:a/b:Q4_0", runner="r1")
             ),
             {"operation": "model-load", "modelId": "hf:a/b:Q4_0", "name": "mine", "runner": "r1"},
-            ["load hf:a/b:Q4_0", "model: mine", "runner: r1"],
         ),
         (
             operation_pb2.OperationAction(
@@ -206,17 +163,12 @@ def test_action_text_contains_every_field() -> None:
                 )
             ),
             {"operation": "model-pull", "modelId": "hf:a/b", "runner": "r1", "form": "folder"},
-            ["pull hf:a/b", "runner: r1", "form: folder"],
         ),
         (
             operation_pb2.OperationAction(remove_model=operation_pb2.RemoveModel(model="mine")),
             {"operation": "model-remove", "modelId": "mine"},
-            ["remove mine"],
         ),
     ],
 )
-def test_source_is_included_in_the_token_and_its_text(
-    action: operation_pb2.OperationAction, fields: dict[str, object], words: list[str]
-) -> None:
+def test_source_is_included_in_the_token(action: operation_pb2.OperationAction, fields: dict[str, object]) -> None:
     assert token_fields(action) == fields
-    assert in_words(action) == words

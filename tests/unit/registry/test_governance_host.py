@@ -11,10 +11,8 @@ from kit.failures import fails
 from kit.refusals import refused
 
 from registry_svc.config import GovernanceMode, GovernanceSettings
-from registry_svc.operations.governance import Gatekeeper, GovernanceGate, build_gate
-from weft.signing.signatures import new_key_file
+from registry_svc.operations.governance import ClosedGate, Gatekeeper, GovernanceGate, build_gate
 from weft_app.compose.environment import KEY_PATH_VARIABLE
-from weft_app.compose.home import WeftHome
 from weft_app.compose.service_configs import governance_config
 from weft_app.config.loader import parse_config
 from weft_testing.fake_clock import FakeClock
@@ -35,64 +33,57 @@ def key_file(tmp_path: Path) -> Path:
     return file
 
 
-def test_governance_is_off_by_default(tmp_path: Path) -> None:
-    config = governance_config(_section(), WeftHome(tmp_path), environment={KEY_PATH_VARIABLE: "/nowhere"})
+def test_governance_is_off_by_default() -> None:
+    config = governance_config(_section(), environment={KEY_PATH_VARIABLE: "/nowhere"})
     assert config.mode is GovernanceMode.OFF
     assert type(build_gate(config, FakeClock())) is Gatekeeper
 
 
-def test_signers_come_from_the_configuration(tmp_path: Path) -> None:
-    publics = [new_key_file(tmp_path / name, "--out") for name in ("a", "b")]
-    section = _section(
-        mode="signatures",
-        signers=[{"id": "a", "public_key": publics[0]}, {"id": "b", "public_key": publics[1], "revoked": True}],
-        policy_version="2026-11",
-        audience="reg-main",
-    )
-    config = governance_config(section, WeftHome(tmp_path), environment={})
-    assert [(signer.id, signer.public_key, signer.revoked) for signer in config.signers] == [
-        ("a", publics[0], False),
-        ("b", publics[1], True),
-    ]
-    assert (config.policy_version, config.audience, config.required_signers) == ("2026-11", "reg-main", 1)
-    assert config.witness_file is not None
-    assert config.witness_file.parent == WeftHome(tmp_path).state
+def test_signers_come_from_the_configuration(key_file: Path) -> None:
+    config = governance_config(_section(mode="shared_key", signers=SIGNERS, key_file=str(key_file)), environment={})
+    assert [(signer.id, signer.revoked) for signer in config.signers] == [("alice", False), ("bob", True)]
+    assert config.required_signers == 1
     assert isinstance(build_gate(config, FakeClock()), GovernanceGate)
+
+
+def test_removed_mode_keeps_the_gate_closed() -> None:
+    config = governance_config(_section(mode="signatures", signers=SIGNERS), environment={})
+    assert isinstance(build_gate(config, FakeClock()), ClosedGate)
 
 
 def test_configured_key_file_takes_precedence(tmp_path: Path, key_file: Path) -> None:
     other = tmp_path / "other"
     other.write_bytes(OTHER_KEY)
-    home, environment = WeftHome(tmp_path), {KEY_PATH_VARIABLE: str(other)}
+    environment = {KEY_PATH_VARIABLE: str(other)}
     named = _section(mode="shared_key", signers=SIGNERS, key_file=str(key_file))
-    assert governance_config(named, home, environment=environment, default_key_path=other).shared_key == KEY
+    assert governance_config(named, environment=environment, default_key_path=other).shared_key == KEY
     unnamed = _section(mode="shared_key", signers=SIGNERS)
-    assert governance_config(unnamed, home, environment=environment, default_key_path=key_file).shared_key == OTHER_KEY
-    assert governance_config(unnamed, home, environment={}, default_key_path=key_file).shared_key == KEY
+    assert governance_config(unnamed, environment=environment, default_key_path=key_file).shared_key == OTHER_KEY
+    assert governance_config(unnamed, environment={}, default_key_path=key_file).shared_key == KEY
 
 
 def test_registry_does_not_start_without_a_key(tmp_path: Path) -> None:
     section = _section(mode="shared_key", signers=SIGNERS)
     with refused(field="registry.governance.key_file"):
-        governance_config(section, WeftHome(tmp_path), environment={}, default_key_path=tmp_path / "none")
+        governance_config(section, environment={}, default_key_path=tmp_path / "none")
     with refused(field=KEY_PATH_VARIABLE):
-        governance_config(section, WeftHome(tmp_path), environment={KEY_PATH_VARIABLE: str(tmp_path / "none")})
+        governance_config(section, environment={KEY_PATH_VARIABLE: str(tmp_path / "none")})
 
 
-def test_key_is_never_shown_in_text(tmp_path: Path, key_file: Path) -> None:
+def test_key_is_never_shown_in_text(key_file: Path) -> None:
     section = _section(mode="shared_key", signers=SIGNERS, key_file=str(key_file))
-    assert KEY.decode() not in repr(governance_config(section, WeftHome(tmp_path), environment={}))
+    assert KEY.decode() not in repr(governance_config(section, environment={}))
 
 
-def test_manual_examples_are_valid_configurations(tmp_path: Path, key_file: Path) -> None:
+def test_manual_examples_are_valid_configurations(key_file: Path) -> None:
     manual = (Path(__file__).parents[3] / "docs" / "security.md").read_text("utf-8")
     modes = []
     for block in re.findall(r"```yaml\n(registry:\n  governance:.*?)```", manual, re.DOTALL):
         section = parse_config(yaml.safe_load(block)).registry.governance
-        config = governance_config(section, WeftHome(tmp_path), environment={}, default_key_path=key_file)
+        config = governance_config(section, environment={}, default_key_path=key_file)
         assert isinstance(build_gate(config, FakeClock()), GovernanceGate)
         modes.append(config.mode)
-    assert modes == [GovernanceMode.SIGNATURES, GovernanceMode.SHARED_KEY]
+    assert modes == [GovernanceMode.SHARED_KEY]
 
 
 def test_inaccessible_safebox_key_is_reported_without_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,4 +103,4 @@ def test_inaccessible_safebox_key_is_reported_without_a_crash(tmp_path: Path, mo
     monkeypatch.setattr(Path, "open", may_not_open)
     section = _section(mode="shared_key", signers=SIGNERS)
     with fails(None, "cannot be read", field="registry.governance.key_file"):
-        governance_config(section, WeftHome(tmp_path), environment={}, default_key_path=place)
+        governance_config(section, environment={}, default_key_path=place)

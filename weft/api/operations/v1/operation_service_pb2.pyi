@@ -39,7 +39,7 @@ class CreateOperationRequest(google.protobuf.message.Message):
     requested_by: builtins.str
     """Requester for the audit log, as named by the caller; at most 256 characters."""
     authorization: builtins.str
-    """Token or signatures that governance requires, in a format of docs/security.md; at most 16 KiB."""
+    """Token that governance requires, in a format of docs/security.md; at most 16 KiB."""
     @property
     def action(self) -> weft.api.operations.v1.operation_pb2.OperationAction:
         """What to do."""
@@ -328,7 +328,7 @@ class GetGovernanceResponse(google.protobuf.message.Message):
         MODE_SHARED_KEY: GetGovernanceResponse._Mode.ValueType  # 2
         """A token authenticated with the shared key."""
         MODE_SIGNATURES: GetGovernanceResponse._Mode.ValueType  # 3
-        """Ed25519 signatures of several signers over the same bytes."""
+        """A mode that was removed is configured: every operation is refused."""
 
     class Mode(_Mode, metaclass=_ModeEnumTypeWrapper):
         """Mode is what an operation needs."""
@@ -340,25 +340,19 @@ class GetGovernanceResponse(google.protobuf.message.Message):
     MODE_SHARED_KEY: GetGovernanceResponse.Mode.ValueType  # 2
     """A token authenticated with the shared key."""
     MODE_SIGNATURES: GetGovernanceResponse.Mode.ValueType  # 3
-    """Ed25519 signatures of several signers over the same bytes."""
+    """A mode that was removed is configured: every operation is refused."""
 
     MODE_FIELD_NUMBER: builtins.int
     REQUIRED_SIGNERS_FIELD_NUMBER: builtins.int
     SIGNERS_FIELD_NUMBER: builtins.int
-    AUDIENCE_FIELD_NUMBER: builtins.int
     TOKEN_LIFETIME_FIELD_NUMBER: builtins.int
-    POLICY_VERSION_FIELD_NUMBER: builtins.int
     mode: global___GetGovernanceResponse.Mode.ValueType
     """What an operation needs."""
     required_signers: builtins.int
-    """Number of different signers that must sign."""
-    audience: builtins.str
-    """Audience of tokens: the registry's id."""
-    policy_version: builtins.str
-    """Version of the policy; tokens of an earlier version are refused."""
+    """Number of different signers that a token must name."""
     @property
     def signers(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """The signers, by key id."""
+        """The signers."""
 
     @property
     def token_lifetime(self) -> google.protobuf.duration_pb2.Duration:
@@ -370,12 +364,10 @@ class GetGovernanceResponse(google.protobuf.message.Message):
         mode: global___GetGovernanceResponse.Mode.ValueType = ...,
         required_signers: builtins.int = ...,
         signers: collections.abc.Iterable[builtins.str] | None = ...,
-        audience: builtins.str = ...,
         token_lifetime: google.protobuf.duration_pb2.Duration | None = ...,
-        policy_version: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["token_lifetime", b"token_lifetime"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["audience", b"audience", "mode", b"mode", "policy_version", b"policy_version", "required_signers", b"required_signers", "signers", b"signers", "token_lifetime", b"token_lifetime"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["mode", b"mode", "required_signers", b"required_signers", "signers", b"signers", "token_lifetime", b"token_lifetime"]) -> None: ...
 
 global___GetGovernanceResponse = GetGovernanceResponse
 
