@@ -24,7 +24,7 @@ SETTINGS: Mapping[str, str] = MappingProxyType(
     {
         "registry.governance.signers.*.public_key": "registry.governance.mode: shared_key, with a key_file",
         "registry.governance.policy_version": "another key in registry.governance.key_file",
-        "registry.governance.audience": "a key_file of its own for each registry",
+        "registry.governance.audience": "a separate key_file for each registry",
     }
 )
 """Replacements of settings of weft.yaml, by their paths; `*` is every item of a list."""
