@@ -105,6 +105,8 @@ _WITH_FIGURES = frozenset(
     {Reason.QUEUE_FULL, Reason.QUEUE_TIMEOUT, Reason.RATE_LIMIT_EXCEEDED, Reason.DEADLINE_UNREACHABLE}
 )
 
+_LIMITS = frozenset({Reason.RATE_LIMIT_EXCEEDED, Reason.NO_SLOT_AVAILABLE, Reason.BACKEND_NOT_READY})
+
 _TOO_LONG = "prompt is too long: "
 """Anthropic's prefix, by which clients detect that they have to shorten the conversation."""
 
@@ -271,8 +273,8 @@ def retry_headers(error: WeftError) -> list[tuple[bytes, bytes]]:
 
 
 def _is_long_limit(error: WeftError) -> bool:
-    """Whether a rate limit lasts longer than clients wait; they must then not retry automatically."""
-    return error.reason is Reason.RATE_LIMIT_EXCEEDED and (error.retry_after_seconds or 0.0) > MAX_RETRY_AFTER_SECONDS
+    """Whether a limit, also of a model's server, lasts longer than clients wait: they must not retry automatically."""
+    return error.reason in _LIMITS and (error.retry_after_seconds or 0.0) > MAX_RETRY_AFTER_SECONDS
 
 
 def retry_after_seconds(error: WeftError) -> int:

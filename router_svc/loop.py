@@ -383,7 +383,9 @@ class SchedulingLoop:
         """See Placement.report_first_content."""
         self.scheduler.report_first_content(key, self._clock.monotonic())
 
-    def report_failed(self, key: int, attempt: int, reason: Reason, message: str = "") -> None:
+    def report_failed(
+        self, key: int, attempt: int, reason: Reason, message: str = "", retry_after_seconds: float | None = None
+    ) -> None:
         """See Placement.report_attempt_failed. A cancelled request is not placed again, as its dispatcher ends it."""
         mailbox = self._mailboxes.get(key)
         if mailbox is not None and mailbox.cancelled is not None:
@@ -391,7 +393,7 @@ class SchedulingLoop:
         now = self._clock.monotonic()
         self._deps.records.requests.note_failed(key, FailedAttempt(attempt, reason, message), now)
         self._deps.observer.note_failed_attempt(reason)
-        self._deliver(self.scheduler.report_failed(key, attempt, reason, now))
+        self._deliver(self.scheduler.report_failed(key, attempt, reason, now, retry_after_seconds))
 
     def finish(self, key: int, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> None:
         """End a request; idempotent."""

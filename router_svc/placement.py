@@ -126,9 +126,11 @@ class LocalPlace(Placement):
             self._loop.report_first_content(self._key)
 
     @override
-    async def report_attempt_failed(self, attempt: int, reason: Reason, message: str = "") -> None:
+    async def report_attempt_failed(
+        self, attempt: int, reason: Reason, message: str = "", retry_after_seconds: float | None = None
+    ) -> None:
         if self._key is not None:
-            self._loop.report_failed(self._key, attempt, reason, message)
+            self._loop.report_failed(self._key, attempt, reason, message, retry_after_seconds)
 
     @override
     async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> bool:
@@ -227,7 +229,8 @@ class PlacementServicer(AnsweringServicer, placement_service_pb2_grpc.PlacementS
                 case "attempt_failed":
                     failed = request.attempt_failed
                     message = failed.message[:MAX_ATTEMPT_MESSAGE_CHARS]
-                    await place.report_attempt_failed(failed.attempt, reason_of(failed.reason), message)
+                    wait = optional_seconds(failed, "retry_after")
+                    await place.report_attempt_failed(failed.attempt, reason_of(failed.reason), message, wait)
                 case "finished":
                     finished = request.finished
                     receipt = finished.receipt if finished.HasField("receipt") else None

@@ -203,6 +203,13 @@ class RequestTable:
             return refusal
         return refusals.not_loaded(refusal, request, now - since, gate.reason)
 
+    def outlasts(self, request: Request, seconds: float, now: float) -> bool:
+        """Whether a pause from now on ends after the queue timeout or the deadline of a request that does not wait."""
+        waited = 0.0 if request.kind.durable else request.waited_seconds
+        left = self._limits.queue_timeout_seconds - waited
+        ends_at = now + left if request.deadline_at is None else min(now + left, request.deadline_at)
+        return seconds > 0.0 and now + seconds > ends_at
+
     def _is_out_of_reach(self, request: Request) -> bool:
         return self._index.is_out_of_reach(request.queue, request.kind.needs)
 

@@ -185,16 +185,23 @@ class Scheduler:
         if request is not None:
             self._placements.note_content(request, now)
 
-    def report_failed(self, key: int, attempt: int, reason: Reason, now: float) -> list[Decision]:
-        """Handle an attempt that failed before any content: place the request elsewhere, requeue it, or refuse it."""
+    def report_failed(
+        self, key: int, attempt: int, reason: Reason, now: float, retry_after_seconds: float | None = None
+    ) -> list[Decision]:
+        """Handle an attempt that failed before any content: place the request elsewhere, requeue it, or refuse it.
+
+        `retry_after_seconds`: how long the runner takes no request; None: unknown. If the request may not wait as long,
+        it is placed elsewhere or refused.
+        """
         request = self._requests.get(key)
         if request is None or request.placed_on is None or request.attempt != attempt:
             return []
         candidate, is_relieved = self._placements.take_back(request, now)
         freed = self._queues.reactivate(request.spec.tenant) if is_relieved else set()
         is_refused = reason is Reason.BACKEND_NOT_READY and self._placements.is_refused(request, now)
-        kind = FailureKind.FINAL if is_refused else classify(reason)
-        if not is_refused:
+        is_too_long = self._requests.outlasts(request, retry_after_seconds or 0.0, now)
+        kind = FailureKind.FINAL if is_refused else FailureKind.LACKS if is_too_long else classify(reason)
+        if not (is_refused or is_too_long):
             self._placements.note_failed(request, candidate, reason, now)
         rejection = refusals.attempt_failed(key, attempt, reason)
         decisions: list[Decision] = []

@@ -72,6 +72,7 @@ _NOT_ITS_FAULT = frozenset(
     {
         Reason.WORKER_RESTARTED,
         Reason.NO_SLOT_AVAILABLE,
+        Reason.RATE_LIMIT_EXCEEDED,
         Reason.RUNNER_UNREACHABLE,
         Reason.BACKEND_NOT_READY,
         Reason.SHUTTING_DOWN,
@@ -120,7 +121,8 @@ def after_failed_attempt(
     is_free = reason in _NOT_ITS_FAULT or (reason in _LOST and not was_taken)
     if is_free and attempt <= MAX_FRUITLESS_ATTEMPTS:
         fruitless = max(1, attempt - failures)
-        return TryAgain(doubled(first_pause_seconds, fruitless, max_seconds), counts=False)
+        pause = max(doubled(first_pause_seconds, fruitless, max_seconds), error.retry_after_seconds or 0.0)
+        return TryAgain(pause, counts=False)
     failures += 1
     if failures >= max_attempts:
         noun = "attempt" if failures == 1 else "attempts"

@@ -87,7 +87,12 @@ def error_fields(body: bytes) -> tuple[str, str]:
 MAX_RETRY_AFTER_SECONDS = 3600
 BUSY = frozenset({429, 503, 529})
 """529 is Anthropic's status for overload."""
-_SECONDS = re.compile(r"[0-9]{1,9}")
+_LIMITED = 429
+_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
+_SPOKEN = re.compile(
+    r"(?:try again|retry) (?:in|after) (?:([0-9]{1,4})m)?([0-9]{1,6}(?:\.[0-9]{1,9})?) ?(ms|s\b|sec)", re.IGNORECASE
+)
+"""OpenAI, Groq and Gemini: "try again in 1m2.5s"."""
 _TOO_LONG = frozenset({"exceed_context_size_error", CONTEXT_LENGTH_CODE})
 _WRONG_REQUEST = frozenset({"invalid_request_error", "BadRequestError"})
 """Error types for an invalid request: OpenAI's, vLLM's and SGLang's."""
@@ -116,7 +121,8 @@ def refusal(status: int, body: bytes, headers: Mapping[str, str]) -> WeftError:
     if kind == "not_supported_error" or status == 501:
         return WeftError(Reason.UNSUPPORTED_OPERATION, message)
     if status in BUSY:
-        return WeftError(Reason.BACKEND_NOT_READY, text, retry_after_seconds=retry_after_seconds(headers))
+        reason = Reason.RATE_LIMIT_EXCEEDED if status == _LIMITED else Reason.BACKEND_NOT_READY
+        return WeftError(reason, text, retry_after_seconds=retry_after_seconds(headers, said))
     if status in _REFUSED_KEY:
         return _operators_fault(text)
     return _verdict(said, text, is_refusal=400 <= status < 500)
@@ -208,17 +214,27 @@ def provider_refusal(status: int, body: bytes, headers: Mapping[str, str]) -> We
     return refusal(status, body, headers)
 
 
-def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
-    """Returns the Retry-After of a response in seconds, at most MAX_RETRY_AFTER_SECONDS; None: there is none.
+def retry_after_seconds(headers: Mapping[str, str], said: str = "") -> float | None:
+    """Returns how long a response asks to wait, in seconds, at most MAX_RETRY_AFTER_SECONDS; None: it does not say.
 
-    A date is relative to the Date header because the server's clock may differ.
+    It says so in `retry-after-ms`, Retry-After, or else its message `said`. A date is relative to the Date header
+    because the server's clock may differ.
     """
-    text = headers.get("retry-after", "").strip()
-    if _SECONDS.fullmatch(text):
-        return float(min(int(text), MAX_RETRY_AFTER_SECONDS))
-    try:
-        seconds = (parsedate_to_datetime(text) - parsedate_to_datetime(headers.get("date", ""))).total_seconds()
-    except (ValueError, TypeError):  # invalid dates, or only one has a time zone
+    millis, text = (headers.get(name, "").strip() for name in ("retry-after-ms", "retry-after"))
+    spoken = _SPOKEN.search(said)
+    if _SECONDS.fullmatch(millis):
+        seconds = float(millis) / 1e3
+    elif _SECONDS.fullmatch(text):
+        seconds = float(text)
+    elif text:
+        try:
+            seconds = (parsedate_to_datetime(text) - parsedate_to_datetime(headers.get("date", ""))).total_seconds()
+        except (ValueError, TypeError):  # invalid dates, or only one has a time zone
+            return None
+    elif spoken is not None:
+        minutes, number, unit = spoken.groups()
+        seconds = 60.0 * float(minutes or 0) + float(number) / (1e3 if unit.startswith("m") else 1.0)
+    else:
         return None
     return min(max(0.0, seconds), MAX_RETRY_AFTER_SECONDS)
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 FIRST_PAUSE_SECONDS = 0.1
@@ -9,13 +10,18 @@ MAX_PAUSE_SECONDS = 5.0
 MAX_DOUBLINGS = 16
 MAX_RESTART_DOUBLINGS = 64
 """Prevents float overflow; the longest pause is reached earlier."""
-DEFAULT_BUSY_SECONDS = 1.0
-"""Pause for a busy server without a Retry-After."""
+DEFAULT_BUSY_SECONDS = 2.0
+"""Pause for a busy server without a Retry-After; BUSY_GROWTH times as long each time in a row ..."""
+BUSY_GROWTH = 4.0
+MAX_BUSY_SECONDS = 32.0
+"""... up to this."""
 FIRST_SERVER_PAUSE_SECONDS = 0.5
 """Pause before the first retry at a server without a Retry-After; doubles with each retry."""
 MAX_SERVER_PAUSE_SECONDS = 8.0
 """Maximum of that pause."""
-_NOT_STARTED = frozenset({Reason.BACKEND_NOT_READY, Reason.CONNECT_FAILED})
+BUSY_REASONS = frozenset({Reason.BACKEND_NOT_READY, Reason.RATE_LIMIT_EXCEEDED})
+"""Reasons of a server that takes no request now."""
+_NOT_STARTED = BUSY_REASONS | {Reason.CONNECT_FAILED}
 """Reasons that mean that the server did not start working on the request."""
 
 
@@ -124,16 +130,30 @@ class ServerBackoff:
     """
 
     max_retries: int = 0
+    why: WeftError | None = None
+    """The server's last error of a busy server; None: there was none."""
     _busy_until: float | None = None
+    _busy_in_a_row: int = 0
 
     def seconds_to_wait(self, now: float) -> float:
         """Returns the remaining pause; 0: requests may be sent."""
         return 0.0 if self._busy_until is None else max(0.0, self._busy_until - now)
 
-    def note_busy(self, retry_after_seconds: float | None, now: float) -> None:
-        """Records that the server is busy; None: it sent no Retry-After. Never shortens the current pause."""
-        until = now + (DEFAULT_BUSY_SECONDS if retry_after_seconds is None else retry_after_seconds)
+    def note_busy(self, error: WeftError, now: float) -> None:
+        """Records that the server is busy, and sets the pause in its error. Never shortens the current pause."""
+        if self.seconds_to_wait(now) == 0.0:
+            self._busy_in_a_row += 1
+        # A server that names too short a time again and again is asked less often as well.
+        times = self._busy_in_a_row - (2 if error.retry_after_seconds else 1)
+        own = min(DEFAULT_BUSY_SECONDS * BUSY_GROWTH ** min(times, MAX_DOUBLINGS), MAX_BUSY_SECONDS)
+        until = now + max(error.retry_after_seconds or 0.0, own if times >= 0 else 0.0)
         self._busy_until = until if self._busy_until is None else max(until, self._busy_until)
+        self.why = error
+        error.retry_after_seconds = self.seconds_to_wait(now)
+
+    def note_open(self) -> None:
+        """Records that the server has accepted a request."""
+        self._busy_in_a_row = 0
 
     def pause_before_retry(self, reason: Reason, retries: int, now: float, give_up_at: float) -> float | None:
         """Returns the pause before retrying a request that failed for `reason` after `retries` retries.

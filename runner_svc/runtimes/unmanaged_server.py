@@ -20,7 +20,7 @@ from runner_svc.backend.port import (
 )
 from runner_svc.engine_http.answer import Answer
 from runner_svc.openai_upstream.client import Endpoint, Open, OpenAiHttp
-from runner_svc.policy.backoff import ServerBackoff
+from runner_svc.policy.backoff import BUSY_REASONS, ServerBackoff
 from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.runtimes.model_engine import ModelContext
 from runner_svc.runtimes.server_calls import ServerCalls
@@ -28,7 +28,7 @@ from runner_svc.runtimes.settings import UpstreamSettings
 from runner_svc.supervise.logs import LogRing
 from weft.api.common.v1 import completion_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.kernel.errors import FieldError, WeftError, invalid_field
+from weft.kernel.errors import UNSENT, FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.wake.recipes import redacted
@@ -204,12 +204,25 @@ class UnmanagedServer(ServerCalls, Generic[Model]):
             raise invalid_field("quantization", "cannot be set: weft did not start this server")
 
     def _require_not_busy(self) -> None:
-        """Raises NO_SLOT_AVAILABLE until the end of a pause that the server requested with Retry-After."""
-        wait = self._backoff.seconds_to_wait(asyncio.get_running_loop().time())
-        if wait > 0.0:
-            # This reason guarantees that no request was sent; see weft.dispatch.request_trace.
-            message = "the server is busy and has not been asked"
-            raise WeftError(Reason.NO_SLOT_AVAILABLE, message, retry_after_seconds=wait)
+        """Raises RATE_LIMIT_EXCEEDED or NO_SLOT_AVAILABLE, with the server's words, until the end of its pause."""
+        wait, why = self._backoff.seconds_to_wait(asyncio.get_running_loop().time()), self._backoff.why
+        if wait > 0.0 and why is not None:
+            is_limit = why.reason is Reason.RATE_LIMIT_EXCEEDED
+            reason = Reason.RATE_LIMIT_EXCEEDED if is_limit else Reason.NO_SLOT_AVAILABLE
+            message = f"the server is busy and has not been asked again: {why.message}"
+            raise WeftError(reason, message, metadata={UNSENT: "true"}, retry_after_seconds=wait)
+
+    async def _open_unless_busy(self, open_response: Open) -> Answer:
+        """Returns the response to a request, and notes whether the server is busy. Raises as `_require_not_busy`."""
+        self._require_not_busy()
+        try:
+            response = await open_response()
+        except WeftError as error:
+            if error.reason in BUSY_REASONS:
+                self._backoff.note_busy(error, asyncio.get_running_loop().time())
+            raise
+        self._backoff.note_open()
+        return response
 
     @override
     def _running(self) -> OpenAiHttp:

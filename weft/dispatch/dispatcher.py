@@ -340,7 +340,8 @@ class _RequestRun(Generic[T]):
         if error is self.cancelled:
             raise error
         self._last_error = error
-        await placement.report_attempt_failed(grant.attempt, error.reason, self.trace.attempts[-1].message)
+        message = self.trace.attempts[-1].message
+        await placement.report_attempt_failed(grant.attempt, error.reason, message, error.retry_after_seconds)
 
     def seconds_left(self, grant: Granted) -> float | None:
         """Returns the time limit of an attempt that starts now, by the caller's deadline and the route; None: none."""
@@ -531,8 +532,14 @@ def require_cancelled(why: WeftError | None = None) -> None:
 
 
 def reported_error(rejection: WeftError, attempt: WeftError | None) -> WeftError:
-    """Returns the error for the caller: the attempt's, if the scheduler rejects with the same reason after it."""
-    return attempt if attempt is not None and attempt.reason is rejection.reason else rejection
+    """Returns the error for the caller: the attempt's, if the scheduler rejects with the same reason after it.
+
+    A request that waited in vain for a provider's limit to end gets the provider's words.
+    """
+    if attempt is None:
+        return rejection
+    is_limit = attempt.reason is Reason.RATE_LIMIT_EXCEEDED and rejection.reason is Reason.QUEUE_TIMEOUT
+    return attempt if is_limit or attempt.reason is rejection.reason else rejection
 
 
 def _reason_of(error: Exception) -> Reason:

@@ -96,10 +96,13 @@ class Placement(Protocol):
         """Reports that the answer has begun, which rules out failover. Never raises."""
         ...
 
-    async def report_attempt_failed(self, attempt: int, reason: Reason, message: str = "") -> None:
+    async def report_attempt_failed(
+        self, attempt: int, reason: Reason, message: str = "", retry_after_seconds: float | None = None
+    ) -> None:
         """Reports a failure before any content; the next decision grants another runner or raises. Never raises.
 
-        `message`: the error text for the request's record, at most `MAX_ATTEMPT_MESSAGE_CHARS`.
+        `message`: the error text for the request's record, at most `MAX_ATTEMPT_MESSAGE_CHARS`. `retry_after_seconds`:
+        how long the runner takes no further request, as its engine says; None: unknown.
         """
         ...
 

@@ -174,8 +174,10 @@ class ReconnectingPlacement(Placement):
         return self._report(self._place.report_first_content(attempt))
 
     @override
-    def report_attempt_failed(self, attempt: int, reason: Reason, message: str = "") -> Coroutine[Any, Any, None]:
-        return self._report(self._place.report_attempt_failed(attempt, reason, message))
+    def report_attempt_failed(
+        self, attempt: int, reason: Reason, message: str = "", retry_after_seconds: float | None = None
+    ) -> Coroutine[Any, Any, None]:
+        return self._report(self._place.report_attempt_failed(attempt, reason, message, retry_after_seconds))
 
     @override
     async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> bool:

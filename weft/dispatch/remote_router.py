@@ -33,7 +33,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.rpc import calling, error_from_call
 from weft.kernel.service import start_task, stop_tasks
 from weft.kernel.telemetry import TRACEPARENT
-from weft.kernel.timestamps import optional_seconds
+from weft.kernel.timestamps import optional_duration, optional_seconds
 
 if TYPE_CHECKING:
     from weft.api.router.v1.placement_service_pb2_grpc import PlacementServiceAsyncStub
@@ -325,9 +325,12 @@ class RemotePlace(Placement):
         await self._write(pb.PlaceRequest(first_content=pb.FirstContent(attempt=attempt)))
 
     @override
-    async def report_attempt_failed(self, attempt: int, reason: Reason, message: str = "") -> None:
+    async def report_attempt_failed(
+        self, attempt: int, reason: Reason, message: str = "", retry_after_seconds: float | None = None
+    ) -> None:
         number: Any = reason.value
-        failed = pb.AttemptFailed(attempt=attempt, reason=number, message=message)
+        wait = optional_duration(retry_after_seconds)
+        failed = pb.AttemptFailed(attempt=attempt, reason=number, message=message, retry_after=wait)
         await self._write(pb.PlaceRequest(attempt_failed=failed))
 
     @override

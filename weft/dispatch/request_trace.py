@@ -13,7 +13,7 @@ from weft.dispatch.frames import Frame
 from weft.dispatch.payload_description import TokenCounter
 from weft.dispatch.placement import MAX_ATTEMPT_MESSAGE_CHARS, Decision
 from weft.dispatch.prices import price_of
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import UNSENT, WeftError
 from weft.kernel.failures import quotes_model
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
@@ -121,6 +121,8 @@ class AttemptRecord:
     engine_exit: str = ""
     engine_log: Sequence[str] = ()
     """See `WeftError`."""
+    is_unsent: bool = False
+    """Whether its runner has certainly sent nothing of the request."""
     answered: bool = False
     span_id: int = field(default_factory=new_span_id)
     generation_id: int = field(default_factory=new_span_id)
@@ -129,6 +131,7 @@ class AttemptRecord:
     def note_error(self, error: WeftError) -> None:
         """Records its error without the parts that callers must not see."""
         self.reason = error.reason
+        self.is_unsent = error.reason in _NOTHING_SENT or UNSENT in error.metadata
         # Internal errors are only logged, and text from a model is only for the caller.
         is_kept = error.reason is not Reason.INTERNAL and not quotes_model(error.reason)
         self.message = error.message[:MAX_ATTEMPT_MESSAGE_CHARS] if is_kept else ""
@@ -138,7 +141,7 @@ class AttemptRecord:
     @property
     def may_have_left(self) -> bool:
         """Whether the request may have been sent to a remote provider; False only if it certainly was not."""
-        return self.remote and (self.answered or self.reason not in _NOTHING_SENT)
+        return self.remote and (self.answered or not self.is_unsent)
 
 
 @dataclass(slots=True)

@@ -16,6 +16,8 @@ T = TypeVar("T")
 
 PROMPT_TOKENS, COMPLETION_TOKENS = "prompt_tokens", "completion_tokens"
 """Metadata keys with the token usage of an answer that was cut short."""
+UNSENT = "unsent"
+"""Metadata key, "true" if the runner has sent nothing of the request, although its reason leaves that open."""
 LASTING = "lasting"
 """Metadata key, "true" if the engine would fail in the same way again: another format, a refused key, a wrong URL."""
 LACKED_ROUTER = "lacked_router"

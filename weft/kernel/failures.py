@@ -9,7 +9,8 @@ class FailureKind(Enum):
     """What a failed attempt means for the request and the runner."""
 
     BUSY = "busy"
-    """The runner is full with work unknown to this router (which restarted, or is not the only one)."""
+    """The runner is full with work unknown to this router (which restarted, or is not the only one), or its engine's
+    server limits requests."""
     BOUNCED = "bounced"
     """The runner did not accept the request. Nothing was executed; the request returns to its queue."""
     UNREACHED = "unreached"
@@ -82,7 +83,7 @@ def quotes_model(reason: Reason) -> bool:
 
 def classify(reason: Reason) -> FailureKind:
     """Returns the kind of a failure. A refusal of the request itself is final: replicas would refuse it too."""
-    if reason is Reason.NO_SLOT_AVAILABLE:
+    if reason in {Reason.NO_SLOT_AVAILABLE, Reason.RATE_LIMIT_EXCEEDED}:
         return FailureKind.BUSY
     if reason is Reason.RUNNER_UNREACHABLE:
         return FailureKind.UNREACHED

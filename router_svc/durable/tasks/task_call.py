@@ -112,9 +112,11 @@ class GatedPlace(Placement):
         await self._place.report_first_content(attempt)
 
     @override
-    async def report_attempt_failed(self, attempt: int, reason: Reason, message: str = "") -> None:
+    async def report_attempt_failed(
+        self, attempt: int, reason: Reason, message: str = "", retry_after_seconds: float | None = None
+    ) -> None:
         self._gated.failed = reason
-        await self._place.report_attempt_failed(attempt, reason, message)
+        await self._place.report_attempt_failed(attempt, reason, message, retry_after_seconds)
 
     @override
     async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> bool:

@@ -120,15 +120,9 @@ class AttachedServer(UnmanagedServer[OpenAiHttpModel]):
 
     @override
     async def _open(self, open_response: Open, call: CallInfo) -> Answer:
-        """Raises NO_SLOT_AVAILABLE during a pause that the server requested with Retry-After."""
+        """Raises RATE_LIMIT_EXCEEDED or NO_SLOT_AVAILABLE during a pause that the server requested."""
         del call
-        self._require_not_busy()
-        try:
-            return await open_response()
-        except WeftError as error:
-            if error.reason is Reason.BACKEND_NOT_READY and error.retry_after_seconds is not None:
-                self._backoff.note_busy(error.retry_after_seconds, asyncio.get_running_loop().time())
-            raise
+        return await self._open_unless_busy(open_response)
 
     @override
     async def _require_ready(self, http: OpenAiHttp) -> None:

@@ -33,7 +33,7 @@ from runner_svc.runtimes.openai_remote.runtime import (
 from runner_svc.runtimes.unmanaged_server import UnmanagedServer, read_key
 from weft.api.common.v1 import chat_pb2
 from weft.dispatch.frames import GenerationPayload
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import UNSENT, WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
@@ -136,14 +136,12 @@ class OpenAiRemote(UnmanagedServer[OpenAiRemoteModel]):
             raise WeftError(Reason.HEADERS_TIMEOUT, message) from error
 
     async def _retry(self, open_response: Open, give_up_at: float) -> Answer:
-        loop = asyncio.get_running_loop()
-        self._require_not_busy()
         for retries in itertools.count():
             try:
-                return await open_response()
+                return await self._open_unless_busy(open_response)
             except WeftError as error:
-                if error.reason is Reason.BACKEND_NOT_READY:
-                    self._backoff.note_busy(error.retry_after_seconds, loop.time())
+                if UNSENT in error.metadata and not retries:
+                    raise
                 await self._pause_or_raise(error, retries, give_up_at)
         raise AssertionError("the count has no end")
 

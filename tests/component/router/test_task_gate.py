@@ -52,7 +52,9 @@ class Scheduler(Placement):
     async def report_first_content(self, attempt: int) -> None:
         self.told.append(("content", attempt))
 
-    async def report_attempt_failed(self, attempt: int, reason: Reason, message: str = "") -> None:
+    async def report_attempt_failed(
+        self, attempt: int, reason: Reason, message: str = "", retry_after_seconds: float | None = None
+    ) -> None:
         self.told.append(("failed", reason))
 
     async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> bool:

@@ -23,6 +23,7 @@ from runner_svc.policy.lifecycle import Phase
 from runner_svc.runtimes.openai_http import backend
 from runner_svc.runtimes.openai_http.backend import AttachedServer
 from runner_svc.runtimes.openai_http.runtime import OpenAiHttpModel
+from weft.kernel.errors import UNSENT
 from weft.kernel.reasons import Reason
 from weft_testing.free_port import free_port
 
@@ -58,13 +59,22 @@ async def _upstream(**switches: Any) -> AsyncIterator[AttachedServer]:
             await server.stop()
 
 
-@pytest.mark.parametrize("status", [429, 503])
-async def test_busy_upstream_retry_after_is_honored(status: int) -> None:
+@pytest.mark.parametrize(
+    ("status", "reason", "later"),
+    [
+        (429, Reason.RATE_LIMIT_EXCEEDED, Reason.RATE_LIMIT_EXCEEDED),
+        (503, Reason.BACKEND_NOT_READY, Reason.NO_SLOT_AVAILABLE),
+    ],
+)
+async def test_busy_upstream_retry_after_is_honored(status: int, reason: Reason, later: Reason) -> None:
     async with _upstream(status=status, retry_after_seconds=17) as server:
         error = await failure_of(server)
-        assert (error.reason, error.retry_after_seconds) == (Reason.BACKEND_NOT_READY, 17.0)
+        assert error.reason is reason
+        assert error.retry_after_seconds == pytest.approx(17.0)
         again = await failure_of(server)
-        assert again.reason is Reason.NO_SLOT_AVAILABLE
+        assert again.reason is later
+        assert error.message in again.message
+        assert again.metadata == {UNSENT: "true"}
         assert again.retry_after_seconds is not None
         assert 15.0 < again.retry_after_seconds <= 17.0
 

@@ -30,7 +30,7 @@ async def _running(timeouts: TimeoutProfile | None = None, **switches: Any) -> A
     ("switches", "reason"),
     [
         ({"status": 503}, Reason.BACKEND_NOT_READY),
-        ({"status": 429}, Reason.BACKEND_NOT_READY),
+        ({"status": 429}, Reason.RATE_LIMIT_EXCEEDED),
         ({"status": 501}, Reason.UNSUPPORTED_OPERATION),
         ({"html_200": True}, Reason.BACKEND_PROTOCOL_ERROR),
         ({"close_after_tokens": 2}, Reason.BACKEND_PROTOCOL_ERROR),

@@ -170,9 +170,9 @@ async def test_missing_or_invalid_key_error_names_only_its_variable(value: str) 
         (404, b'{"error": {"message": "no model frontier-4"}}', Reason.BACKEND_ERROR),
         (429, b'{"error": {"type": "insufficient_quota", "code": null}}', Reason.BACKEND_ERROR),
         (429, b'{"error": {"type": "requests", "code": "insufficient_quota"}}', Reason.BACKEND_ERROR),
-        (429, b'{"error": {"type": "requests", "code": "rate_limit_exceeded"}}', Reason.BACKEND_NOT_READY),
-        (429, b"{}", Reason.BACKEND_NOT_READY),
-        (429, b"x" * 100_000, Reason.BACKEND_NOT_READY),
+        (429, b'{"error": {"type": "requests", "code": "rate_limit_exceeded"}}', Reason.RATE_LIMIT_EXCEEDED),
+        (429, b"{}", Reason.RATE_LIMIT_EXCEEDED),
+        (429, b"x" * 100_000, Reason.RATE_LIMIT_EXCEEDED),
         (400, b"x" * 100_000, Reason.BACKEND_REJECTED),
         (500, b"<html>", Reason.BACKEND_ERROR),
         (503, b"{}", Reason.BACKEND_NOT_READY),
@@ -200,10 +200,11 @@ async def test_busy_provider_receives_no_byte_before_its_retry_time() -> None:
         provider.replies.append(Reply(status=429, headers={"Retry-After": "1"}))
         told = time.monotonic()
         error = await _failure(backend)
-        assert (error.reason, error.retry_after_seconds) == (Reason.BACKEND_NOT_READY, 1.0)
+        assert error.reason is Reason.RATE_LIMIT_EXCEEDED
+        assert error.retry_after_seconds == pytest.approx(1.0)
         sent = provider.byte_count
         refused = await _failure(backend)
-        assert refused.reason is Reason.NO_SLOT_AVAILABLE
+        assert refused.reason is Reason.RATE_LIMIT_EXCEEDED
         assert refused.retry_after_seconds is not None
         assert 0.0 < refused.retry_after_seconds <= 1.0
         assert provider.byte_count == sent
@@ -216,7 +217,7 @@ async def test_retry_after_date_is_relative_to_the_providers_clock() -> None:
     dates = {"Date": "Sat, 01 Jan 2000 00:00:00 GMT", "Retry-After": "Sat, 01 Jan 2000 00:00:42 GMT"}
     async with _stage() as (provider, backend):
         provider.replies.append(Reply(status=503, headers=dates))
-        assert (await _failure(backend)).retry_after_seconds == 42.0
+        assert (await _failure(backend)).retry_after_seconds == pytest.approx(42.0)
 
 
 @pytest.mark.usefixtures("_no_pauses")

@@ -122,5 +122,6 @@ async def test_caller_deadline_limits_the_runner_backoff(tmp_path: Path) -> None
         provider.replies.append(Reply(status=429, headers={"Retry-After": "30"}))
         async with asyncio.timeout(5.0):
             error = await refusal(events_of(runner.generate(allow_remote=True, seconds_left=20.0)))
-        assert (error.reason, error.retry_after_seconds) == (Reason.BACKEND_NOT_READY, 30.0)
+        assert error.reason is Reason.RATE_LIMIT_EXCEEDED
+        assert error.retry_after_seconds == pytest.approx(30.0)
         assert len(provider.requests) == 1

@@ -109,7 +109,9 @@ class ScriptedScheduler(Placement):
     async def report_first_content(self, attempt: int) -> None:
         self.first_content.append(attempt)
 
-    async def report_attempt_failed(self, attempt: int, reason: Reason, message: str = "") -> None:
+    async def report_attempt_failed(
+        self, attempt: int, reason: Reason, message: str = "", retry_after_seconds: float | None = None
+    ) -> None:
         self.failed.append((attempt, reason))
 
     async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> bool:
@@ -545,12 +547,21 @@ def _giving_up(scheduler: ScriptedScheduler, instead: Reason | None = None) -> S
     """The scheduler, made to refuse after the first failed attempt: with the attempt's own reason, or another."""
     original = scheduler.report_attempt_failed
 
-    async def report(attempt: int, reason: Reason, message: str = "") -> None:
-        await original(attempt, reason, message)
+    async def report(attempt: int, reason: Reason, message: str = "", retry_after_seconds: float | None = None) -> None:
+        await original(attempt, reason, message, retry_after_seconds)
         scheduler._words.append(WeftError(instead or reason, "given up"))
 
     scheduler.report_attempt_failed = report  # type: ignore[method-assign]  # the script of this test
     return scheduler
+
+
+async def test_caller_that_waits_in_vain_for_a_providers_limit_gets_its_words(tmp_path: Path) -> None:
+    limit = WeftError(Reason.RATE_LIMIT_EXCEEDED, "30 requests per minute", retry_after_seconds=9.0)
+    async with _runner(tmp_path, [limit]) as address:
+        _, failure, _ = await _generate(_giving_up(ScriptedScheduler(address), Reason.QUEUE_TIMEOUT))
+    assert isinstance(failure, WeftError)
+    assert (failure.reason, failure.retry_after_seconds) == (Reason.RATE_LIMIT_EXCEEDED, 9.0)
+    assert failure.message == "30 requests per minute"
 
 
 async def test_attempt_error_is_reported_when_the_scheduler_stops_retrying(tmp_path: Path) -> None:

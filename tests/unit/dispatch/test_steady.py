@@ -60,7 +60,9 @@ class ScriptedPort(Placement):
 
     async def report_first_content(self, attempt: int) -> None: ...
 
-    async def report_attempt_failed(self, attempt: int, reason: Reason, message: str = "") -> None: ...
+    async def report_attempt_failed(
+        self, attempt: int, reason: Reason, message: str = "", retry_after_seconds: float | None = None
+    ) -> None: ...
 
     async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> bool:
         return self.hears

@@ -11,7 +11,7 @@ from router_svc.policy.scheduler import MAX_PASSED_OVER
 from router_svc.policy.settings import ChoicePolicy, PoolSettings, Settings
 from weft.dispatch.payload_description import prefix_digests
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
+from weft.kernel.request import Operation, Priority
 
 SERVED = Served(prompt_tokens=2_250, cached_tokens=0, output_tokens=10)
 
@@ -154,6 +154,46 @@ def test_runner_full_with_external_requests_is_retried_until_the_queue_timeout()
     assert ended == 30.0
     assert asked[:5] == [0.0, 0.25, 0.75, 1.75, 3.75]
     assert 15 <= len(asked) <= 20
+
+
+LIMIT = Reason.RATE_LIMIT_EXCEEDED
+
+
+def test_request_is_refused_at_once_if_a_providers_pause_is_longer_than_it_may_wait() -> None:
+    """It waited 30 s, and was told to come again after 5 s, although the provider had said 120 s."""
+    mesh = scheduler(candidate(), queue_timeout_seconds=30.0)
+    mesh.submit(arrival(1), 0.0)
+    assert rejected(mesh.report_failed(1, 1, LIMIT, 0.1, 120.0)) == {1: LIMIT}
+    assert placed(mesh.submit(arrival(2), 0.2)) == {2: "a"}, "its runner says how long the pause still is"
+    assert rejected(mesh.report_failed(2, 1, LIMIT, 0.3, 119.8)) == {2: LIMIT}
+
+
+def test_request_waits_for_the_end_of_a_short_pause_of_a_provider() -> None:
+    mesh = scheduler(candidate(), queue_timeout_seconds=30.0, busy_pause_seconds=1.0, max_busy_pause_seconds=1.0)
+    mesh.submit(arrival(1), 0.0)
+    assert not rejected(mesh.report_failed(1, 1, LIMIT, 0.0, 20.0))
+    assert placed(mesh.tick(20.0)) == {1: "a"}
+    assert rejected(mesh.report_failed(1, 2, LIMIT, 20.0, 20.0)) == {1: LIMIT}, "it has waited for 20 s of its 30 s"
+
+
+def test_request_with_a_deadline_before_the_end_of_a_pause_is_refused_at_once() -> None:
+    mesh = scheduler(candidate(), queue_timeout_seconds=30.0)
+    mesh.submit(arrival(1, deadline_at=5.0), 0.0)
+    assert rejected(mesh.report_failed(1, 1, LIMIT, 0.0, 10.0)) == {1: LIMIT}
+
+
+def test_request_goes_to_another_provider_while_one_limits_requests() -> None:
+    mesh = scheduler(*(candidate(name, pool="p", model=f"m-{name}") for name in "ab"))
+    first = placed(mesh.submit(arrival(1, "p"), 0.0))[1]
+    second = placed(mesh.report_failed(1, 1, LIMIT, 0.1, 120.0))[1]
+    assert {first, second} == {"a", "b"}
+    assert rejected(mesh.report_failed(1, 2, LIMIT, 0.2, 120.0)) == {1: LIMIT}
+
+
+def test_task_is_not_kept_at_a_provider_with_a_long_pause() -> None:
+    mesh = scheduler(candidate(), queue_timeout_seconds=30.0)
+    mesh.submit(arrival(1, priority=Priority.DURABLE), 0.0)
+    assert rejected(mesh.report_failed(1, 1, LIMIT, 0.1, 120.0)) == {1: LIMIT}
 
 
 def test_content_from_a_runner_clears_its_busy_state() -> None:

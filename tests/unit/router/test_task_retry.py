@@ -81,6 +81,12 @@ def test_bug_html_page_or_refused_key_was_tried_five_times(reason: Reason) -> No
     assert verdict == GivesUp(reason, "the engine answered with 'text/html'")
 
 
+def test_task_waits_as_long_as_a_provider_asks_for_and_loses_no_attempt() -> None:
+    error = WeftError(Reason.RATE_LIMIT_EXCEEDED, "30 requests per minute", retry_after_seconds=120.0)
+    verdict = after_failed_attempt(error, 1, 0, 1, was_taken=True, first_pause_seconds=1.0, max_seconds=60.0)
+    assert verdict == TryAgain(120.0, counts=False)
+
+
 def test_backoff_doubles_up_to_its_bound() -> None:
     pauses = [failed(Reason.WORKER_LOST, failures, 200) for failures in (1, 2, 3, 6, 7, 8, 199)]
     assert pauses == [TryAgain(seconds) for seconds in (1.0, 2.0, 4.0, 32.0, 60.0, 60.0, 60.0)]

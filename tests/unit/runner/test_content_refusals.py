@@ -256,3 +256,32 @@ def test_answer_of_another_format_is_lasting_and_an_overload_is_not() -> None:
     assert malformed("the engine sent", ValueError("<html>")).metadata == {LASTING: "true"}
     for status in (500, 502, 503, 429):
         assert LASTING not in refusal(status, b"<html>Bad Gateway</html>", {}).metadata
+
+
+DATE = "Sat, 01 Jan 2000 00:00:00 GMT"
+
+
+@pytest.mark.parametrize(
+    ("headers", "said", "seconds"),
+    [
+        ({"retry-after": "120"}, "", 120.0),
+        ({"retry-after": "1.5"}, "", 1.5),
+        ({"retry-after-ms": "250", "retry-after": "1"}, "", 0.25),
+        ({"retry-after-ms": "1500.5"}, "", 1.5005),
+        ({"retry-after": "Sat, 01 Jan 2000 00:00:42 GMT", "date": DATE}, "", 42.0),
+        ({"retry-after": "Sat, 01 Jan 2000 00:00:00 GMT", "date": DATE}, "", 0.0),
+        ({"retry-after": "99999999"}, "", 3600.0),
+        ({"retry-after": "soon"}, "", None),
+        ({"retry-after": "-1"}, "", None),
+        ({}, "Rate limit reached. Please try again in 20s.", 20.0),
+        ({}, "Please try again in 1m2.5s. Visit our site", 62.5),
+        ({}, "Please try again in 120ms.", 0.12),
+        ({}, "Please retry in 34.07s.", 34.07),
+        ({}, "30 requests per minute are allowed", None),
+    ],
+)
+def test_time_that_a_provider_asks_to_wait_is_read(headers: dict[str, str], said: str, seconds: float | None) -> None:
+    error = refusal(429, _body({"error": {"message": said}}), headers)
+    assert error.reason is Reason.RATE_LIMIT_EXCEEDED
+    assert error.retry_after_seconds == (None if seconds is None else pytest.approx(seconds))
+    assert error.message == f"the engine answered 429: {said}"

@@ -61,7 +61,7 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     ERROR_REASON_QUEUE_TIMEOUT: _ErrorReason.ValueType  # 21
     """The request waited in the queue for longer than the limit."""
     ERROR_REASON_RATE_LIMIT_EXCEEDED: _ErrorReason.ValueType  # 22
-    """The tenant exceeded its rate limit."""
+    """The tenant exceeded its rate limit, or the server of the model limits requests."""
     ERROR_REASON_NO_SLOT_AVAILABLE: _ErrorReason.ValueType  # 23
     """All slots of the runner are in use."""
     ERROR_REASON_NO_RUNNER_AVAILABLE: _ErrorReason.ValueType  # 24
@@ -209,7 +209,7 @@ ERROR_REASON_QUEUE_FULL: ErrorReason.ValueType  # 20
 ERROR_REASON_QUEUE_TIMEOUT: ErrorReason.ValueType  # 21
 """The request waited in the queue for longer than the limit."""
 ERROR_REASON_RATE_LIMIT_EXCEEDED: ErrorReason.ValueType  # 22
-"""The tenant exceeded its rate limit."""
+"""The tenant exceeded its rate limit, or the server of the model limits requests."""
 ERROR_REASON_NO_SLOT_AVAILABLE: ErrorReason.ValueType  # 23
 """All slots of the runner are in use."""
 ERROR_REASON_NO_RUNNER_AVAILABLE: ErrorReason.ValueType  # 24

@@ -370,20 +370,29 @@ class AttemptFailed(google.protobuf.message.Message):
     ATTEMPT_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
     MESSAGE_FIELD_NUMBER: builtins.int
+    RETRY_AFTER_FIELD_NUMBER: builtins.int
     attempt: builtins.int
     """The attempt."""
     reason: weft.api.common.v1.error_reason_pb2.ErrorReason.ValueType
     """Why."""
     message: builtins.str
     """Error message, as the caller gets it if no other attempt follows; at most 512 characters."""
+    @property
+    def retry_after(self) -> google.protobuf.duration_pb2.Duration:
+        """How long its runner takes no further request of this kind, as its engine says. Not set: unknown. A request that may
+        not wait as long is refused, unless another runner may serve it.
+        """
+
     def __init__(
         self,
         *,
         attempt: builtins.int = ...,
         reason: weft.api.common.v1.error_reason_pb2.ErrorReason.ValueType = ...,
         message: builtins.str = ...,
+        retry_after: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "message", b"message", "reason", b"reason"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["retry_after", b"retry_after"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "message", b"message", "reason", b"reason", "retry_after", b"retry_after"]) -> None: ...
 
 global___AttemptFailed = AttemptFailed
 
