@@ -66,6 +66,7 @@ _FINAL = _HOPELESS | {
     Reason.REPEATED_LINE_LOOP,
     Reason.TOOL_CALL_INVALID,
     Reason.TEMPLATE_FAILED,
+    Reason.CONSTRAINT_NOT_MET,
 }
 """Reasons after which an attempt is not retried."""
 _NOT_ITS_FAULT = frozenset(

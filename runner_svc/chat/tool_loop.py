@@ -8,6 +8,7 @@ from typing import Any
 
 from runner_svc.backend.port import CallInfo
 from runner_svc.chat.call_repair import with_repaired_calls
+from runner_svc.chat.constraint import with_kept_format
 from runner_svc.chat.offer import CallKind, Offer, json_object, make_offer, require_local
 from runner_svc.chat.receipt import AnswerReceipt, warning
 from runner_svc.chat.request import ChatEngine, ChatRequest, ChatSetup
@@ -49,8 +50,13 @@ def converse(work: ChatEngine, request: ChatRequest, setup: ChatSetup) -> AsyncG
     """Returns the frames of an answer like Backend.generate, with events of tools and signals.
 
     Besides the engine's errors, raises INVALID_ARGUMENT and TOOL_UNAVAILABLE before anything is generated,
-    TOOL_CALL_INVALID for a call that cannot be executed, and REPEATED_LINE_LOOP if the policy is to kill.
+    TOOL_CALL_INVALID for a call that cannot be executed, REPEATED_LINE_LOOP if the policy is to kill, and
+    CONSTRAINT_NOT_MET if a strict format is not kept.
     """
+    return with_kept_format(_conversation(work, request, setup), request.payload)
+
+
+def _conversation(work: ChatEngine, request: ChatRequest, setup: ChatSetup) -> AsyncGenerator[Frame]:
     request = _with_defaults(request, setup.settings)
     if not request.call.ends_loops and kills_repetition(request.behaviour, setup.settings):
         request = replace(request, call=replace(request.call, ends_loops=True))

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from runner_svc.backend.port import CacheUse
+from runner_svc.policy.grammar_schema import fitted_schema
 from runner_svc.policy.parameters import (
     TEMPLATE_ARGUMENTS,
     ParameterProfile,
@@ -91,6 +92,7 @@ def chat_body(payload: chat_pb2.ChatPayload, model: str, profile: ParameterProfi
         _force(body, payload.tool_choice.function_name)
     arguments, unused = _add_extras(body, payload.extra_parameters, profile)
     warnings += unused
+    _fit_schemas(body, profile)
     # Engines read this argument themselves, whatever the template does.
     read_by_template = {name: value for name, value in arguments.items() if name != _ENABLE_THINKING}
     warnings += unread_arguments(read_by_template, profile)
@@ -117,6 +119,17 @@ def _fit_engine(body: Json, profile: ParameterProfile) -> None:
     for name, own_name in profile.engine.renamed.items():
         if name in body:
             body[own_name] = body.pop(name)
+
+
+def _fit_schemas(body: Json, profile: ParameterProfile) -> None:
+    """Rewrites the schemas of the answer and of functions for an engine that makes llama.cpp's grammars of them."""
+    if not profile.engine.makes_gbnf:
+        return
+    holders = [(body, "json_schema"), (body.get("response_format", {}).get("json_schema", {}), "schema")]
+    holders += [(tool["function"], "parameters") for tool in body.get("tools", ())]
+    for holder, name in holders:
+        if name in holder:
+            holder[name] = fitted_schema(holder[name])
 
 
 def _leave_out(body: Json, profile: ParameterProfile) -> list[ParameterWarning]:
@@ -210,6 +223,7 @@ def completion_body(payload: completion_pb2.CompletionPayload, model: str, profi
         raise invalid_field("suffix", "this runtime does not support fill-in-the-middle; omit it")
     _fit_engine(body, profile)
     arguments, warnings = _add_extras(body, payload.extra_parameters, profile)
+    _fit_schemas(body, profile)
     warnings += _leave_out(body, profile)
     if arguments and profile.passthrough:
         body[TEMPLATE_ARGUMENTS] = arguments

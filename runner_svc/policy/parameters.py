@@ -249,6 +249,8 @@ class EngineParameters:
     """Whether a required function is sent as the only tool, because the engine ignores a tool choice by name."""
     format_excludes_calls: bool = False
     """Whether tools cannot be called in an answer that must follow a JSON schema."""
+    makes_gbnf: bool = False
+    """Whether it makes llama.cpp's grammars of JSON schemas, which are rewritten for them."""
     is_strict: bool = False
     """Whether it rejects fields that OpenAI does not define."""
 

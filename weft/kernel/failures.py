@@ -78,7 +78,7 @@ def may_follow_prompt(reason: Reason) -> bool:
 
 def quotes_model(reason: Reason) -> bool:
     """Whether the error message quotes model output, so that only the caller may see it."""
-    return reason in {Reason.TOOL_CALL_INVALID, Reason.REPEATED_LINE_LOOP}
+    return reason in {Reason.TOOL_CALL_INVALID, Reason.REPEATED_LINE_LOOP, Reason.CONSTRAINT_NOT_MET}
 
 
 def classify(reason: Reason) -> FailureKind:

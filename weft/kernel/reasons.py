@@ -65,6 +65,7 @@ class Reason(IntEnum):
     TEMPLATE_FAILED = 76
     INSUFFICIENT_MEMORY = 77
     RUNNER_UNREACHABLE = 78
+    CONSTRAINT_NOT_MET = 79
     INTERNAL = 90
     SERVICE_UNAVAILABLE = 91
     ROUTER_STANDBY = 92
@@ -158,6 +159,7 @@ TRAITS: dict[Reason, ReasonTraits] = {
     Reason.TEMPLATE_FAILED: ReasonTraits("ABORTED", 502, retryable=False, safe_to_retry=True),
     Reason.INSUFFICIENT_MEMORY: _busy(503),
     Reason.RUNNER_UNREACHABLE: _not_begun(503),
+    Reason.CONSTRAINT_NOT_MET: ReasonTraits("ABORTED", 502, retryable=False, safe_to_retry=False),
     Reason.INTERNAL: ReasonTraits("INTERNAL", 500, retryable=False, safe_to_retry=False),
     Reason.SERVICE_UNAVAILABLE: _not_begun(503),
     Reason.ROUTER_STANDBY: _not_begun(503),

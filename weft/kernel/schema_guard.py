@@ -267,16 +267,21 @@ def _opened(value: object) -> dict[str, Any]:
 
 def require_safe_pattern(pattern: str, field: str) -> None:
     """Raises INVALID_ARGUMENT naming `field` unless a pattern can be matched in linear time and little memory."""
-    options = re2.Options()
-    options.log_errors = False
-    options.max_mem = _MAX_PATTERN_MEMORY
     try:
-        re2.compile(_CODE_POINT.sub(lambda found: f"\\x{{{found[1]}}}" if found[1] else found[0], pattern), options)
+        compiled_pattern(pattern)
     except (re2.error, UnicodeEncodeError) as error:
         raise invalid_field(field, f"is not a pattern that is safe to run: {_words_of(error)}") from None
     if pattern_ways(pattern) > MAX_WAYS:
         words = f"it has more than {MAX_WAYS:,} ways to its next character; repeat no group that may be empty"
         raise invalid_field(field, f"is not a pattern that is safe to run: {words}")
+
+
+def compiled_pattern(pattern: str) -> Any:
+    """Returns a pattern of JavaScript for RE2, which matches in linear time. Raises re2.error, UnicodeEncodeError."""
+    options = re2.Options()
+    options.log_errors = False
+    options.max_mem = _MAX_PATTERN_MEMORY
+    return re2.compile(_CODE_POINT.sub(lambda found: f"\\x{{{found[1]}}}" if found[1] else found[0], pattern), options)
 
 
 def _words_of(error: Exception) -> str:

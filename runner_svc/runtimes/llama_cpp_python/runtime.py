@@ -26,6 +26,7 @@ PARAMETERS = EngineParameters(
     untaken=frozenset({"parallel_tool_calls", "reasoning_effort"}),
     renamed={"temperature": "temp"},
     thinks_by_template=True,
+    makes_gbnf=True,
 )
 
 

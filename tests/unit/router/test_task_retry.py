@@ -37,6 +37,7 @@ FINAL = {
     Reason.RESOURCE_IN_USE,
     Reason.OUT_OF_MEMORY,
     Reason.REPEATED_LINE_LOOP,
+    Reason.CONSTRAINT_NOT_MET,
     Reason.TOOL_CALL_INVALID,
     Reason.TEMPLATE_FAILED,
 }

@@ -87,15 +87,22 @@ def test_empty_text_means_no_arguments() -> None:
 @pytest.mark.parametrize(
     "schema",
     [
-        {"properties": {"name": {"pattern": "^(a+)+$"}}},
-        {"patternProperties": {"^(a+)+$": {"type": "integer"}}, "additionalProperties": False},
+        {"properties": {"name": {"pattern": "^(a+)+!$"}}},
+        {"patternProperties": {"^(a+)+$": {"type": "integer"}}},
+        {"properties": {"name": {"pattern": "^(?=b)"}}},
         {"properties": {"name": {"type": "string"}}, "unevaluatedProperties": False},
     ],
 )
-def test_untrusted_regular_expressions_are_never_run(schema: dict[str, Any]) -> None:
-    # With Python's `re` each of these would take longer than the age of the universe.
+def test_untrusted_patterns_run_in_linear_time_and_unsafe_ones_never(schema: dict[str, Any]) -> None:
+    # With Python's `re` the first would take longer than the age of the universe.
     text = '{"name": "' + "a" * 100 + '!"}'
     assert parse(text, schema)["name"].startswith("aaa")
+
+
+def test_patterns_of_arguments_are_enforced() -> None:
+    for schema in ({"properties": {"name": {"pattern": "^(a+)+$"}}}, {"patternProperties": {"^n": {"type": "null"}}}):
+        with fails(Reason.TOOL_CALL_INVALID, "$.name"):
+            parse('{"name": "' + "a" * 100 + '!"}', schema)
 
 
 def test_schema_with_exponential_references_ends_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

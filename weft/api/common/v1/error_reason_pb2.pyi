@@ -140,6 +140,10 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """The runner could not be connected to, so it has received nothing of the request. The request waits for it in the
     queue and ends with NO_RUNNER_AVAILABLE if it does not return in time.
     """
+    ERROR_REASON_CONSTRAINT_NOT_MET: _ErrorReason.ValueType  # 79
+    """The answer does not keep the format that the request requires with `strict`, or the arguments of a call its
+    function's schema. The text has been sent in a stream.
+    """
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 90
     """An internal error of weft."""
     ERROR_REASON_SERVICE_UNAVAILABLE: _ErrorReason.ValueType  # 91
@@ -287,6 +291,10 @@ it.
 ERROR_REASON_RUNNER_UNREACHABLE: ErrorReason.ValueType  # 78
 """The runner could not be connected to, so it has received nothing of the request. The request waits for it in the
 queue and ends with NO_RUNNER_AVAILABLE if it does not return in time.
+"""
+ERROR_REASON_CONSTRAINT_NOT_MET: ErrorReason.ValueType  # 79
+"""The answer does not keep the format that the request requires with `strict`, or the arguments of a call its
+function's schema. The text has been sent in a stream.
 """
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 90
 """An internal error of weft."""

@@ -41,6 +41,10 @@ class _WarningCodeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """The engine counted far fewer tokens than the prompt has words, so it dropped a part of the prompt."""
     WARNING_CODE_FINISH_REASON_UNKNOWN: _WarningCode.ValueType  # 8
     """The engine reported no finish reason or an unknown one; the answer may be incomplete."""
+    WARNING_CODE_CONSTRAINT_NOT_MET: _WarningCode.ValueType  # 9
+    """The answer does not keep the format that the request asks for without `strict`."""
+    WARNING_CODE_CONSTRAINT_NOT_CHECKED: _WarningCode.ValueType  # 10
+    """Whether the answer keeps the format could not be checked within the limits."""
 
 class WarningCode(_WarningCode, metaclass=_WarningCodeEnumTypeWrapper):
     """WarningCode is the kind of a warning."""
@@ -63,6 +67,10 @@ WARNING_CODE_PROMPT_DROPPED: WarningCode.ValueType  # 7
 """The engine counted far fewer tokens than the prompt has words, so it dropped a part of the prompt."""
 WARNING_CODE_FINISH_REASON_UNKNOWN: WarningCode.ValueType  # 8
 """The engine reported no finish reason or an unknown one; the answer may be incomplete."""
+WARNING_CODE_CONSTRAINT_NOT_MET: WarningCode.ValueType  # 9
+"""The answer does not keep the format that the request asks for without `strict`."""
+WARNING_CODE_CONSTRAINT_NOT_CHECKED: WarningCode.ValueType  # 10
+"""Whether the answer keeps the format could not be checked within the limits."""
 global___WarningCode = WarningCode
 
 @typing.final

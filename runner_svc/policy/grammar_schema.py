@@ -1,0 +1,140 @@
+r"""Rewrites JSON schemas in the words that llama.cpp's grammars hold.
+
+llama.cpp silently leaves out a `pattern` that it cannot convert. Its patterns have anchors at both ends and neither
+classes such as `\d` nor other escapes of letters; their characters are those of the JSON text, so quotation marks,
+backslashes and control characters are excluded. A rewritten schema may allow less than the given one, never more.
+"""
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from weft.kernel.json_schema import LIST_KEYS, MAP_KEYS, WITH_SCHEMAS
+
+_TOKEN: Final = re.compile(
+    r"\\u(?P<code>[0-9A-Fa-f]{4})|\\x(?P<byte>[0-9A-Fa-f]{2})|\\(?P<escaped>.)|(?P<group>\(\?:)|(?P<other>.)", re.DOTALL
+)
+_SETS: Final[Mapping[str, str]] = MappingProxyType({"d": "0-9", "w": "A-Za-z0-9_", "s": " "})
+_NOT_IN_TEXT: Final = r"\"\\\x00-\x1F"
+_ANY: Final = f"[^{_NOT_IN_TEXT}]"
+_SPECIAL: Final = "^$.[]()|{}*+?"
+"""Characters that llama.cpp reads with a backslash."""
+
+
+class _UnheldError(Exception):
+    """A pattern that a grammar cannot hold."""
+
+
+def fitted_schema(schema: Any) -> Any:
+    """Returns a copy of a schema for llama.cpp. What its grammars cannot hold stays as it is, and has no effect."""
+    if not isinstance(schema, Mapping):
+        return schema
+    fitted: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key == "pattern" and isinstance(value, str):
+            fitted[key] = fitted_pattern(value) or value
+        elif key in MAP_KEYS and isinstance(value, Mapping):
+            fitted[key] = {name: fitted_schema(inner) for name, inner in value.items()}
+        elif key in LIST_KEYS and isinstance(value, list):
+            fitted[key] = [fitted_schema(inner) for inner in value]
+        else:
+            fitted[key] = fitted_schema(value) if key in WITH_SCHEMAS else value
+    if "prefixItems" in fitted and fitted.get("items") in (False, {"not": {}}):
+        # Read instead of `prefixItems`. Without it the list has exactly these items.
+        del fitted["items"]
+    return fitted
+
+
+def fitted_pattern(pattern: str) -> str | None:
+    """Returns a pattern in llama.cpp's words; None: it cannot be converted."""
+    begins, ends = pattern.startswith("^"), re.search(r"(?<!\\)(?:\\\\)*\$$", pattern) is not None
+    try:
+        body = _converted(pattern[begins : len(pattern) - ends])
+    except _UnheldError:
+        return None
+    if _has_alternatives(body):
+        if begins or ends:
+            return None  # an anchor belongs to one alternative
+        body = f"({body})"
+    return f"^{'' if begins else _ANY + '*'}{body}{'' if ends else _ANY + '*'}$"
+
+
+def _has_alternatives(body: str) -> bool:
+    """Whether a converted pattern has alternatives outside of groups."""
+    rest, before = re.sub(r"\\.|\[(?:\\.|[^\]\\])*\]", "", body), ""
+    while rest != before:
+        rest, before = re.sub(r"\([^()]*\)", "", rest), rest
+    return "|" in rest
+
+
+def _converted(pattern: str) -> str:
+    out: list[str] = []
+    tokens = list(_TOKEN.finditer(pattern))
+    place, last = 0, ""
+    while place < len(tokens):
+        token = tokens[place]
+        place += 1
+        word, last = last, token["other"] or ""
+        if last == "[":
+            converted, place = _converted_class(tokens, place)
+            out.append(converted)
+        elif last == ".":
+            out.append(_ANY)
+        elif last in ("^", "$") or (last == "?" and word == "("):
+            raise _UnheldError
+        elif last == "?" and word in tuple("*+?}"):
+            last = ""  # a repetition is lazy only for a matcher
+        elif token["group"]:
+            out.append("(")
+        elif last in tuple("()|{}*+?"):
+            out.append(last)
+        elif (known := _SETS.get((token["escaped"] or "").lower())) is not None:
+            is_negated = token["escaped"].isupper()
+            out.append(f"[^{known}{_NOT_IN_TEXT}]" if is_negated else f"[{known}]")
+        else:
+            character = _character(token)
+            out.append(f"\\{character}" if character in _SPECIAL else character)
+    return "".join(out)
+
+
+def _converted_class(tokens: list[re.Match[str]], place: int) -> tuple[str, int]:
+    """Returns a class of characters, and the place after it."""
+    is_negated = place < len(tokens) and tokens[place]["other"] == "^"
+    place += is_negated
+    members: list[str] = []
+    dash = ""
+    while place < len(tokens):
+        token, after = tokens[place], tokens[place + 1 : place + 2]
+        place += 1
+        if token["other"] == "]":
+            return f"[{'^' if is_negated else ''}{''.join(members)}{_NOT_IN_TEXT if is_negated else ''}{dash}]", place
+        if token["other"] == "-" and members and len(members[-1]) == 1 and after and after[0]["other"] != "]":
+            members.append("-" + _member(after[0]))
+            place += 1
+        elif token[0] in {"-", r"\-"}:
+            dash = "-"
+        elif (known := _SETS.get(token["escaped"] or "")) is not None:
+            members.append(known)
+        elif not (is_negated and token[0] in {'"', r"\"", r"\\"}):
+            members.append(_member(token))
+    raise _UnheldError
+
+
+def _member(token: re.Match[str]) -> str:
+    """Returns one character of a class."""
+    character = _character(token)
+    if character == "^":
+        raise _UnheldError
+    return f"\\{character}" if character in "[]" else character
+
+
+def _character(token: re.Match[str]) -> str:
+    """Returns the literal character of a token."""
+    if token["group"] or (token["escaped"] or "").isalnum():
+        raise _UnheldError
+    code = token["code"] or token["byte"]
+    character = chr(int(code, 16)) if code else token["escaped"] or token["other"]
+    if character in '"\\' or not character.isprintable():
+        raise _UnheldError
+    return character
