@@ -227,7 +227,7 @@ class LifecycleLoop:
         """Records the traces of a fault or restart for people."""
         if event.kind is EventKind.LOADED:
             self.restart_log.note_ready()
-        elif event.kind in _FAULTS and not self._rules.attached and not is_unmet(event):
+        elif event.kind in _FAULTS and not (self._rules.attached or is_unmet(event) or event.unstarted):
             self._note_restart(event.reason, event.how)
         elif event.kind is EventKind.WAKE_FAILED and after.doing is Command.PAUSE:
             self._note_restart(event.reason, event.how)  # any other failed wake does not count as a restart
@@ -294,6 +294,7 @@ class LifecycleLoop:
                 error.message,
                 otherwise=self.loader.is_otherwise,
                 unfetched=self.loader.fetches,
+                unstarted=not self.loader.was_started,
             )
         finally:
             await end_tasks(loading, unloaded)

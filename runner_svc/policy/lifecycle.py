@@ -108,6 +108,8 @@ class Event:
     """Whether the load plan of a failed load or wake differs from the configuration."""
     unfetched: bool = False
     """Whether nothing was started by a failed load because the model's files could not be pulled."""
+    unstarted: bool = False
+    """Whether a failed load started no process, such as for lack of a file: nothing crashed, and nothing restarts."""
 
 
 _ALWAYS = frozenset({EventKind.BROKE, EventKind.DRAIN_ASKED, EventKind.END_ASKED})
@@ -263,6 +265,8 @@ def _failed(state: LifeState, event: Event, now: float, rules: LifeRules) -> Lif
     is_left = event.kind is EventKind.WAKE_FAILED and (event.otherwise or not hopeless)
     if rules.attached or is_left or is_unmet(event):
         return _absent(state, event.how, rules)
+    if event.unstarted:
+        return _after_no_start(_blame(state, event), now, rules)
     return _after_death(_blame(state, event), now, rules, hopeless=hopeless)
 
 
@@ -291,6 +295,14 @@ def _after_death(state: LifeState, now: float, rules: LifeRules, *, hopeless: bo
         phase = Phase.FAILED if hopeless else Phase.CRASH_LOOP
         after = _at(state, Command.PAUSE, phase, f"{how}; next start in {pause:.0f} s")
     return replace(after, resume_at=now + pause)
+
+
+def _after_no_start(state: LifeState, now: float, rules: LifeRules) -> LifeState:
+    """Tries again after a pause that grows as after deaths, without counting a restart."""
+    history, pause = state.history.after_death(now, rules.limits, must_pause=True)
+    state = replace(state, history=replace(history, total=state.history.total))
+    detail = f"{state.how[:MAX_HOW_CHARS]}; next try in {pause:.0f} s"
+    return replace(_at(state, Command.PAUSE, Phase.FAILED, detail), resume_at=now + pause)
 
 
 def _advised(how: str) -> str:

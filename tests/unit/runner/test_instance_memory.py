@@ -90,7 +90,7 @@ async def test_no_engine_starts_under_a_possibly_lost_lease() -> None:
     book = SteppedLedger()
     book.is_sure = False
     async with living(book, limits={"max_deaths": 2}) as stage:
-        assert (stage.instance.phase, stage.backend.starts) == (Phase.CRASH_LOOP, 0)
+        assert (stage.instance.phase, stage.backend.starts) == (Phase.FAILED, 0)
         assert "lease" in stage.instance.detail
         assert book.held == {}
 

@@ -109,6 +109,18 @@ def test_failing_load_is_retried_until_it_is_a_crash_loop_with_the_reason() -> N
     assert step(state, Event(EventKind.SLEEP_ASKED), 3.0, OURS).state.phase is Phase.HIBERNATING
 
 
+def test_missing_file_is_a_failure_and_no_crash_loop_of_an_engine_that_never_ran() -> None:
+    missing = Event(EventKind.LOAD_FAILED, Reason.CONNECT_FAILED, "there is no file /m.gguf", unstarted=True)
+    state, now = _after(*LOADING), 0.0
+    for pause in (10, 20):
+        state = step(state, missing, now, OURS).state
+        assert (state.doing, state.phase, state.history.total) == (Command.PAUSE, Phase.FAILED, 0)
+        assert state.detail == f"there is no file /m.gguf; next try in {pause} s"
+        now = state.resume_at or 0.0
+        state = step(state, Event(EventKind.PAUSE_OVER), now, OURS).state
+    assert state.doing is Command.LOAD
+
+
 def test_load_with_insufficient_memory_fails_with_advice_and_is_not_retried_automatically() -> None:
     state = _after(*LOADING, Event(EventKind.LOAD_FAILED, Reason.OUT_OF_MEMORY, "cannot allocate 9 GB"))
     assert (state.doing, state.phase) == (Command.PAUSE, Phase.FAILED)
