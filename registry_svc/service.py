@@ -114,11 +114,14 @@ class RegistryService:
         declarations = Declarations(
             core, self._operations.unloader, self._secrets.has, self._bell, self._captures.note_switch
         )
+        roster = SessionManager(core, calls.incarnation_at)
+        self.refusal_of = roster.refusal
+        """Returns why the last session of a runner was refused, by its name; empty: it was not."""
         self._servicers = (
             CaptureServicer(self._captures),
             RegistryServicer(core, self.watching),
             RouterSessionServicer(self._routers),
-            RunnerSessionServicer(SessionManager(core, calls.incarnation_at), self._retirements, core),
+            RunnerSessionServicer(roster, self._retirements, core),
             CentralModelServicer(core, self._bell, self._secrets.value),
             DeclarationServicer(declarations, core),
             JoinTokenServicer(self._tokens),

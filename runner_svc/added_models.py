@@ -18,7 +18,9 @@ from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.followed_models import FollowedModel
 from runner_svc.policy.model_sizing import MachineMemory
 from runner_svc.policy.repository_files import ModelForm
+from weft.api.registry.v1 import runner_pb2
 from weft.api.runner.v1 import added_model_pb2, load_pb2, model_store_pb2
+from weft.documents.left_out import bounded, left_out
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.load_parameters import LoadParameter
 from weft.kernel.log import get_logger
@@ -120,6 +122,8 @@ class AddedModels:
         self._max_models = max_models
         self._models: dict[str, added_model_pb2.AddedModel] = {}
         """By name, including models that cannot be served at the moment."""
+        self._not_served: dict[str, str] = {}
+        """Why models of an earlier run are not served, by name."""
         self._write_lock = threading.Lock()
         self._adding: set[str] = set()
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -135,13 +139,16 @@ class AddedModels:
         for added in kept:
             if added.HasField("server"):
                 continue
-            if self._host.is_served(added.name):
-                log.error("added model is not served: the configuration has a model of this name", model=added.name)
-                continue
             try:
-                await self._host.serve(await asyncio.to_thread(self._sources.restored, added))
+                await self._restore_model(added)
             except WeftError as error:
+                self._not_served[added.name] = error.message
                 log.error("added model cannot be served", model=added.name, why=error.message)  # noqa: TRY400
+
+    async def _restore_model(self, added: added_model_pb2.AddedModel) -> None:
+        if self._host.is_served(added.name) or self._servers.is_reserved(added.name):
+            raise WeftError(Reason.ALREADY_EXISTS, "the configuration has this name")
+        await self._host.serve(await asyncio.to_thread(self._sources.restored, added))
 
     async def pull(self, source: str, form: ModelForm | None, show: ShowPull) -> model_store_pb2.StoredModel:
         """Pulls the files of a model. Raises as `ModelAdder.pull`."""
@@ -155,6 +162,11 @@ class AddedModels:
     def servers(self) -> list[str]:
         """The names of attached servers."""
         return [name for name, added in self._models.items() if added.HasField("server")]
+
+    @property
+    def left_out(self) -> list[runner_pb2.LeftOut]:
+        """The models of an earlier run that are not served."""
+        return [left_out("model", name, why) for name, why in self._not_served.items() if name in self._models]
 
     @property
     def _sources(self) -> ModelAdder:
@@ -186,6 +198,8 @@ class AddedModels:
             earlier = self._models.get(name)
             if earlier is not None and earlier.stored_source == str(request.source) and self._host.is_served(name):
                 return earlier
+            if self._servers.is_reserved(name):
+                raise WeftError(Reason.ALREADY_EXISTS, f"the name {name} is taken in weft.yaml; choose another name")
             if self._host.is_served(name) or (earlier is not None and earlier.HasField("server")):
                 what = f"it is served from {earlier.source}" if earlier is not None else "the configuration names it"
                 raise WeftError(Reason.ALREADY_EXISTS, f"the name {name} is taken: {what}; choose another name")
@@ -238,10 +252,23 @@ class AddedModels:
                     del self._models[name]
                     await self._servers.forget(name)
                     raise _not_kept(error) from error
+                await self._servers.settle(name)
             finally:
                 self._adding.discard(name)
-        log.info("server attached", server=name, models=len(wanted.server.models))
-        return wanted
+            attached = self._as_published(wanted)
+        log.info("server attached", server=name, models=len(attached.server.models))
+        return attached
+
+    def _as_published(self, added: added_model_pb2.AddedModel) -> added_model_pb2.AddedModel:
+        """Returns the record of a server with what the mesh serves of it, and what it leaves out."""
+        found = added_model_pb2.AddedModel()
+        found.CopyFrom(added)
+        if added.name in self._servers.names:
+            record_models(found, self._servers.published(added.name))
+            items = self._servers.left_out_of(added.name)
+            found.server.left_out_count = len(items)
+            found.server.left_out.extend(bounded(items))
+        return found
 
     async def _follow(self, added: added_model_pb2.AddedModel) -> None:
         """Follows a server, and writes its models into the record.

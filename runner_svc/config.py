@@ -38,6 +38,8 @@ class RunnerConfig:
     models: tuple[ServedModel, ...]
     agents: tuple[agent_pb2.AgentManifest, ...] = ()
     """The published agents. Read-only."""
+    reserved_names: frozenset[str] = frozenset()
+    """Names of the configuration's other resources, which its models from servers must not take."""
     tools: tuple[ToolSettings, ...] = ()
     """Sources of the tools that the runner runs for models, see ToolRunner.settings."""
     followed: tuple[FollowedServer, ...] = ()

@@ -1,8 +1,8 @@
 """Servers whose listed models a runner serves: their lists are polled and followed. Attached ones have records."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -10,8 +10,10 @@ from runner_svc.instance.settings import ServedModel
 from runner_svc.openai_upstream.server_probes import SHARED_AGE
 from runner_svc.policy.followed_models import FollowedList, FollowedModel, ListChange
 from runner_svc.policy.model_names import ServerList
+from runner_svc.waiting import event_within
 from weft.api.registry.v1 import runner_pb2
 from weft.api.runner.v1 import added_model_pb2, load_pb2
+from weft.documents.left_out import left_out
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
@@ -19,6 +21,9 @@ from weft.kernel.model_source import ServerSource
 from weft.kernel.principal import KEY_VARIABLES
 from weft.kernel.service import start_restarting, stop_tasks
 
+SETTLE_SECONDS = 10.0
+"""Maximum wait for the registry's word on an attached server."""
+SETTLE_CHECK_SECONDS = 0.05
 MAX_LOGGED_NAMES = 16
 """Maximum number of model names in a log line."""
 
@@ -71,6 +76,10 @@ class _Following:
     task: asyncio.Task[None] | None = None
     said: str = ""
     """The last logged complaint, to log it only once."""
+    failures: dict[str, str] = field(default_factory=dict)
+    """Why models of the last list cannot be served here, by their name at the server."""
+    is_due: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set if the list must be read again soon, because names are taken."""
 
 
 class FollowedServers:
@@ -82,6 +91,12 @@ class FollowedServers:
         self._servers: dict[str, _Following] = {}
         self.on_models: Callable[[str, tuple[FollowedModel, ...]], Awaitable[None]] = _nothing
         """Called with a server's name and models after they have changed."""
+        self.is_reserved: Callable[[str], bool] = lambda _: False
+        """Whether another resource than a served model has a name, or will have it."""
+        self.until_published: Callable[[float], Awaitable[bool]] = _is_published
+        """Waits until the registry has the current models, at most this many seconds; returns whether it has."""
+        self._refused: Mapping[str, str] = {}
+        """Why the registry does not publish a model, by its name in the mesh."""
 
     async def follow(self, server: FollowedServer) -> ServerList:
         """Serves a server's current models and starts following its list. Returns the list."""
@@ -114,10 +129,44 @@ class FollowedServers:
         """Returns the number of served and of listed models of each server."""
         return [
             runner_pb2.FollowedServer(
-                name=name, served_count=len(each.models.served), listed_count=each.models.listed_count
+                name=name,
+                served_count=len(self.published(name)),
+                listed_count=each.models.listed_count,
+                left_out_count=len(self.left_out_of(name)),
             )
             for name, each in self._servers.items()
         ]
+
+    def published(self, server: str) -> tuple[FollowedModel, ...]:
+        """Returns the models of a server that the mesh serves."""
+        return tuple(each for each in self._servers[server].models.served if each.name not in self._refused)
+
+    def left_out_of(self, server: str) -> list[runner_pb2.LeftOut]:
+        """Returns the listed models of a server that the mesh does not serve, but for its maximum number."""
+        each = self._servers[server]
+        unusable = [(name, "its name at the server is no line of 1 to 512 characters") for name in each.models.unusable]
+        here = [*unusable, *each.failures.items()]
+        refused = ((model.name, self._refused.get(model.name, "")) for model in each.models.served)
+        return [left_out("model", name, why, server=server) for name, why in (*here, *refused) if why]
+
+    @property
+    def left_out(self) -> list[runner_pb2.LeftOut]:
+        """The listed models of all servers that are not served, except those that the registry leaves out itself."""
+        return [item for name in self._servers for item in self.left_out_of(name) if item.name not in self._refused]
+
+    def note_left_out(self, items: Sequence[runner_pb2.LeftOut]) -> None:
+        """Records the models that the registry does not publish. Those whose names are taken get others soon."""
+        models = [each for each in items if each.kind == "model"]
+        self.note_taken({each.name for each in models if each.is_name_taken})
+        self._refused = {each.name: each.message for each in models}
+
+    async def settle(self, server: str) -> None:
+        """Waits until the registry has said which models of a server it publishes, at most SETTLE_SECONDS."""
+        deadline = self._clock.monotonic() + SETTLE_SECONDS
+        while (left := deadline - self._clock.monotonic()) > 0 and server in self._servers:
+            if await self.until_published(left) and not self._servers[server].is_due.is_set():
+                return
+            await self._clock.sleep(SETTLE_CHECK_SECONDS)
 
     async def forget(self, server: str) -> None:
         """Stops following a server; its models are served until their requests have ended."""
@@ -133,6 +182,7 @@ class FollowedServers:
         for server, each in self._servers.items():
             for model in each.models.note_taken(names):
                 log.warning("model name is taken; another one is used", server=server, model=model.name)
+                each.is_due.set()
 
     async def stop(self) -> None:
         """Stops following all servers; their models stay."""
@@ -141,15 +191,19 @@ class FollowedServers:
     async def _run(self, following: _Following) -> None:
         interval = following.server.interval_seconds
         while True:
-            await self._clock.sleep(interval)
+            await event_within(self._clock, interval, following.is_due)
             await self._look(following, interval * SHARED_AGE)
+            following.is_due.clear()
 
     async def _look(self, following: _Following, max_age_seconds: float) -> ServerList:
         said = await following.server.list_models(max_age_seconds)
         if said.models is None:
             self._complain(following, f"its models are unknown: {said.why}")
             return said
-        change = following.models.step(said.models.names, self._host.is_served)
+        following.failures.clear()
+        change = following.models.step(
+            said.models.names, lambda name: self._host.is_served(name) or self.is_reserved(name)
+        )
         self._complain(following, f"{change.left_out} more models than are served" if change.left_out else "")
         await self._apply(following, change)
         return said
@@ -175,12 +229,17 @@ class FollowedServers:
             await self._host.serve(server.serve(model))
         except WeftError as error:
             following.models.forget(model.upstream)
+            following.failures[model.upstream] = error.message
             log.error("model of a server is not served", server=server.name, model=model.name, why=error.message)  # noqa: TRY400
 
     def _complain(self, following: _Following, what: str) -> None:
         if what and following.said != what:
             log.warning("server is not followed completely", server=following.server.name, why=what)
         following.said = what
+
+
+async def _is_published(_seconds: float) -> bool:
+    return True
 
 
 async def _nothing(_server: str, _models: tuple[FollowedModel, ...]) -> None:

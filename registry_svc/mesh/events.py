@@ -3,7 +3,8 @@
 from collections.abc import Collection, Iterable, Iterator
 
 from weft.api.registry.v1 import event_pb2
-from weft.api.registry.v1.runner_pb2 import InstanceFault, InstanceState
+from weft.api.registry.v1.runner_pb2 import InstanceFault, InstanceState, LeftOut
+from weft.documents.left_out import left_out_item
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.reasons import Reason
 
@@ -35,6 +36,21 @@ def opening_events(
         first = "joined the mesh" if kind is ResourceKind.RUNNER else f"published by the runner {runner}"
         message = f"the runner {runner} opened a new session" if known else first
         yield event_pb2.Event(kind=kind, name=name, reason=reason, message=message)
+
+
+def left_out_event(kind: ResourceKind, name: str, message: str) -> event_pb2.Event:
+    """Returns the event of an item of a runner that the mesh does not serve."""
+    return event_pb2.Event(kind=kind, name=name, reason=event_pb2.EVENT_REASON_LEFT_OUT, message=message)
+
+
+def left_out_events(runner: str, before: Iterable[LeftOut], now: Iterable[LeftOut]) -> list[event_pb2.Event]:
+    """Returns an event for each item that is left out now and was not before."""
+    known = {(each.kind, each.name) for each in before}
+    return [
+        left_out_event(ResourceKind.RUNNER, runner, f"not served: {left_out_item(each)}")
+        for each in now
+        if (each.kind, each.name) not in known
+    ]
 
 
 def report_events(

@@ -101,8 +101,16 @@ def is_loaded(instance: runner_pb2.InstanceState) -> bool:
 
 
 def unowned_in(report: runner_pb2.Capability, published: Container[str]) -> frozenset[str]:
-    """Returns the loaded models in a report that its runner does not publish."""
-    return frozenset(each.model for each in report.instances if is_loaded(each) and each.model not in published)
+    """Returns the loaded models in a report that its runner does not publish.
+
+    A model that the registry leaves out counts only if it has memory: weft does not end an engine of others.
+    """
+    left = {each.name for each in report.left_out}
+    return frozenset(
+        each.model
+        for each in report.instances
+        if is_loaded(each) and each.model not in published and (each.model not in left or each.HasField("memory"))
+    )
 
 
 # Wire size of a model, agent or route without its texts.

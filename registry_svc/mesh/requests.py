@@ -5,11 +5,14 @@ module checks several documents and the registry's limits. Unknown fields of new
 changes the message in place.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from datetime import UTC
 
+from google.protobuf.message import Message
+
 from registry_svc.config import RegistryConfig
+from registry_svc.mesh.leave_out import clear_invalid, keep_valid
 from registry_svc.mesh.records import to_kind
 from registry_svc.wire_values import (
     read_page_token,
@@ -21,13 +24,14 @@ from weft.api.registry.v1 import agent_pb2, declaration_service_pb2, model_pb2, 
 from weft.api.registry.v1 import registry_service_pb2 as pb
 from weft.api.registry.v1 import runner_session_service_pb2 as session_pb
 from weft.api.registry.v1.resource_pb2 import ResourceDocument
+from weft.api.registry.v1.runner_pb2 import LeftOut
 from weft.documents.kinds import DECLARED_KINDS, KINDS
 from weft.documents.kinds.agent import check_agent
 from weft.documents.kinds.model import check_manifest
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument, declared_document
-from weft.kernel.errors import invalid_field
-from weft.kernel.field_rules import check_message
+from weft.kernel.errors import FieldError, invalid_field
+from weft.kernel.field_rules import RuleError, check_message, check_rules
 from weft.kernel.names import CENTRAL_RUNNER, is_model_name, require_name_of_model
 from weft.kernel.reasons import Reason
 
@@ -39,38 +43,82 @@ MAX_PAGE_SIZE = 1000
 _REASONS = frozenset(reason.value for reason in Reason)
 
 
-def valid_opening(request: session_pb.OpenSessionRequest, config: RegistryConfig) -> session_pb.OpenSessionRequest:
-    """Returns a valid OpenSession. Raises INVALID_ARGUMENT naming the field."""
-    require_at_most(request.models, "models", config.max_models_per_session)
-    require_at_most(request.agents, "agents", config.max_agents_per_session)
-    _require_few_instances(request.runner.capability, "runner.capability", config)
+def valid_opening(request: session_pb.OpenSessionRequest, config: RegistryConfig) -> list[LeftOut]:
+    """Brings an OpenSession to its valid form, without the items that cannot be published; returns those.
+
+    Raises INVALID_ARGUMENT naming the field if the runner itself is invalid.
+    """
+    runner = request.runner
     # Checked first, even if it is not set, because clients derive ids from the name.
-    check_message(request.runner, "runner")
-    check_message(request)
-    if request.runner.name == CENTRAL_RUNNER and request.runner.dial_out:
+    removed = _valid_report(runner.capability, config)
+    try:
+        removed += clear_invalid(runner, runner.name)
+    except FieldError:
+        check_message(runner, "runner")
+        raise
+    if runner.name == CENTRAL_RUNNER and runner.dial_out:
         raise invalid_field("runner.name", f"{CENTRAL_RUNNER} is the runner of the mesh itself; choose another name")
-    for index, model in enumerate(request.models):
-        check_manifest(model, f"models[{index}]", published=True)
-    for index, agent in enumerate(request.agents):
-        check_agent(agent, f"agents[{index}]")
-    _require_one_namespace(request.runner.name, request.models, request.agents)
-    to_canonical_report(request.runner.capability)
-    return request
 
+    def check_model(manifest: model_pb2.ModelManifest) -> None:
+        check_manifest(manifest, "model", published=True)
+        for field, name in (("model.name", manifest.name), ("model.pool_name", manifest.pool_name)):
+            _require_other_name(field, name, {runner.name}, "must not be the name of the runner")
 
-def valid_heartbeat(request: session_pb.HeartbeatRequest, config: RegistryConfig) -> session_pb.HeartbeatRequest:
-    """Returns a valid Heartbeat. Raises INVALID_ARGUMENT naming the field."""
-    reports = request.HasField("capability")
-    if reports:
-        _require_few_instances(request.capability, "capability", config)
+    removed += keep_valid(request.models, "model", name_of, config.max_models_per_session, check_model)
+    taken = {runner.name} | {name for manifest in request.models for name in (manifest.name, manifest.pool_name)}
+
+    def check_own_agent(manifest: agent_pb2.AgentManifest) -> None:
+        check_agent(manifest, "agent")
+        _require_other_name(
+            "agent.name", manifest.name, taken, "must not be the name of the runner, of a model or of a pool"
+        )
+
+    removed += keep_valid(request.agents, "agent", name_of, config.max_agents_per_session, check_own_agent)
     check_message(request)
-    if reports:
-        to_canonical_report(request.capability)
-    return request
+    return removed
 
 
-def _require_few_instances(report: runner_pb2.Capability, field: str, config: RegistryConfig) -> None:
-    require_at_most(report.instances, f"{field}.instances", config.max_models_per_session)
+def name_of(manifest: model_pb2.ModelManifest | agent_pb2.AgentManifest) -> str:
+    """Returns the name of a model or an agent."""
+    return manifest.name
+
+
+def _require_other_name(field: str, name: str, taken: Container[str], problem: str) -> None:
+    if name in taken:
+        raise FieldError(field, problem, Reason.ALREADY_EXISTS)
+
+
+def valid_heartbeat(request: session_pb.HeartbeatRequest, config: RegistryConfig) -> list[LeftOut]:
+    """Brings a Heartbeat to its valid form, without the invalid parts of its report; returns those.
+
+    Raises INVALID_ARGUMENT naming the field if it does not identify its session.
+    """
+    removed = _valid_report(request.capability, config) if request.HasField("capability") else []
+    check_message(request)
+    return removed
+
+
+def _valid_report(report: runner_pb2.Capability, config: RegistryConfig) -> list[LeftOut]:
+    """Brings a report to its canonical form, without its invalid parts; returns those."""
+    removed: list[LeftOut] = []
+    most = config.max_models_per_session
+
+    def check_state(state: runner_pb2.InstanceState) -> None:
+        removed.extend(clear_invalid(state, state.model))
+
+    if len(report.instances) > most or not _is_valid(report):
+        removed += keep_valid(report.instances, "instance", lambda state: state.model, most, check_state)
+        removed += clear_invalid(report)
+    to_canonical_report(report)
+    return removed
+
+
+def _is_valid(message: Message) -> bool:
+    try:
+        check_rules(message)
+    except RuleError:
+        return False
+    return True
 
 
 def to_canonical_report(report: runner_pb2.Capability) -> None:
@@ -130,21 +178,6 @@ def events_of(
 def event_limit(request: pb.ListEventsRequest) -> int:
     """Returns the maximum number of events. Raises INVALID_ARGUMENT naming the field."""
     return min(require_count(request.limit, "limit") or DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)
-
-
-def _require_one_namespace(
-    runner: str, models: Sequence[model_pb2.ModelManifest], agents: Sequence[agent_pb2.AgentManifest]
-) -> None:
-    """Raises INVALID_ARGUMENT for names that are published twice; only a pool may have the name of a model."""
-    model_names = {manifest.name for manifest in models}
-    taken = model_names | {manifest.pool_name for manifest in models}
-    for index, manifest in enumerate(models):
-        for field, name in (("name", manifest.name), ("pool_name", manifest.pool_name)):
-            if name == runner:
-                raise invalid_field(f"models[{index}].{field}", "must not be the name of the runner")
-    for index, agent in enumerate(agents):
-        if agent.name == runner or agent.name in taken:
-            raise invalid_field(f"agents[{index}].name", "must not be the name of the runner, of a model or of a pool")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,8 +21,6 @@ from registry_svc.mesh.requests import (
     events_of,
     page_of,
     valid_batch,
-    valid_heartbeat,
-    valid_opening,
 )
 from registry_svc.mesh.sessions import SessionManager
 from registry_svc.mesh.watch import change_message, concerns
@@ -288,7 +286,7 @@ class RunnerSessionServicer(AnsweringServicer, runner_session_service_pb2_grpc.R
     async def OpenSession(
         self, request: session_pb.OpenSessionRequest, context: Context
     ) -> session_pb.OpenSessionResponse:
-        session, config = await self._roster.open_session(valid_opening(request, self._config)), self._config
+        session, config = await self._roster.open_session(request), self._config
         # A dial-out runner may have any clock, since the operator does not control its machine.
         max_offset = None if request.runner.dial_out else duration_of(config.max_clock_offset_seconds)
         return session_pb.OpenSessionResponse(
@@ -299,11 +297,12 @@ class RunnerSessionServicer(AnsweringServicer, runner_session_service_pb2_grpc.R
             mesh_time=stamp_of(self._mesh_clock.utc_now()),
             registry_time=stamp_of(self._clock.utc_now()),
             max_clock_offset=max_offset,
+            left_out=self._roster.left_out(session),
         )
 
     @override
     async def Heartbeat(self, request: session_pb.HeartbeatRequest, context: Context) -> session_pb.HeartbeatResponse:
-        await self._roster.heartbeat(valid_heartbeat(request, self._config))
+        await self._roster.heartbeat(request)
         return session_pb.HeartbeatResponse(
             mesh_time=stamp_of(self._mesh_clock.utc_now()), registry_time=stamp_of(self._clock.utc_now())
         )

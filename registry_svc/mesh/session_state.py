@@ -36,6 +36,8 @@ class SessionState:
     """Models that hibernated and have not accepted requests since."""
     unowned: frozenset[str] = frozenset()
     """Models that it has loaded but no longer publishes."""
+    left_out: tuple[runner_pb2.LeftOut, ...] = ()
+    """What the registry left out when the session was opened."""
     saved_pulse: Pulse | None = None
     """Stored liveness; None: not stored."""
     share: float = field(init=False)

@@ -1,14 +1,20 @@
 """Sessions of runners: open, heartbeat, close. Expiry is in `expiry`."""
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from datetime import datetime
 
 from registry_svc.mesh.claims import claim_to
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.domain import Session, Standing
-from registry_svc.mesh.events import events_for, opening_events, report_events, waking_after
-from registry_svc.mesh.policy.declarations import absent, exists
+from registry_svc.mesh.events import (
+    events_for,
+    left_out_event,
+    left_out_events,
+    opening_events,
+    report_events,
+    waking_after,
+)
 from registry_svc.mesh.policy.heartbeat import (
     Admitted,
     HeartbeatKind,
@@ -21,20 +27,27 @@ from registry_svc.mesh.policy.heartbeat import (
     validate_heartbeat,
 )
 from registry_svc.mesh.policy.limits import require_room
-from registry_svc.mesh.policy.namespace import Claim
-from registry_svc.mesh.records import Held, compact, kept, pool_name_of, unowned_in
+from registry_svc.mesh.publication import Publication
+from registry_svc.mesh.records import Held, compact, kept, unowned_in
+from registry_svc.mesh.requests import valid_heartbeat, valid_opening
 from registry_svc.mesh.session_state import SessionState
 from registry_svc.mesh.store import profile_of
 from weft.api.registry.v1 import agent_pb2, event_pb2, model_pb2, registry_service_pb2, runner_pb2
+from weft.api.registry.v1.runner_pb2 import LeftOut
 from weft.api.registry.v1.runner_session_service_pb2 import HeartbeatRequest, OpenSessionRequest
-from weft.documents.kinds import DECLARED_KINDS
+from weft.documents.left_out import bounded
 from weft.documents.resource_kinds import ResourceKind
+from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
-from weft.kernel.names import new_id, new_key
+from weft.kernel.names import is_name, new_id, new_key
+from weft.kernel.reasons import Reason
 from weft.kernel.timestamps import stamp_of
 
 log = get_logger("weft.registry")
 
+MAX_REFUSED_RUNNERS = 1_000
+"""Maximum number of runners whose refusal is remembered."""
+_REFUSALS = frozenset({Reason.ALREADY_EXISTS, Reason.INVALID_ARGUMENT, Reason.TOO_MANY_RESOURCES})
 IncarnationAt = Callable[[str], Awaitable[str]]
 """Returns the incarnation of the runner at an address; empty if none answers."""
 
@@ -51,14 +64,44 @@ class SessionManager:
         self._incarnation_at = incarnation_at
         self._clock = core.clock
         self._config = core.config
+        self._refused: dict[str, str] = {}
+        """Why the last session of a runner was refused, by its name."""
 
     async def open_session(self, opening: OpenSessionRequest) -> Session:
         """Publishes a runner, its models and agents; see RunnerSessionService.OpenSession."""
-        replaced = await self._replaced_session(opening)
-        return await self._core.write(lambda: self._open(opening, replaced))
+        try:
+            invalid = valid_opening(opening, self._config)
+            replaced = await self._replaced_session(opening)
+            session = await self._core.write(lambda: self._open(opening, replaced, invalid))
+        except WeftError as error:
+            self._note_refusal(opening.runner.name, error)
+            raise
+        self._refused.pop(session.runner, None)
+        return session
+
+    def left_out(self, session: Session) -> Sequence[LeftOut]:
+        """Returns the items of a session's runner that the registry did not publish."""
+        state = self._core.mesh.of_session(session.id)
+        return () if state is None else state.left_out
+
+    def refusal(self, runner: str) -> str:
+        """Returns why a runner's last session was refused; empty: it was not."""
+        return self._refused.get(runner, "")
+
+    def _note_refusal(self, runner: str, error: WeftError) -> None:
+        """Records an event for a new reason for which a runner cannot join."""
+        is_told = self._refused.get(runner) == error.message
+        if error.reason not in _REFUSALS or is_told or not is_name(runner):
+            return
+        if len(self._refused) >= MAX_REFUSED_RUNNERS:
+            del self._refused[next(iter(self._refused))]
+        self._refused[runner] = error.message
+        told = left_out_event(ResourceKind.RUNNER, runner, f"the runner is refused: {error.message}")
+        self._core.publish((), [told])
 
     async def heartbeat(self, beat: HeartbeatRequest) -> None:
-        """Records a heartbeat. Raises SESSION_UNKNOWN or STALE_HEARTBEAT."""
+        """Records a heartbeat without the invalid parts of its report. Raises SESSION_UNKNOWN or STALE_HEARTBEAT."""
+        invalid = valid_heartbeat(beat, self._config)
         async with self._core.writer.turn():
             self._core.require_open()
             state = self._core.mesh.of_session(beat.session_id)
@@ -67,7 +110,7 @@ class SessionManager:
             hearing = validate_heartbeat(
                 beat.incarnation, beat.sequence, state.session, state.pulse.standing, state.sequence
             )
-            self._revive(state, beat, hearing)
+            self._revive(state, beat, hearing, invalid)
 
     async def close_session(self, session_id: str, incarnation: str) -> None:
         """Makes a runner inactive at its request. Ignores an unknown session or incarnation."""
@@ -88,13 +131,13 @@ class SessionManager:
         answering = await self._incarnation_at(holder.profile.address)
         return holder.session.id if answering == opening.runner.incarnation else ""
 
-    async def _open(self, opening: OpenSessionRequest, replaced: str) -> Session:
+    async def _open(self, opening: OpenSessionRequest, replaced: str, invalid: Sequence[LeftOut]) -> Session:
         mesh = self._core.mesh
         if replaced and (earlier := mesh.of_session(replaced)) is not None and earlier.pulse.active:
             log.warning("a runner without its session id answers at its own address", runner=opening.runner.name)
             earlier.lose(Standing.SILENT, self._clock.monotonic(), self._clock.utc_now())
             try:
-                return await self._open(opening, "")
+                return await self._open(opening, "", invalid)
             except BaseException:
                 # Its process is gone, whatever becomes of the new one. After a success watchers see only that one.
                 self._core.publish(mesh.changes_for([earlier]))
@@ -104,16 +147,16 @@ class SessionManager:
             _identity(opening),
             own=None if own is None else own.as_holder(),
             runner_holder=None if named is None else named.as_holder(),
-            claims=self._claims(opening),
+            claims=[claim_to(mesh, ResourceKind.RUNNER, opening.runner.name)],
         )
         if isinstance(decision, Repeated):
             return decision.session
-        leaving = self._leaving(decision)
         if own is None and named is None:
             require_room("runners", len(mesh), 1, self._config.max_runners)
-        self._require_room(opening)
-        self._require_targets(opening, leaving)
-        state = self._new_member(opening, decision)
+        opening, evicted, refused = Publication(mesh, self._config).admit(opening, decision)
+        decision = Admitted(adopted=decision.adopted, evicted=evicted)
+        leaving = self._leaving(decision)
+        state = self._new_member(opening, decision, (*invalid, *refused))
         await self._core.store.save_session(state.stored(), evicted=decision.evicted)
         state.saved_pulse = state.pulse
         drafts = self._opening_events(state, leaving)
@@ -121,48 +164,11 @@ class SessionManager:
         log.info("session opened", runner=opening.runner.name, models=len(opening.models), adopted=own is not None)
         return state.session
 
-    def _claims(self, opening: OpenSessionRequest) -> list[Claim]:
-        mesh = self._core.mesh
-        # If a model is also declared, the declared pool applies.
-        pools = {each.pool_name for each in opening.models if each.pool_name and not mesh.declared_model(each.name)}
-        return [
-            claim_to(mesh, ResourceKind.RUNNER, opening.runner.name),
-            *(claim_to(mesh, ResourceKind.MODEL, each.name) for each in opening.models),
-            *(claim_to(mesh, ResourceKind.AGENT, each.name) for each in opening.agents),
-            *(claim_to(mesh, ResourceKind.POOL, name) for name in sorted(pools)),
-        ]
-
     def _leaving(self, decision: Admitted) -> list[SessionState]:
         """Returns the sessions that this one replaces: its earlier one, and dead sessions that end."""
         ids = [*decision.evicted] if decision.adopted is None else [decision.adopted.id, *decision.evicted]
         found = (self._core.mesh.of_session(session_id) for session_id in ids)
         return [state for state in found if state is not None]
-
-    def _require_room(self, opening: OpenSessionRequest) -> None:
-        mesh, config = self._core.mesh, self._config
-        new_models = sum(mesh.model(each.name) is None for each in opening.models)
-        new_agents = sum(mesh.agent(each.name) is None for each in opening.agents)
-        require_room("models", len(mesh.pools), new_models, config.max_models)
-        require_room("agents", len(mesh.targets), new_agents, config.max_agents)
-        growth = mesh.sizes.growth_bytes(
-            (kind, each.name, each)
-            for kind, manifests in ((ResourceKind.MODEL, opening.models), (ResourceKind.AGENT, opening.agents))
-            for each in manifests
-        )
-        require_room("bytes of models, agents and routes", mesh.sizes.total_bytes, growth, config.max_manifest_bytes)
-
-    def _require_targets(self, opening: OpenSessionRequest, leaving: list[SessionState]) -> None:
-        mesh = self._core.mesh
-        gone = {name for state in leaving for name in state.publications if not mesh.declared_model(name)}
-        arriving: dict[str, str] = {}
-        for manifest in opening.models:
-            declared = mesh.declared_model(manifest.name)
-            arriving[manifest.name] = pool_name_of(manifest if declared is None else declared.manifest)
-        for agent in opening.agents:
-            for reference in DECLARED_KINDS[ResourceKind.AGENT].references_of(agent):
-                to = reference.field.to
-                if not exists(mesh.target(reference.target), to, arriving=arriving, leaving=gone):
-                    raise absent(ResourceKind.AGENT, agent.name, reference, mesh.names_of(ResourceKind(to.value)))
 
     def _opening_events(self, state: SessionState, leaving: list[SessionState]) -> list[event_pb2.Event]:
         mesh, name = self._core.mesh, state.profile.name
@@ -171,11 +177,19 @@ class SessionManager:
         earlier |= {(ResourceKind.AGENT, each) for each in state.agents if mesh.published_agent(each)}
         earlier |= {(ResourceKind.RUNNER, name)} if mesh.of_runner(name) else set()
         gone = [row for each in leaving for row in each.rows() if row not in rows]
-        return list(opening_events(rows, earlier, gone, name))
+        own = next((each for each in leaving if each.session.id == state.session.id), None)
+        if own is not None and own.pulse.active and own.session.incarnation == state.session.incarnation:
+            # The session goes on with other items.
+            unchanged = set(own.rows())
+            rows = [row for row in rows if row not in unchanged]
+        left_before = () if own is None else own.capability.message().left_out
+        told = left_out_events(name, left_before, state.capability.message().left_out)
+        return [*opening_events(rows, earlier, gone, name), *told]
 
-    def _new_member(self, opening: OpenSessionRequest, decision: Admitted) -> SessionState:
+    def _new_member(self, opening: OpenSessionRequest, decision: Admitted, left: tuple[LeftOut, ...]) -> SessionState:
         now, adopted = self._clock.utc_now(), decision.adopted
         earlier = None if adopted is None else self._core.mesh.of_session(adopted.id)
+        add_left_out(opening.runner.capability, left)
         return SessionState(
             session=_session(opening, decision),
             profile=compact(profile_of(opening.runner)),
@@ -183,6 +197,7 @@ class SessionManager:
             last_heartbeat_at=now,
             capability=Held(self._kept(opening.runner.capability, {each.name for each in opening.models}, earlier)),
             reported=True,
+            left_out=left,
             unowned=unowned_in(opening.runner.capability, {each.name for each in opening.models}),
             publications={each.name: self._publication(each, opening.runner.name, now) for each in opening.models},
             agents={each.name: self._agent_publication(each, opening.runner.name, now) for each in opening.agents},
@@ -206,7 +221,9 @@ class SessionManager:
         kind = agent_pb2.Agent.KIND_VIRTUAL
         return compact(agent_pb2.Agent(manifest=manifest, runner=runner, kind=kind, create_time=created))
 
-    def _revive(self, state: SessionState, beat: HeartbeatRequest, hearing: HeartbeatKind) -> None:
+    def _revive(
+        self, state: SessionState, beat: HeartbeatRequest, hearing: HeartbeatKind, invalid: Sequence[LeftOut]
+    ) -> None:
         was_active, earlier = state.pulse.active, state.capability
         was_asleep, had_failed, ran = state.sleeping, state.failed, state.runtimes
         reported_before = state.reported
@@ -214,6 +231,7 @@ class SessionManager:
         if hearing is HeartbeatKind.FRESH:
             state.sequence = beat.sequence
             if beat.HasField("capability"):
+                add_left_out(beat.capability, (*state.left_out, *invalid))
                 self._core.mesh.report(state, self._kept(beat.capability, state.publications, state))
                 state.unowned = unowned_in(beat.capability, state.publications)
         drafts = list[event_pb2.Event]()
@@ -225,6 +243,9 @@ class SessionManager:
                 waking=state.waking,
                 reported_before=reported_before,
             )
+            if reported_before:
+                before, now = earlier.message().left_out, state.capability.message().left_out
+                drafts += left_out_events(state.profile.name, before, now)
             state.waking = waking_after(earlier.message().instances, state.capability.message().instances, state.waking)
         if not was_active:
             log.info("runner is back", runner=state.profile.name)
@@ -263,6 +284,14 @@ def _identity(opening: OpenSessionRequest) -> Opening:
     return Opening(
         request_id=opening.request_id, runner=runner.name, incarnation=runner.incarnation, address=runner.address
     )
+
+
+def add_left_out(report: runner_pb2.Capability, items: Sequence[LeftOut]) -> None:
+    """Adds what the registry leaves out to a report."""
+    if items:
+        found = bounded([*report.left_out, *items])
+        del report.left_out[:]
+        report.left_out.extend(found)
 
 
 def _session(opening: OpenSessionRequest, decision: Admitted) -> Session:

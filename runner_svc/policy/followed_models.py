@@ -12,6 +12,8 @@ from weft.kernel.names import MAX_NAME_CHARS, ascii_name, is_model_name, is_reso
 
 LOOKS_UNTIL_GONE = 2
 """Number of consecutive lists without a model after which it is removed: a starting server lists nothing at first."""
+MAX_UPSTREAM_CHARS = 512
+"""Maximum length of a model's name at its server, as in `ModelManifest.upstream`."""
 _NUMBER_CHARS = 5
 _UNNAMEABLE = re.compile(r"[^A-Za-z0-9._:-]+")
 _FILE_PATH = re.compile(r"[/\\~.]|[A-Za-z]:[/\\]|.*\\")
@@ -47,6 +49,8 @@ class FollowedList:
     most: int
     """Maximum number of served models."""
     listed_count: int = 0
+    unusable: tuple[str, ...] = ()
+    """Listed names of the last list that no request can state."""
     _served: dict[str, str] = field(default_factory=dict)
     """Names in the mesh by name at the server."""
     _missed: dict[str, int] = field(default_factory=dict)
@@ -64,9 +68,12 @@ class FollowedList:
         self._served |= {each.upstream: each.name for each in models}
 
     def step(self, listed: Sequence[str], is_taken: Callable[[str], bool]) -> ListChange:
-        """Applies a list and returns what changes. `is_taken`: whether the runner already has a model of this name."""
+        """Applies a list and returns what changes. `is_taken`: whether the runner must not use a name for a model."""
         wanted = dict.fromkeys(listed)
         self.listed_count = len(wanted)
+        self.unusable = tuple(upstream for upstream in wanted if not is_usable(upstream))
+        for upstream in self.unusable:
+            del wanted[upstream]
         gone = self._gone(wanted)
         new = [upstream for upstream in wanted if upstream not in self._served]
         room = max(0, self.most - len(self._served))
@@ -106,6 +113,11 @@ class FollowedList:
 
         short, *others = _candidates(upstream, self.server)
         return next((name for name in (short, *others) if not taken(name)), None) or free_name(short, taken)
+
+
+def is_usable(upstream: str) -> bool:
+    """Whether a listed name can be sent to its server and shown: one line of limited length."""
+    return 0 < len(upstream) <= MAX_UPSTREAM_CHARS and upstream.isprintable()
 
 
 def _candidates(upstream: str, server: str) -> list[str]:

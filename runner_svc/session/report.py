@@ -22,6 +22,7 @@ from weft import __version__
 from weft.api.registry.v1 import agent_pb2, model_pb2, runner_pb2, wake_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
+from weft.documents.left_out import bounded
 from weft.kernel.abilities import abilities_message
 from weft.kernel.names import is_token
 from weft.kernel.timestamps import duration_of, optional_duration, optional_stamp
@@ -59,6 +60,8 @@ class RunnerReport:
         """Kind of the states that a model's engine can restore; see ModelCache.kind."""
         self.followed_servers: Callable[[], Sequence[runner_pb2.FollowedServer]] = list
         """Servers whose listed models it serves."""
+        self.left_out: Callable[[], Sequence[runner_pb2.LeftOut]] = list
+        """What the runner has and does not serve."""
         self.host_use: Callable[[], runner_pb2.HostUse | None] = lambda: None
         """Use of its host; None: unknown."""
         self._incarnation = incarnation
@@ -86,6 +89,7 @@ class RunnerReport:
             tool_names=self._tool_names()[:MAX_REPORTED_TOOLS],
             host_use=self.host_use(),
             labels=self._config.labels,
+            left_out=bounded(self.left_out()),
         )
 
     def runner(self) -> runner_pb2.Runner:

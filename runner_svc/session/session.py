@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -36,6 +36,8 @@ CLOSE_TIMEOUT_SECONDS = 1.0
 DEFAULT_HEARTBEAT_INTERVAL_SECONDS = 30.0
 DEFAULT_REPORT_INTERVAL_SECONDS = 5.0
 
+LEFT_OUT_RETRY_SECONDS = 30.0
+"""Interval of attempts to publish what the registry left out, such as a name that others may have given up."""
 PUBLISH_CHECK_SECONDS = 0.02
 _AWAY = REGISTRY_AWAY | {Reason.DEADLINE_EXCEEDED}
 """Reasons of a registry that is dead or frozen, or not the owner."""
@@ -60,8 +62,8 @@ class RunnerSession:
         jitter: Callable[[], float],
     ) -> None:
         """`gates` receive the session's key; `jitter` returns 0 to 1 and spreads the retries of many runners."""
-        self.on_taken: Callable[[Collection[str]], None] = lambda _: None
-        """Called with the names taken by others, for which the registry rejected the session."""
+        self.on_left_out: Callable[[Sequence[runner_pb2.LeftOut]], None] = lambda _: None
+        """Called with the models and agents that the registry does not publish."""
         self._registry = registry
         self._stub = cast(
             "RunnerSessionServiceAsyncStub", runner_session_service_pb2_grpc.RunnerSessionServiceStub(registry)
@@ -76,6 +78,8 @@ class RunnerSession:
         self._open_request_id = ""
         self._published: tuple[list[model_pb2.ModelManifest], list[agent_pb2.AgentManifest]] = ([], [])
         """The models and agents of the last opening."""
+        self._left_out_until = math.inf
+        """Monotonic time of the next attempt to publish what the registry left out; infinite: it left nothing out."""
         self._models_changed = False
         """Whether the open session publishes other models or agents than the runner serves now."""
         self._heartbeat_at = self._looked_at = -math.inf
@@ -160,16 +164,28 @@ class RunnerSession:
         failures = 0
         while True:
             try:
-                if not self._session_id or self._models_changed:
-                    await self._open()
+                is_retry = self._clock.monotonic() >= self._left_out_until
+                if not self._session_id or self._models_changed or is_retry:
+                    await self._publish()
                 await self._report_what_is_due()
                 failures, self.is_acknowledged = 0, True
                 due = min(self._heartbeat_at + self._heartbeat_interval, self._looked_at + self._report_interval)
+                due = min(due, self._left_out_until)
                 await event_within(self._clock, max(0.0, due - self._clock.monotonic()), self._changed)
             except WeftError as error:
                 self._note_failure(error)
                 failures, self.is_acknowledged = failures + 1, False
                 await self._clock.sleep(retry_pause_seconds(failures, self._jitter()))
+
+    async def _publish(self) -> None:
+        """Opens the session with the current models. A refused change does not end an open session."""
+        try:
+            await self._open()
+        except WeftError as error:
+            if self._session_id and error.reason not in _AWAY:
+                with suppress(WeftError):
+                    await self._report_what_is_due()
+            raise
 
     async def _open(self) -> None:
         # The request id stays until there is an answer: if only the answer was lost, the same session is returned.
@@ -206,6 +222,10 @@ class RunnerSession:
         self._sent_capability = None
         self._session_id = response.session_id
         log.info("session open")  # without its id, which proves ownership
+        for item in response.left_out:
+            log.warning("not served by the mesh", kind=item.kind, name=item.name, why=item.message)
+        self._left_out_until = self._clock.monotonic() + LEFT_OUT_RETRY_SECONDS if response.left_out else math.inf
+        self.on_left_out(response.left_out)
 
     async def _report_what_is_due(self) -> None:
         self._changed.clear()
@@ -248,5 +268,3 @@ class RunnerSession:
             log.warning("registry is unreachable; still serving")
         else:
             log.error("the registry refused", reason=error.reason.name, message=error.message)
-            if error.reason is Reason.ALREADY_EXISTS:
-                self.on_taken(frozenset(error.metadata.values()))

@@ -1,7 +1,7 @@
 """The read model of the mesh: runners, models, agents, routes, aliases and workflows from the registry's Watch."""
 
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -73,6 +73,8 @@ class RunnerView:
     """How far its clock is ahead of the mesh's; negative: behind; 0: no significant offset."""
     clock_refused: bool = False
     """Whether it gets no requests because its clock is off by more than allowed."""
+    left_out: Sequence[runner_pb2.LeftOut] = ()
+    """What it has and the mesh does not serve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,6 +274,7 @@ def _runner(watched: registry_service_pb2.WatchedRunner) -> RunnerView:
         labels=label_set(runner.capability.labels),
         clock_offset_seconds=seconds_of(runner.capability.clock_offset),
         clock_refused=runner.capability.clock_refused,
+        left_out=tuple(runner.capability.left_out),
     )
 
 

@@ -11,6 +11,7 @@ from weft.api.registry.v1.model_pb2 import Model
 from weft.api.registry.v1.pool_pb2 import Pool
 from weft.api.registry.v1.route_pb2 import Route
 from weft.api.registry.v1.runner_pb2 import InstanceState, Runner
+from weft.documents.left_out import left_out_items
 from weft.kernel.clock import offset_words, refused_words
 from weft.kernel.reasons import MODEL_NOT_LISTED
 from weft.kernel.timestamps import optional_datetime, seconds_of
@@ -99,13 +100,15 @@ def runner_conditions(runner: Runner) -> tuple[Condition, ...]:
 
 
 def left_out_words(runner: Runner) -> str:
-    """Returns how many models of which servers are left out and how to change that; empty: none are."""
+    """Returns what of a runner is left out, and why or how to change that; empty: nothing is."""
     counts = ", ".join(
         f"{server.served_count} of {server.listed_count} models of server {server.name}"
         for server in runner.capability.followed_servers
-        if server.served_count < server.listed_count
+        if server.served_count + server.left_out_count < server.listed_count
     )
-    return f"runner {runner.name} serves {counts}; raise its max_listed_models in weft.yaml" if counts else ""
+    limit = f"runner {runner.name} serves {counts}; raise its max_listed_models in weft.yaml" if counts else ""
+    items = left_out_items(runner.capability.left_out)
+    return "; ".join(filter(None, [limit, items and f"runner {runner.name} leaves out {items}"]))
 
 
 def _unusable(instances: Sequence[InstanceState]) -> str:

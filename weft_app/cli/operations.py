@@ -305,11 +305,16 @@ def _server_text(added: Document, models: Sequence[str], *, is_attached: bool) -
     if not is_attached:
         return f"server/{added['name']} detached; it keeps running"
     names = ", ".join(models) or "no models yet; models that it lists later will be served"
-    served, listed = len(added["server"].get("models", ())), added["server"].get("listedCount", 0)
-    of_all = (
-        f"{served} of {listed} models are served (limit: max_listed_models of its runner): " if served < listed else ""
+    server = added["server"]
+    served, listed, left = len(server.get("models", ())), server.get("listedCount", 0), server.get("leftOutCount", 0)
+    limit = " (limit: max_listed_models of its runner)" if served + left < listed else ""
+    of_all = f"{served} of {listed} models are served{limit}: " if served < listed else ""
+    if left and not models:
+        names = "none"
+    items = "".join(
+        f"\n  left out: {safe_text(each['name'])}: {safe_text(each['message'])}" for each in server.get("leftOut", ())
     )
-    return f"server/{added['name']} attached: {of_all}{safe_text(names)}"
+    return f"server/{added['name']} attached: {of_all}{safe_text(names)}{items}"
 
 
 def _bar(operation: Document) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -80,12 +80,14 @@ def runner_config(  # noqa: PLR0913 - what the file says about this host, by its
     accelerators: AcceleratorSettings | None = None,
     model_store: ModelStoreSettings | None = None,
     peers: ModelPeers | None = None,
+    others: Iterable[RunnerSettings] = (),
 ) -> RunnerConfig:
     """Returns the configuration of a runner at the gRPC target `address`.
 
     `published`: the models to serve; None: all without `publish: false`. `drain_seconds`: how long an unload waits for
     running requests. `accelerators`: this host's devices with leased memory; None: memory is not leased. `model_store`:
-    how models with a `source` are pulled. `peers`: the runners that may have them; None: none.
+    how models with a `source` are pulled. `peers`: the runners that may have them; None: none. `others`: the file's
+    runners, whose names listed models of servers must not take.
     """
     models = section.published_models
     if published is not None:
@@ -136,6 +138,7 @@ def runner_config(  # noqa: PLR0913 - what the file says about this host, by its
         memory_wait_seconds=section.memory_wait_seconds,
         stored_prompts_mb=section.stored_prompts_mb,
         agents=published_agents(section),
+        reserved_names=frozenset(names_of(others)),
         tools=tool_sources(section, os.environ),
         max_requests=section.max_requests,
         worker_hosts=section.worker_hosts,
@@ -222,6 +225,7 @@ async def serve_runner(
             accelerators=config.accelerators,
             model_store=config.model_store,
             peers=peers,
+            others=configured_runners(config),
         )
         return replace(built, security=security)
 
@@ -250,6 +254,14 @@ async def serve_runner(
 
         # The HTTP API starts first and stops last, to report that the runner is starting or stopping.
         await serve_until_stopped(host, made, config, started, companions=[service, *companions], monitor=monitor)
+
+
+def names_of(runners: Iterable[RunnerSettings]) -> Iterator[str]:
+    """Yields the names of runners, their published models and their agents."""
+    for runner in runners:
+        yield runner.name
+        yield from (model.name for model in runner.published_models)
+        yield from (agent.name for agent in runner.agents)
 
 
 def pick_runner(runners: tuple[RunnerSettings, ...], name: str | None) -> RunnerSettings:

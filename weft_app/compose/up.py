@@ -29,6 +29,8 @@ from weft.dispatch.fleet import (
     FleetView,
     FleetWatcher,
 )
+from weft.documents.left_out import left_out_items, left_out_reason
+from weft.documents.resource_kinds import ResourceKind
 from weft.durable.requests import RequestClient
 from weft.durable.store_calls import TIMEOUT_SECONDS as STORE_TIMEOUT_SECONDS
 from weft.kernel.clock import SystemClock
@@ -491,11 +493,10 @@ class UpHost:
         expected, failures = len(waiting) + len(empty), list[str]()
         while waiting or empty:
             view = fleet.view
-            for name in [name for name in empty if self._children.refusal(name)]:
+            for name in [name for name in empty if self._refusal(name)]:
                 empty.remove(name)
-                why = f"does not start: {self._children.refusal(name)}"
-                failures.append(f"runner {name} {why}")
-                show(Stage(name=name, detail=why, done=True, is_warning=True))
+                failures.append(f"runner {name} {self._refusal(name)}")
+                show(Stage(name=name, detail=self._refusal(name), done=True, is_warning=True))
             empty = {name for name in empty if not await self._has_settled(view, name, show)}
             for model, runner in list(waiting.items()):
                 failure, settled = self._failure(view, model, runner), self._settled(view, model, runner)
@@ -532,8 +533,11 @@ class UpHost:
             return False
         served = sorted(instance.model for instance in instances)
         self._listed_models += served
+        left = f"left out: {left_out_items(runner.left_out)}" if runner.left_out else ""
         if served:
-            detail = f"serves {counted_names(served)} of its server"
+            detail = f"serves {counted_names(served)} of its server" + (f"; {left}" if left else "")
+        elif left:
+            detail = f"serves no model of its server; {left}"
         else:
             # Imported here: not needed if the server has models.
             from weft_app.compose.followed_servers import list_of_followed, why_none_served  # noqa: PLC0415
@@ -542,7 +546,7 @@ class UpHost:
             said = await list_of_followed(section)
             assert said is not None, "it follows a server"
             detail = why_none_served(said)
-        show(Stage(name=runner_name, detail=detail, done=True, is_warning=not served))
+        show(Stage(name=runner_name, detail=detail, done=True, is_warning=bool(left) or not served))
         return True
 
     async def _catalog(self, text: str, source: str, hosts: "Sequence[HostMemory]") -> "ModelCatalog":
@@ -554,14 +558,25 @@ class UpHost:
     def _failure(self, view: FleetView, model: str, runner_name: str) -> str:
         """Returns why a model is not served for now, and where to read more; empty if nothing failed."""
         instance = _instance(view, model, runner_name)
-        if self._children.refusal(runner_name):
-            return f"runner {runner_name} does not start: {self._children.refusal(runner_name)}"
+        if self._refusal(runner_name):
+            return f"runner {runner_name} {self._refusal(runner_name)}"
+        runner = view.runners.get(runner_name)
+        if runner is not None and (why := left_out_reason(runner.left_out, ResourceKind.MODEL, model)):
+            return f"is not served: {why}"
         if instance is None or instance.detail.startswith(MODEL_NOT_LISTED):
             return ""  # its server is probed periodically
         if instance.phase in (InstanceState.PHASE_CRASH_LOOP, InstanceState.PHASE_FAILED):
             log = self._home.logs / f"runner-{runner_name}.log"
             return f"does not start on {runner_name}: {instance.detail}; see {log}"
         return ""
+
+    def _refusal(self, runner_name: str) -> str:
+        """Returns why a runner is not in the mesh, such as a name that is taken; empty: nothing refuses it."""
+        refused = "" if self._registry is None else self._registry.refusal_of(runner_name)
+        if refused:
+            return f"is refused: {refused}"
+        unstarted = self._children.refusal(runner_name)
+        return f"does not start: {unstarted}" if unstarted else ""
 
     def _settled(self, view: FleetView, model: str, runner_name: str) -> str | None:
         """Returns the state of a model that admits requests or hibernates; None before."""

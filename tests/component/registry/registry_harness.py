@@ -33,6 +33,7 @@ from weft.api.registry.v1 import (
 )
 from weft.api.registry.v1.resource_pb2 import ResourceDocument
 from weft.documents.kinds import record_in
+from weft.documents.left_out import left_out_item
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import new_server, open_channel
@@ -196,6 +197,8 @@ class SomeRunner:
     ticket_key: bytes = b""
     sequence: int = 0
     opens: int = field(default=0)
+    left_out: list[str] = field(default_factory=list)
+    """What the registry left out at the last opening, as text."""
 
     def opening(self) -> runner_session_service_pb2.OpenSessionRequest:
         return runner_session_service_pb2.OpenSessionRequest(
@@ -210,6 +213,7 @@ class SomeRunner:
         self.opens += 1
         response = await self.registry.sessions.OpenSession(self.opening())
         self.session_id, self.ticket_key = response.session_id, response.ticket_key
+        self.left_out = [left_out_item(item) for item in response.left_out]
         return self
 
     async def beat(self, capability: runner_pb2.Capability | None = None) -> None:

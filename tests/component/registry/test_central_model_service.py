@@ -136,5 +136,9 @@ async def test_runner_cannot_publish_a_provider_or_use_the_central_runner_name(t
         manifest.provider.url = "https://provider.example/v1"
     request = runner_session_service_pb2.OpenSessionRequest(request_id="open-1", runner=runner, models=[manifest])
     async with _registry(tmp_path) as (mesh, _):
-        with refused(Reason.INVALID_ARGUMENT):
-            await mesh.sessions.OpenSession(request)
+        if dial_out:
+            with refused(Reason.INVALID_ARGUMENT):
+                await mesh.sessions.OpenSession(request)
+        else:
+            [item] = (await mesh.sessions.OpenSession(request)).left_out
+            assert (item.name, "a runner publishes no provider" in item.message) == ("frontier", True)

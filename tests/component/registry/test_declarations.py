@@ -321,8 +321,8 @@ async def test_total_manifest_size_is_limited_so_snapshots_can_be_sent(tmp_path:
                 with refused(Reason.TOO_MANY_RESOURCES) as errors:
                     await mesh.apply(more)
                 assert errors[0].metadata["limit"] == "4000"
-            with refused(Reason.TOO_MANY_RESOURCES):
-                await SomeRunner(mesh, models=("m2",), agents=(agents[2],)).open()
+            runner = await SomeRunner(mesh, models=(), agents=(agents[2],)).open()
+            assert "the mesh may have 4000 bytes" in runner.left_out[0]
             assert len(await mesh.apply(*fits)) == 4
         await mesh.delete(AGENT, "a0")
         await mesh.apply(routes[1])
@@ -341,10 +341,10 @@ async def test_declaration_limits_are_enforced(tmp_path: Path) -> None:
         assert await mesh.apply(declare("m1")) == ["model m1 unchanged"]
         with refused(Reason.TOO_MANY_RESOURCES):
             await mesh.apply(declared(agent=an_agent("a1")), declared(agent=an_agent("a2")))
-        with refused(Reason.TOO_MANY_RESOURCES):
-            await SomeRunner(mesh, models=("m3",)).open()
-        with refused(Reason.NOT_FOUND):
-            await mesh.runner("r1")
+        runner = await SomeRunner(mesh, models=("m3",)).open()
+        assert runner.left_out == [
+            "model m3: the mesh may have 2 models and has 2; delete some that are not needed any more"
+        ]
         assert await mesh.listed("agent") == []
 
 

@@ -55,15 +55,6 @@ def _events(name: str) -> registry_service_pb2.ListEventsRequest:
 NAMING: dict[str, Send] = {
     "runner.name": lambda mesh, name: SomeRunner(mesh, name=name, models=()).open(),
     "runner.incarnation": lambda mesh, name: SomeRunner(mesh, name="x", models=(), incarnation=f" {name}").open(),
-    "models[1].name": lambda mesh, name: SomeRunner(mesh, name="x", models=("fine", name)).open(),
-    "models[0].pool_name": lambda mesh, name: SomeRunner(mesh, name="x", models=(manifest("fine", pool=name),)).open(),
-    "agents[0].name": lambda mesh, name: SomeRunner(
-        mesh, name="x", models=("fine",), agents=(an_agent(name, "fine"),)
-    ).open(),
-    "agents[0].model": lambda mesh, name: SomeRunner(mesh, name="x", models=(), agents=(an_agent("a", name),)).open(),
-    "agents[0].pool": lambda mesh, name: SomeRunner(
-        mesh, name="x", models=(), agents=(an_agent("a", pool=name),)
-    ).open(),
     "declarations[1].model.manifest.name": lambda mesh, name: mesh.apply(declare("fine"), declare(name)),
     "declarations[0].model.runner": lambda mesh, name: mesh.apply(declare("fine", runner=name)),
     "declarations[1].agent.name": lambda mesh, name: mesh.apply(declare("fine"), declared(agent=an_agent(name))),
@@ -103,12 +94,34 @@ async def test_hostile_names_are_rejected_in_every_field(mesh: RunningRegistry) 
             assert name not in message
 
 
-async def test_hostile_names_in_reports_and_event_filters_are_rejected(mesh: RunningRegistry) -> None:
+async def test_item_with_a_hostile_name_is_left_out_and_the_rest_is_published(mesh: RunningRegistry) -> None:
+    for number, name in enumerate(EVERY_NAME):
+        for models, agents, field in (
+            ((name,), (), "model.name"),
+            ((manifest("other", pool=name),), (), "model.pool_name"),
+            ((), (an_agent(name, "fine"),), "agent.name"),
+            ((), (an_agent("a", name),), "agent.model"),
+            ((), (an_agent("a", pool=name),), "agent.pool"),
+        ):
+            if not name and field not in ("model.name", "agent.name"):
+                continue
+            life = f"life-{number}-{field}"
+            runner = SomeRunner(mesh, name="x", models=("fine", *models), agents=agents, incarnation=life)
+            await runner.open()
+            [item] = runner.left_out
+            assert field in item
+            assert item.isprintable()
+            assert (await mesh.model("fine")).runner == "x"
+            await runner.close()
+
+
+async def test_hostile_names_in_reports_are_left_out_and_in_event_filters_rejected(mesh: RunningRegistry) -> None:
     runner = await SomeRunner(mesh).open()
     for name in EVERY_NAME:
-        await _require_refusal(
-            mesh, lambda _, name: runner.beat(_instance(name)), name, "capability.instances[0].model"
-        )
+        await runner.beat(_instance(name))
+        report = (await mesh.runner("r1")).capability
+        assert [item.kind for item in report.left_out] == ["instance"]
+        assert not report.instances
     for name in HOSTILE_NAMES:
         await _require_refusal(mesh, lambda mesh, name: mesh.registry.ListEvents(_events(name)), name, "name")
     await runner.beat(ready())

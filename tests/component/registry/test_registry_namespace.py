@@ -1,5 +1,7 @@
 """One namespace: whoever has a name keeps it against every kind."""
 
+from typing import Any
+
 from kit.refusals import refused
 from kit.resources import declared
 from registry_harness import MODEL_ACTIVE, POOL, RunningRegistry, SomeRunner, a_route, an_agent, declare, manifest
@@ -8,26 +10,39 @@ from test_registry_aliases import a_workflow
 from weft.kernel.reasons import Reason
 
 
-async def test_name_of_a_live_session_is_rejected_for_every_kind_without_partial_writes(mesh: RunningRegistry) -> None:
+async def test_runner_with_a_name_of_a_live_session_is_rejected_without_partial_writes(mesh: RunningRegistry) -> None:
     await SomeRunner(mesh, models=("m1", manifest("m2", pool="p1")), agents=(an_agent("a1"),)).open()
     watch = await mesh.watch()
-    for second, owner_kind, name in (
-        ({"name": "x", "models": ("m1",)}, "model", "m1"),
-        ({"name": "m1", "models": ()}, "model", "m1"),
-        ({"name": "x", "models": ("r1",)}, "runner", "r1"),
-        ({"name": "x", "models": ("a1",)}, "agent", "a1"),
-        ({"name": "p1", "models": ()}, "pool", "p1"),
-        ({"name": "x", "models": (manifest("m9", pool="r1"),)}, "runner", "r1"),
-        ({"name": "x", "models": (manifest("m9", pool="a1"),)}, "agent", "a1"),
-        ({"name": "x", "models": ("m9",), "agents": (an_agent("a1", "m9"),)}, "agent", "a1"),
-        ({"name": "x", "models": ("m9",), "agents": (an_agent("m2", "m9"),)}, "model", "m2"),
-        ({"name": "x", "models": ("m9",), "agents": (an_agent("p1", "m9"),)}, "pool", "p1"),
-        ({"name": "x", "models": ("m9",), "agents": (an_agent("r1", "m9"),)}, "runner", "r1"),
-    ):
+    for name, owner_kind in (("m1", "model"), ("p1", "pool"), ("a1", "agent")):
         with refused(Reason.ALREADY_EXISTS) as errors:
-            await SomeRunner(mesh, **second).open()
+            await SomeRunner(mesh, name=name, models=("m9",)).open()
         assert errors[0].metadata == {"owner_kind": owner_kind, owner_kind: name}
         assert (await mesh.watch()).snapshot == watch.snapshot
+
+
+async def test_item_with_a_name_of_a_live_session_is_left_out_and_the_others_are_published(
+    mesh: RunningRegistry,
+) -> None:
+    await SomeRunner(mesh, models=("m1", manifest("m2", pool="p1")), agents=(an_agent("a1"),)).open()
+    cases: tuple[tuple[Any, ...], ...] = (
+        (("m1",), (), "model", "m1"),
+        (("r1",), (), "model", "r1"),
+        (("a1",), (), "model", "a1"),
+        ((manifest("m8", pool="r1"),), (), "model", "m8"),
+        ((manifest("m8", pool="a1"),), (), "model", "m8"),
+        ((), (an_agent("a1", "m9"),), "agent", "a1"),
+        ((), (an_agent("m2", "m9"),), "agent", "m2"),
+        ((), (an_agent("p1", "m9"),), "agent", "p1"),
+        ((), (an_agent("r1", "m9"),), "agent", "r1"),
+    )
+    for number, (models, agents, kind, name) in enumerate(cases):
+        second = SomeRunner(mesh, name="x", models=(*models, "m9"), agents=agents, incarnation=f"life-{number}")
+        await second.open()
+        assert [item.partition(":")[0] for item in second.left_out] == [f"{kind} {name}"]
+        assert "is taken" in second.left_out[0]
+        assert (await mesh.model("m9")).runner == "x"
+        assert (await mesh.model("m1")).runner == "r1"
+        await second.close()
 
 
 async def test_dead_session_holding_the_name_in_another_kind_is_deleted_with_all_its_rows(
@@ -54,12 +69,16 @@ async def test_declared_resource_keeps_its_name_without_a_runner(mesh: RunningRe
         SomeRunner(mesh, name="m1", models=()),
         SomeRunner(mesh, name="a1", models=()),
         SomeRunner(mesh, name="q1", models=()),
+    ):
+        with refused(Reason.ALREADY_EXISTS):
+            await thief.open()
+    for thief in (
         SomeRunner(mesh, models=("a1",)),
         SomeRunner(mesh, models=(manifest("m2", pool="q1"),)),
         SomeRunner(mesh, models=("m2",), agents=(an_agent("m1", "m2"),)),
     ):
-        with refused(Reason.ALREADY_EXISTS):
-            await thief.open()
+        assert len((await thief.open()).left_out) == 1
+        await thief.close()
 
 
 async def test_declarations_share_the_namespace_of_published_and_declared_resources(mesh: RunningRegistry) -> None:
@@ -87,24 +106,26 @@ async def test_declarations_share_the_namespace_of_published_and_declared_resour
         assert errors[0].metadata["owner_kind"] == owner_kind
 
 
-async def test_names_published_together_must_not_conflict(mesh: RunningRegistry) -> None:
-    for runner, field in (
-        (SomeRunner(mesh, name="m1"), "models[0].name"),
-        (SomeRunner(mesh, models=(manifest("m1", pool="r1"),)), "models[0].pool_name"),
-        (SomeRunner(mesh, agents=(an_agent("m1"),)), "agents[0].name"),
-        (SomeRunner(mesh, agents=(an_agent("a1"), an_agent("r1"))), "agents[1].name"),
-        (SomeRunner(mesh, agents=(an_agent("a1"), an_agent("a1"))), "agents[1].name"),
-        (SomeRunner(mesh, models=(manifest("m1", pool="a1"),), agents=(an_agent("a1"),)), "agents[0].name"),
-    ):
-        with refused(field=field):
-            await runner.open()
+async def test_later_one_of_conflicting_names_published_together_is_left_out(mesh: RunningRegistry) -> None:
+    cases = (
+        (SomeRunner(mesh, name="m1"), "model m1: model.name: must not be the name of the runner"),
+        (SomeRunner(mesh, models=(manifest("m1", pool="r1"),)), "model m1: model.pool_name"),
+        (SomeRunner(mesh, agents=(an_agent("m1"),)), "agent m1: agent.name: must not be"),
+        (SomeRunner(mesh, agents=(an_agent("a1"), an_agent("r1"))), "agent r1: agent.name: must not be"),
+        (SomeRunner(mesh, agents=(an_agent("a1"), an_agent("a1"))), "agent a1: its name appears twice"),
+        (SomeRunner(mesh, models=("m1", "m1")), "model m1: its name appears twice"),
+        (SomeRunner(mesh, models=(manifest("m1", pool="a1"),), agents=(an_agent("a1"),)), "agent a1: agent.name"),
+    )
+    for number, (runner, said) in enumerate(cases):
+        runner.incarnation = f"life-{number}"
+        [item] = (await runner.open()).left_out
+        assert item.startswith(said)
+        await runner.close()
 
 
 async def test_declaration_pinned_to_another_runner_rejects_this_one(mesh: RunningRegistry) -> None:
     await mesh.apply(declare("m1", runner="r2"))
-    with refused(Reason.ALREADY_EXISTS) as errors:
-        await SomeRunner(mesh).open()
-    assert "'r2'" in errors[0].message
+    assert "'r2'" in (await SomeRunner(mesh).open()).left_out[0]
     await SomeRunner(mesh, name="r2").open()
     assert (await mesh.model("m1")).runner == "r2"
 

@@ -68,16 +68,14 @@ async def test_pool_without_members_does_not_exist(mesh: RunningRegistry) -> Non
         await mesh.pool("p1")
 
 
-async def test_agents_are_published_with_their_models_or_not_at_all(mesh: RunningRegistry) -> None:
-    lost = SomeRunner(mesh, agents=(an_agent("a1"), an_agent("a2", "nowhere")))
-    with refused(Reason.MODEL_NOT_FOUND) as errors:
-        await lost.open()
-    assert errors[0].metadata == {"agent": "a2", "model": "nowhere"}
-    for name in ("r1", "a1"):
-        with refused(Reason.NOT_FOUND):
-            await (mesh.runner(name) if name == "r1" else mesh.agent(name))
+async def test_agent_without_its_model_is_left_out_and_the_others_are_published(mesh: RunningRegistry) -> None:
     watch = await mesh.watch()
-    await SomeRunner(mesh, agents=(an_agent("a1"),)).open()
+    runner = await SomeRunner(mesh, agents=(an_agent("a1"), an_agent("a2", "nowhere"))).open()
+    assert len(runner.left_out) == 1
+    assert runner.left_out[0].startswith("agent a2: ")
+    assert "nowhere" in runner.left_out[0]
+    with refused(Reason.NOT_FOUND):
+        await mesh.agent("a2")
     assert await watch.read_changes(3) == ["runner r1 active", "model m1 active", "agent a1 active"]
     agent = await mesh.agent("a1")
     assert (agent.kind, agent.runner, agent.status) == (2, "r1", AGENT_ACTIVE)
@@ -90,21 +88,20 @@ async def test_agent_can_reference_models_of_others_but_none_removed_with_its_se
     runner = await SomeRunner(mesh, agents=(an_agent("a1", "public"), an_agent("a2", pool="m1"))).open()
     again = SomeRunner(mesh, incarnation="life-2", session_id=runner.session_id, models=("m2",))
     again.agents = (an_agent("a2", "m1"),)
-    with refused(Reason.MODEL_NOT_FOUND):
-        await again.open()
-    again.agents = (an_agent("a2", pool="m1"),)
-    with refused(Reason.MODEL_NOT_FOUND):
-        await again.open()
-    again.agents = (an_agent("a2", "m2"),)
     watch = await mesh.watch()
-    await again.open()
+    assert (await again.open()).left_out[0].startswith("agent a2: ")
     assert await watch.read_changes(5) == [
         "agent a1 gone",
+        "agent a2 gone",
         "model m1 gone",
         "runner r1 active",
         "model m2 active",
-        "agent a2 active",
     ]
+    again.agents = (an_agent("a2", pool="m1"),)
+    assert (await again.open()).left_out[0].startswith("agent a2: ")
+    again.agents = (an_agent("a2", "m2"),)
+    assert (await again.open()).left_out == []
+    assert (await mesh.agent("a2")).manifest.model == "m2"
 
 
 async def test_model_that_moves_to_another_pool_takes_its_agents_along(mesh: RunningRegistry) -> None:

@@ -72,7 +72,6 @@ async def test_invalid_tags_are_rejected_by_field(mesh: RunningRegistry) -> None
     invalid = tagged("m1", labels={"tier": "fast"})
     with refused(field="declarations[0].model.manifest.tags.labels[tier]"):
         await mesh.apply(declare(invalid))
-    with refused(Reason.INVALID_ARGUMENT):
-        await SomeRunner(mesh, models=(invalid,)).open()
+    assert "tags.labels[tier]" in (await SomeRunner(mesh, models=(invalid,)).open()).left_out[0]
     with refused(Reason.INVALID_ARGUMENT):
         await mesh.registry.ListResources(ListResourcesRequest(kind="model", labels="a=b c"))

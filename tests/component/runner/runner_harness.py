@@ -31,6 +31,7 @@ from weft.api.runner.v1 import (
     ticket_pb2,
 )
 from weft.dispatch.tickets import Action, PermitTarget, make_permit, sign
+from weft.documents.left_out import left_out
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -56,6 +57,8 @@ class NotingRegistry(runner_session_service_pb2_grpc.RunnerSessionServiceService
         self.beat_times: list[float] = []
         self.closed = 0
         self.failures: list[WeftError] = []
+        self.taken: set[str] = set()
+        """Names of models and agents that it leaves out."""
         self.answers = asyncio.Event()
         self.answers.set()
         self._server: grpc.aio.Server | None = None
@@ -84,6 +87,12 @@ class NotingRegistry(runner_session_service_pb2_grpc.RunnerSessionServiceService
             ticket_key=TICKET_KEY,
             heartbeat_interval=Duration(seconds=30),
             report_interval=Duration(seconds=5),
+            left_out=[
+                left_out(kind, item.name, "the name is taken", is_name_taken=True)
+                for kind, items in (("model", request.models), ("agent", request.agents))
+                for item in items
+                if item.name in self.taken
+            ],
         )
 
     async def Heartbeat(  # noqa: N802 - the rpc's name

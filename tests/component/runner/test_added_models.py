@@ -364,26 +364,14 @@ def _served(name: str, added: added_model_pb2.AddedModel | None = None) -> Serve
     return fake_model(name, hibernation=HibernationSettings(start_asleep=True), added=added)
 
 
-async def test_added_model_with_a_name_taken_elsewhere_is_dropped_so_the_runner_joins(tmp_path: Path) -> None:
+async def test_model_with_a_name_taken_elsewhere_stays_and_is_tried_again(tmp_path: Path) -> None:
     added = added_model_pb2.AddedModel(name="tiny", source=SOURCE)
     async with running_runner(tmp_path, [_served("own"), _served("tiny", added)]) as runner:
         await runner.until(Phase.HIBERNATING, "own")
-        taken = WeftError(Reason.ALREADY_EXISTS, "the name is taken", metadata={"owner_kind": "model", "model": "tiny"})
-        runner.registry.failures = [taken]
+        runner.registry.taken = {"tiny", "own"}
+        runner.service.reopen_session()
+        await runner.until_opened(2)
         runner.service.reopen_session()
         await runner.until_opened(3)
-        assert [[model.name for model in opened.models] for opened in runner.registry.opened] == [
-            ["own", "tiny"],
-            ["own", "tiny"],
-            ["own"],
-        ]
-
-
-async def test_configured_model_is_not_dropped_for_another_runner(tmp_path: Path) -> None:
-    async with running_runner(tmp_path, [_served("own"), _served("tiny")]) as runner:
-        await runner.until(Phase.HIBERNATING, "own")
-        taken = WeftError(Reason.ALREADY_EXISTS, "the name is taken", metadata={"owner_kind": "model", "model": "tiny"})
-        runner.registry.failures = [taken]
-        runner.service.reopen_session()
-        await runner.until_opened(3)
-        assert [model.name for model in runner.registry.opened[-1].models] == ["own", "tiny"]
+        published = [[model.name for model in opened.models] for opened in runner.registry.opened]
+        assert published == [["own", "tiny"]] * 3

@@ -12,12 +12,13 @@ from kit.failures import fails
 from kit.http_server import http_server
 from kit.presence import present
 
-from runner_svc.followed_servers import FollowedServers
+from runner_svc.followed_servers import SETTLE_CHECK_SECONDS, FollowedServers
 from runner_svc.instance.settings import ServedModel
 from runner_svc.openai_upstream import probe
 from runner_svc.openai_upstream.server_probes import ServerProbes
 from runner_svc.policy.followed_models import LOOKS_UNTIL_GONE
 from runner_svc.runtimes.openai_http.runtime import ATTACHED_SLOTS
+from weft.documents.left_out import left_out
 from weft_app.compose import followed_servers
 from weft_app.compose.followed_servers import ServerAddress, followed_server, list_of_followed, why_none_served
 from weft_app.compose.served_models import served_model
@@ -228,3 +229,51 @@ async def test_detached_server_serves_nothing() -> None:
 def test_server_on_another_network_needs_the_remote_setting() -> None:
     with fails(field="runners.box.remote"):
         Following(Host(), "https://models.example.com/v1")
+
+
+async def test_names_of_the_runner_and_its_agents_are_not_used_for_listed_models() -> None:
+    async with serving() as server:
+        server.body = listing("box", "helper", "other")
+        async with following(server.url) as found:
+            found.servers.is_reserved = {"box", "helper"}.__contains__
+            await found.start()
+            assert list(found.host.models) == ["box-box", "box-helper", "other"]
+
+
+async def test_unusable_names_are_left_out_with_the_reason_and_the_others_are_served() -> None:
+    async with serving() as server:
+        server.body = listing("bad\x00name", "other")
+        async with following(server.url) as found:
+            await found.start()
+            assert list(found.host.models) == ["other"]
+            assert [(item.name, item.server) for item in found.servers.left_out] == [("bad name", "box")]
+            [counts] = found.servers.counts
+            assert (counts.served_count, counts.listed_count, counts.left_out_count) == (1, 2, 1)
+
+
+async def test_model_whose_name_is_taken_gets_another_one_before_the_next_look() -> None:
+    async with serving() as server:
+        server.body = listing("good", "other")
+        async with following(server.url) as found:
+            await found.start()
+            del found.host.models["good"]
+            found.servers.note_left_out([left_out("model", "good", "taken", is_name_taken=True)])
+            settled = asyncio.create_task(found.servers.settle("box"))
+            while not settled.done():
+                await found.clock.advance(SETTLE_CHECK_SECONDS)
+                await asyncio.sleep(SETTLE_CHECK_SECONDS)
+            await settled
+            assert list(found.host.models) == ["other", "box-good"]
+            assert found.servers.counts[0].served_count == 2
+            assert not found.servers.left_out
+
+
+async def test_model_that_the_registry_leaves_out_counts_as_left_out() -> None:
+    async with serving() as server:
+        server.body = listing("good", "other")
+        async with following(server.url) as found:
+            await found.start()
+            found.servers.note_left_out([left_out("model", "good", "the mesh may have 2 models")])
+            [counts] = found.servers.counts
+            assert (counts.served_count, counts.left_out_count) == (1, 1)
+            assert [model.name for model in found.servers.published("box")] == ["other"]

@@ -10,7 +10,7 @@ from runner_harness import NotingRegistry, noting_registry
 
 from runner_svc.config import RunnerConfig
 from runner_svc.session.report import RunnerReport
-from runner_svc.session.session import RunnerSession
+from runner_svc.session.session import LEFT_OUT_RETRY_SECONDS, RunnerSession
 from weft.api.registry.v1 import agent_pb2
 from weft.dispatch.tickets import TicketGate
 from weft.kernel.errors import WeftError
@@ -124,6 +124,30 @@ async def test_new_registry_gets_a_report_immediately_and_a_retry_after_its_reje
         await stage.until_beats(3)
         await stage.pass_time(20)
         assert [round(at, 3) for at in stage.beat_seconds] == [0.0, 0.0, 0.1]
+
+
+async def test_left_out_items_are_published_again_at_intervals_without_a_gap_in_the_heartbeats(tmp_path: Path) -> None:
+    async with _session(tmp_path) as stage:
+        stage.registry.taken = {"coder"}
+        stage.session.note_models()
+        await stage.until_beats(2)
+        await stage.pass_time(int(LEFT_OUT_RETRY_SECONDS))
+        assert len(stage.registry.opened) == 3
+        stage.registry.taken = set()
+        await stage.pass_time(int(LEFT_OUT_RETRY_SECONDS))
+        assert len(stage.registry.opened) == 4
+        await stage.pass_time(2 * int(LEFT_OUT_RETRY_SECONDS))
+        assert len(stage.registry.opened) == 4
+
+
+async def test_refused_change_of_the_models_does_not_end_the_heartbeats(tmp_path: Path) -> None:
+    async with _session(tmp_path) as stage:
+        stage.registry.failures = [WeftError(Reason.INVALID_ARGUMENT, "runner.host: no")]
+        stage.report.draining = True
+        stage.session.note_models()
+        await stage.until_beats(2)
+        assert len(stage.registry.opened) == 2
+        assert stage.registry.capability.draining
 
 
 async def test_unacknowledged_report_is_retried_after_a_backoff(tmp_path: Path) -> None:

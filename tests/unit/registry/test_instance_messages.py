@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import pytest
-from kit.failures import fails
 
 from registry_svc.config import RegistryConfig
 from registry_svc.mesh.requests import valid_heartbeat
@@ -18,7 +17,8 @@ CONFIG = RegistryConfig(database_url="sqlite://")
 def valid_instance(state: State) -> State:
     report = runner_pb2.Capability(instances=[state])
     beat = HeartbeatRequest(session_id="s", incarnation="i", capability=report)
-    return valid_heartbeat(beat, CONFIG).capability.instances[0]
+    assert not valid_heartbeat(beat, CONFIG)
+    return beat.capability.instances[0]
 
 
 def _state() -> State:
@@ -90,8 +90,14 @@ def test_fault_kind_of_a_newer_runner_keeps_its_message() -> None:
         (lambda state: setattr(state.usual_load, "seconds", 86_401), "usual_load"),
     ],
 )
-def test_invalid_figure_is_refused_with_its_path(spoil: Callable[[State], None], field: str) -> None:
+def test_invalid_figure_is_left_out_with_its_path_and_the_rest_of_the_report_is_used(
+    spoil: Callable[[State], None], field: str
+) -> None:
     state = _state()
     spoil(state)
-    with fails(field=f"capability.instances[0].{field}"):
-        valid_instance(state)
+    beat = HeartbeatRequest(session_id="s", incarnation="i", capability=runner_pb2.Capability(instances=[state]))
+    [item] = valid_heartbeat(beat, CONFIG)
+    assert item.name == "qwen"
+    assert item.message.startswith(f"{field}: ")
+    [kept] = beat.capability.instances
+    assert (kept.phase, kept.slots_total) == (State.PHASE_READY, 4)

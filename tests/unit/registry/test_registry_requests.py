@@ -12,6 +12,7 @@ from registry_svc.config import RegistryConfig
 from registry_svc.mesh.requests import MAX_PAGE_SIZE, page_of, valid_heartbeat, valid_opening
 from registry_svc.wire_values import page_token
 from weft.api.registry.v1 import model_pb2, registry_service_pb2, runner_pb2, runner_session_service_pb2
+from weft.documents.left_out import left_out_item
 from weft.kernel.errors import FieldError
 from weft.kernel.names import is_name
 
@@ -47,14 +48,16 @@ def a_heartbeat() -> Heartbeat:
 
 
 def test_valid_opening_round_trips() -> None:
-    opening = valid_opening(an_opening(), CONFIG)
+    opening = an_opening()
+    assert not valid_opening(opening, CONFIG)
     assert (opening.runner.name, opening.runner.address) == ("r1", "dns:///host:7071")
     assert opening.models[0].operations == [model_pb2.MODEL_OPERATION_CHAT, model_pb2.MODEL_OPERATION_EMBEDDING]
     assert opening.models[0].pool_name == "pool"
 
 
 def test_valid_heartbeat_round_trips() -> None:
-    beat = valid_heartbeat(a_heartbeat(), CONFIG)
+    beat = a_heartbeat()
+    assert not valid_heartbeat(beat, CONFIG)
     assert beat.HasField("capability")
     assert beat.capability.instances[0].phase == InstanceState.PHASE_READY
     assert not beat.capability.instances[0].HasField("load_progress")
@@ -63,9 +66,11 @@ def test_valid_heartbeat_round_trips() -> None:
 def test_heartbeat_without_a_report_differs_from_one_with_an_empty_report() -> None:
     bare = a_heartbeat()
     bare.ClearField("capability")
-    assert not valid_heartbeat(bare, CONFIG).HasField("capability")
+    valid_heartbeat(bare, CONFIG)
+    assert not bare.HasField("capability")
     bare.capability.SetInParent()
-    assert valid_heartbeat(bare, CONFIG).HasField("capability")
+    valid_heartbeat(bare, CONFIG)
+    assert bare.HasField("capability")
 
 
 def _set(path: str, value: object) -> Callable[[OpenSession], None]:
@@ -107,21 +112,9 @@ def _operations(*numbers: int) -> Callable[[OpenSession], None]:
         (_set("runner.address", ""), "runner.address"),
         (_set("runner.address", "x" * 513), "runner.address"),
         (_set("runner.address", "unix:/a\nb"), "runner.address"),
-        (_set("runner.host", "h" * 256), "runner.host"),
-        (_set("runner.runtime", "a\x00b"), "runner.runtime"),
-        (_set("runner.version", "\x1b[31m"), "runner.version"),
-        (_set("models0.name", "m//1"), "models[0].name"),
-        (_set("models0.pool_name", "p p"), "models[0].pool_name"),
-        (_set("models0.digest", "sha256:xyz"), "models[0].digest"),
-        (_set("models0.context_tokens", -1), "models[0].context_tokens"),
-        (_operations(), "models[0].operations"),
-        (_operations(0), "models[0].operations"),
-        (_operations(1, 99), "models[0].operations"),
-        (_publish("m2", "m1"), "models[2].name"),
-        (_publish("m2", "m3", "m4"), "models"),
     ],
 )
-def test_opening_with_an_invalid_field_is_refused_with_its_path(
+def test_opening_with_an_invalid_field_of_the_runner_is_refused_with_its_path(
     change: Callable[[OpenSession], None], field: str
 ) -> None:
     request = an_opening()
@@ -130,19 +123,48 @@ def test_opening_with_an_invalid_field_is_refused_with_its_path(
         valid_opening(request, CONFIG)
 
 
-def test_opening_may_contain_a_first_report_and_its_errors_have_paths() -> None:
+@pytest.mark.parametrize(
+    ("change", "said", "models"),
+    [
+        (_set("runner.host", "h" * 256), "host r1: host: must be at most 255", ["m1"]),
+        (_set("runner.runtime", "a\x00b"), "runtime r1: runtime: must be", ["m1"]),
+        (_set("runner.version", "\x1b[31m"), "version r1: version: must be", ["m1"]),
+        (_set("models0.name", "m//1"), "model m//1: model.name: must be", []),
+        (_set("models0.pool_name", "p p"), "model m1: model.pool_name: must be", []),
+        (_set("models0.upstream", "a\x00b"), "model m1: model.upstream: must be", []),
+        (_set("models0.upstream", "x" * 100_000), "model m1: model.upstream: must be", []),
+        (_set("models0.digest", "sha256:xyz"), "model m1: model.digest: must be", []),
+        (_set("models0.context_tokens", -1), "model m1: model.context_tokens: must", []),
+        (_operations(), "model m1: model.operations: must", []),
+        (_operations(0), "model m1: model.operations", []),
+        (_operations(1, 99), "model m1: model.operations", []),
+        (_publish("m2", "m1"), "model m1: its name appears twice", ["m1", "m2"]),
+        (_publish("m2", "m3", "m4"), "model m4: a runner has at most 3", ["m1", "m2", "m3"]),
+        (_publish("m2", "r1"), "model r1: model.name: must not be the name of the runner", ["m1", "m2"]),
+    ],
+)
+def test_invalid_item_of_an_opening_is_left_out_with_the_reason(
+    change: Callable[[OpenSession], None], said: str, models: list[str]
+) -> None:
+    request = an_opening()
+    change(request)
+    [item] = valid_opening(request, CONFIG)
+    assert left_out_item(item).startswith(said)
+    assert [model.name for model in request.models] == models
+    assert not valid_opening(request, CONFIG)
+
+
+def test_opening_may_contain_a_first_report_whose_invalid_parts_are_left_out() -> None:
     request = an_opening()
     request.runner.capability.instances.add(model="m1", phase=InstanceState.PHASE_IDLE, slots_used=-1)
-    with refused(field="runner.capability.instances[0].slots_used"):
-        valid_opening(request, CONFIG)
+    [item] = valid_opening(request, CONFIG)
+    assert left_out_item(item) == "slots_used m1: slots_used: must not be negative"
+    assert request.runner.capability.instances[0].phase == InstanceState.PHASE_IDLE
 
 
 @pytest.mark.parametrize(
     ("values", "member"),
     [
-        ({"model": "agent/name"}, "model"),
-        ({"phase": 0}, "phase"),
-        ({"phase": 99}, "phase"),
         ({"slots_total": -1}, "slots_total"),
         ({"slots_used": -1}, "slots_used"),
         ({"context_tokens": -1}, "context_tokens"),
@@ -153,40 +175,54 @@ def test_opening_may_contain_a_first_report_and_its_errors_have_paths() -> None:
         ({"detail": "x" * 4097}, "detail"),
     ],
 )
-def test_report_with_an_invalid_value_is_refused_with_its_path(values: dict[str, object], member: str) -> None:
+def test_invalid_value_of_a_report_is_left_out_with_the_reason(values: dict[str, object], member: str) -> None:
     request = a_heartbeat()
     for name, value in values.items():
         setattr(request.capability.instances[0], name, value)
-    with pytest.raises(FieldError) as refusal:
-        valid_heartbeat(request, CONFIG)
-    assert refusal.value.field == f"capability.instances[0].{member}"
+    [item] = valid_heartbeat(request, CONFIG)
+    assert (item.kind, item.name) == (member, "m1")
+    assert request.capability.instances[0].phase == InstanceState.PHASE_READY
+
+
+@pytest.mark.parametrize("values", [{"model": "agent/name"}, {"model": ""}, {"phase": 0}, {"phase": 99}])
+def test_state_of_no_model_or_phase_is_left_out(values: dict[str, object]) -> None:
+    request = a_heartbeat()
+    request.capability.instances.add(model="m2", phase=InstanceState.PHASE_IDLE)
+    for name, value in values.items():
+        setattr(request.capability.instances[0], name, value)
+    [item] = valid_heartbeat(request, CONFIG)
+    assert item.kind == "instance"
+    assert [state.model for state in request.capability.instances] == ["m2"]
 
 
 def test_report_lists_every_model_once_and_a_bounded_number() -> None:
     request = a_heartbeat()
     request.capability.instances.add(model="m1", phase=InstanceState.PHASE_IDLE)
-    with refused(field="capability.instances[1].model"):
-        valid_heartbeat(request, CONFIG)
+    [item] = valid_heartbeat(request, CONFIG)
+    assert left_out_item(item) == "instance m1: its name appears twice"
     for number in range(5):
         request.capability.instances.add(model=f"x{number}", phase=InstanceState.PHASE_IDLE)
-    with refused(field="capability.instances"):
-        valid_heartbeat(request, CONFIG)
+    assert [item.name for item in valid_heartbeat(request, CONFIG)] == ["x2", "x3", "x4"]
+    assert [state.model for state in request.capability.instances] == ["m1", "x0", "x1"]
 
 
 @pytest.mark.parametrize(
-    ("names", "field"),
+    ("names", "kept"),
     [
-        (["x" * 129], "capability.tool_names[0]"),
-        (["files.read", "a\nb"], "capability.tool_names[1]"),
-        (["files.read", "files.read"], "capability.tool_names[1]"),
-        ([f"tool-{number}" for number in range(1_025)], "capability.tool_names"),
+        (["x" * 129], 0),
+        (["files.read", "a\nb"], 1),
+        (["a\nb", "files.read", "a b", "", "c d"], 1),
+        (["files.read", "files.read"], 1),
+        ([f"tool-{number}" for number in range(1_025)], 1_024),
+        ([f"tool {number}" for number in range(2_000)], 0),
     ],
 )
-def test_report_with_invalid_tool_names_is_refused(names: list[str], field: str) -> None:
+def test_invalid_tool_names_of_a_report_are_left_out(names: list[str], kept: int) -> None:
     request = a_heartbeat()
     request.capability.tool_names.extend(names)
-    with refused(field=field):
-        valid_heartbeat(request, CONFIG)
+    assert {item.kind for item in valid_heartbeat(request, CONFIG)} == {"tool_names"}
+    assert list(request.capability.tool_names) == [name for name in names if is_name(name)][:kept]
+    assert request.capability.instances[0].phase == InstanceState.PHASE_READY
 
 
 @pytest.mark.parametrize(

@@ -58,6 +58,8 @@ class _EventReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """Its runner ended the engine because of a fault, such as a stall; the message has the details."""
     EVENT_REASON_UNOWNED: _EventReason.ValueType  # 16
     """The runner has a loaded model that it no longer publishes, so its memory has no owner; the registry unloads it."""
+    EVENT_REASON_LEFT_OUT: _EventReason.ValueType  # 18
+    """The mesh does not serve an item of the runner; the message has the item and the reason."""
 
 class EventReason(_EventReason, metaclass=_EventReasonEnumTypeWrapper):
     """EventReason is what happened to a resource."""
@@ -96,6 +98,8 @@ EVENT_REASON_RESTARTED: EventReason.ValueType  # 15
 """Its runner ended the engine because of a fault, such as a stall; the message has the details."""
 EVENT_REASON_UNOWNED: EventReason.ValueType  # 16
 """The runner has a loaded model that it no longer publishes, so its memory has no owner; the registry unloads it."""
+EVENT_REASON_LEFT_OUT: EventReason.ValueType  # 18
+"""The mesh does not serve an item of the runner; the message has the item and the reason."""
 global___EventReason = EventReason
 
 @typing.final

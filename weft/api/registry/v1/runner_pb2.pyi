@@ -148,6 +148,7 @@ class Capability(google.protobuf.message.Message):
     FOLLOWED_SERVERS_FIELD_NUMBER: builtins.int
     HOST_USE_FIELD_NUMBER: builtins.int
     LABELS_FIELD_NUMBER: builtins.int
+    LEFT_OUT_FIELD_NUMBER: builtins.int
     draining: builtins.bool
     """Whether it is draining: running requests continue, new ones are refused."""
     max_requests: builtins.int
@@ -194,6 +195,12 @@ class Capability(google.protobuf.message.Message):
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
         """Labels by which conditions of routes choose runners; at most 16."""
 
+    @property
+    def left_out(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___LeftOut]:
+        """What the runner has and the mesh does not serve, with the reason: what the runner reports, and what the registry
+        leaves out. The last of 64 counts the others.
+        """
+
     def __init__(
         self,
         *,
@@ -210,11 +217,46 @@ class Capability(google.protobuf.message.Message):
         followed_servers: collections.abc.Iterable[global___FollowedServer] | None = ...,
         host_use: global___HostUse | None = ...,
         labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        left_out: collections.abc.Iterable[global___LeftOut] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["clock_offset", b"clock_offset", "host_use", b"host_use"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["adds_models", b"adds_models", "attached_servers", b"attached_servers", "attaches_servers", b"attaches_servers", "clock_offset", b"clock_offset", "clock_refused", b"clock_refused", "draining", b"draining", "followed_servers", b"followed_servers", "host_use", b"host_use", "instances", b"instances", "labels", b"labels", "max_requests", b"max_requests", "tool_names", b"tool_names", "worker_hosts", b"worker_hosts"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adds_models", b"adds_models", "attached_servers", b"attached_servers", "attaches_servers", b"attaches_servers", "clock_offset", b"clock_offset", "clock_refused", b"clock_refused", "draining", b"draining", "followed_servers", b"followed_servers", "host_use", b"host_use", "instances", b"instances", "labels", b"labels", "left_out", b"left_out", "max_requests", b"max_requests", "tool_names", b"tool_names", "worker_hosts", b"worker_hosts"]) -> None: ...
 
 global___Capability = Capability
+
+@typing.final
+class LeftOut(google.protobuf.message.Message):
+    """LeftOut is an item of a runner that the mesh does not serve. The runner's other items are served."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    MESSAGE_FIELD_NUMBER: builtins.int
+    SERVER_FIELD_NUMBER: builtins.int
+    IS_NAME_TAKEN_FIELD_NUMBER: builtins.int
+    kind: builtins.str
+    """What it is: "model", "agent", or the field of the report, such as "tool_names"."""
+    name: builtins.str
+    """Its name, shortened, without control characters."""
+    message: builtins.str
+    """Why it is not served."""
+    server: builtins.str
+    """The followed server that lists it. Empty: none."""
+    is_name_taken: builtins.bool
+    """Whether only its name is refused, because another resource has it."""
+    def __init__(
+        self,
+        *,
+        kind: builtins.str = ...,
+        name: builtins.str = ...,
+        message: builtins.str = ...,
+        server: builtins.str = ...,
+        is_name_taken: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["is_name_taken", b"is_name_taken", "kind", b"kind", "message", b"message", "name", b"name", "server", b"server"]) -> None: ...
+
+global___LeftOut = LeftOut
 
 @typing.final
 class HostUse(google.protobuf.message.Message):
@@ -255,20 +297,26 @@ class FollowedServer(google.protobuf.message.Message):
     NAME_FIELD_NUMBER: builtins.int
     SERVED_COUNT_FIELD_NUMBER: builtins.int
     LISTED_COUNT_FIELD_NUMBER: builtins.int
+    LEFT_OUT_COUNT_FIELD_NUMBER: builtins.int
     name: builtins.str
     """The server, by name."""
     served_count: builtins.int
     """Number of served models."""
     listed_count: builtins.int
-    """Number of models that the server lists; more than the served ones if it exceeds the runner's `max_listed_models`."""
+    """Number of models that the server lists; more than the served and the left out ones if it exceeds the runner's
+    `max_listed_models`.
+    """
+    left_out_count: builtins.int
+    """Number of models that are left out for another reason than `max_listed_models`; see the runner's `left_out`."""
     def __init__(
         self,
         *,
         name: builtins.str = ...,
         served_count: builtins.int = ...,
         listed_count: builtins.int = ...,
+        left_out_count: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["listed_count", b"listed_count", "name", b"name", "served_count", b"served_count"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["left_out_count", b"left_out_count", "listed_count", b"listed_count", "name", b"name", "served_count", b"served_count"]) -> None: ...
 
 global___FollowedServer = FollowedServer
 

@@ -78,6 +78,7 @@ class OpenSessionResponse(google.protobuf.message.Message):
     MESH_TIME_FIELD_NUMBER: builtins.int
     REGISTRY_TIME_FIELD_NUMBER: builtins.int
     MAX_CLOCK_OFFSET_FIELD_NUMBER: builtins.int
+    LEFT_OUT_FIELD_NUMBER: builtins.int
     session_id: builtins.str
     """Id of the session. Store it on disk: it proves ownership of the resources after a restart."""
     ticket_key: builtins.bytes
@@ -104,6 +105,10 @@ class OpenSessionResponse(google.protobuf.message.Message):
     def max_clock_offset(self) -> google.protobuf.duration_pb2.Duration:
         """Maximum clock offset with which the runner accepts requests. Not set: no limit."""
 
+    @property
+    def left_out(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.runner_pb2.LeftOut]:
+        """What is not published, with the reason. The runner tries again later."""
+
     def __init__(
         self,
         *,
@@ -114,9 +119,10 @@ class OpenSessionResponse(google.protobuf.message.Message):
         mesh_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         registry_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         max_clock_offset: google.protobuf.duration_pb2.Duration | None = ...,
+        left_out: collections.abc.Iterable[weft.api.registry.v1.runner_pb2.LeftOut] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["heartbeat_interval", b"heartbeat_interval", "max_clock_offset", b"max_clock_offset", "mesh_time", b"mesh_time", "registry_time", b"registry_time", "report_interval", b"report_interval"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["heartbeat_interval", b"heartbeat_interval", "max_clock_offset", b"max_clock_offset", "mesh_time", b"mesh_time", "registry_time", b"registry_time", "report_interval", b"report_interval", "session_id", b"session_id", "ticket_key", b"ticket_key"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["heartbeat_interval", b"heartbeat_interval", "left_out", b"left_out", "max_clock_offset", b"max_clock_offset", "mesh_time", b"mesh_time", "registry_time", b"registry_time", "report_interval", b"report_interval", "session_id", b"session_id", "ticket_key", b"ticket_key"]) -> None: ...
 
 global___OpenSessionResponse = OpenSessionResponse
 

@@ -62,14 +62,13 @@ class RunnerSessionServiceServicer(object):
     """
 
     def OpenSession(self, request, context):
-        """OpenSession publishes a runner with its models and agents, and returns the session's id and ticket key. Either
-        everything is published or nothing.
+        """OpenSession publishes a runner with its models and agents, and returns the session's id and ticket key. A model or
+        an agent that cannot be published, such as one whose name is taken, is left out; the others are published.
 
         A runner that kept its session id takes over its earlier resources; every process start is a new incarnation. A
-        name that belongs to another live session, or to a resource of another kind, is refused with ALREADY_EXISTS /
-        ALREADY_EXISTS; `owner_kind` in the metadata is the kind of its owner. An agent is refused with NOT_FOUND /
-        MODEL_NOT_FOUND if its model or pool neither exists nor is published here. Another call with the same request_id
-        returns the same session.
+        runner whose own name belongs to another live session, or to a resource of another kind, is refused with
+        ALREADY_EXISTS / ALREADY_EXISTS; `owner_kind` in the metadata is the kind of its owner. Another call with the same
+        request_id returns the same session.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -78,7 +77,8 @@ class RunnerSessionServiceServicer(object):
     def Heartbeat(self, request, context):
         """Heartbeat keeps the session alive and reports capability.
 
-        Reports older than the last one are refused with FAILED_PRECONDITION / STALE_HEARTBEAT. An unknown session gets
+        Invalid parts of the report are left out. Reports older than the last one are refused with FAILED_PRECONDITION /
+        STALE_HEARTBEAT. An unknown session gets
         NOT_FOUND / SESSION_UNKNOWN; the runner must open a new one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

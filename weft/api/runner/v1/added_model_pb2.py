@@ -24,10 +24,11 @@ _sym_db = _symbol_database.Default()
 
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
+from weft.api.registry.v1 import runner_pb2 as weft_dot_api_dot_registry_dot_v1_dot_runner__pb2
 from weft.api.runner.v1 import model_store_pb2 as weft_dot_api_dot_runner_dot_v1_dot_model__store__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$weft/api/runner/v1/added_model.proto\x12\x12weft.api.runner.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\x1a$weft/api/runner/v1/model_store.proto\"\xe0\x02\n\nAddedModel\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x16\n\x06source\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12,\n\x04\x66orm\x18\x03 \x01(\x0e\x32\x1e.weft.api.runner.v1.StoredForm\x12\x0f\n\x07runtime\x18\x04 \x01(\t\x12/\n\x06sizing\x18\x05 \x01(\x0b\x32\x1f.weft.api.runner.v1.ModelSizing\x12\x0f\n\x07reasons\x18\x06 \x03(\t\x12<\n\x08\x61\x64\x64_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x0e\x92\xb5\x18\n\n\x08\x61\x64\x64\x65\x64_at\x12\x1d\n\rstored_source\x18\x08 \x01(\tB\x06\x92\xb5\x18\x02\x18\x01\x12\x32\n\x06server\x18\t \x01(\x0b\x32\".weft.api.runner.v1.AttachedServer:\x12\xb2\xb5\x18\x0e\n\nAddedModel \x01\"\x94\x01\n\x0e\x41ttachedServer\x12/\n\x06models\x18\x01 \x03(\x0b\x32\x1f.weft.api.runner.v1.ListedModel\x12\x13\n\x0b\x61pi_key_env\x18\x02 \x01(\t\x12\x13\n\x06remote\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12\x14\n\x0clisted_count\x18\x04 \x01(\x05:\x06\xb2\xb5\x18\x02 \x01\x42\t\n\x07_remote\"B\n\x0bListedModel\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x15\n\rupstream_name\x18\x02 \x01(\t:\x06\xb2\xb5\x18\x02 \x01\"d\n\x0bModelSizing\x12\x16\n\x0e\x63ontext_tokens\x18\x01 \x01(\x05\x12\r\n\x05slots\x18\x02 \x01(\x05\x12\x17\n\ngpu_layers\x18\x03 \x01(\x05H\x00\x88\x01\x01:\x06\xb2\xb5\x18\x02 \x01\x42\r\n\x0b_gpu_layers\"U\n\x0b\x41\x64\x64\x65\x64Models\x12\x16\n\x0eschema_version\x18\x01 \x01(\x05\x12.\n\x06models\x18\x02 \x03(\x0b\x32\x1e.weft.api.runner.v1.AddedModelb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$weft/api/runner/v1/added_model.proto\x12\x12weft.api.runner.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\x1a!weft/api/registry/v1/runner.proto\x1a$weft/api/runner/v1/model_store.proto\"\xe0\x02\n\nAddedModel\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x16\n\x06source\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12,\n\x04\x66orm\x18\x03 \x01(\x0e\x32\x1e.weft.api.runner.v1.StoredForm\x12\x0f\n\x07runtime\x18\x04 \x01(\t\x12/\n\x06sizing\x18\x05 \x01(\x0b\x32\x1f.weft.api.runner.v1.ModelSizing\x12\x0f\n\x07reasons\x18\x06 \x03(\t\x12<\n\x08\x61\x64\x64_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x0e\x92\xb5\x18\n\n\x08\x61\x64\x64\x65\x64_at\x12\x1d\n\rstored_source\x18\x08 \x01(\tB\x06\x92\xb5\x18\x02\x18\x01\x12\x32\n\x06server\x18\t \x01(\x0b\x32\".weft.api.runner.v1.AttachedServer:\x12\xb2\xb5\x18\x0e\n\nAddedModel \x01\"\xdd\x01\n\x0e\x41ttachedServer\x12/\n\x06models\x18\x01 \x03(\x0b\x32\x1f.weft.api.runner.v1.ListedModel\x12\x13\n\x0b\x61pi_key_env\x18\x02 \x01(\t\x12\x13\n\x06remote\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12\x14\n\x0clisted_count\x18\x04 \x01(\x05\x12/\n\x08left_out\x18\x05 \x03(\x0b\x32\x1d.weft.api.registry.v1.LeftOut\x12\x16\n\x0eleft_out_count\x18\x06 \x01(\x05:\x06\xb2\xb5\x18\x02 \x01\x42\t\n\x07_remote\"B\n\x0bListedModel\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x15\n\rupstream_name\x18\x02 \x01(\t:\x06\xb2\xb5\x18\x02 \x01\"d\n\x0bModelSizing\x12\x16\n\x0e\x63ontext_tokens\x18\x01 \x01(\x05\x12\r\n\x05slots\x18\x02 \x01(\x05\x12\x17\n\ngpu_layers\x18\x03 \x01(\x05H\x00\x88\x01\x01:\x06\xb2\xb5\x18\x02 \x01\x42\r\n\x0b_gpu_layers\"U\n\x0b\x41\x64\x64\x65\x64Models\x12\x16\n\x0eschema_version\x18\x01 \x01(\x05\x12.\n\x06models\x18\x02 \x03(\x0b\x32\x1e.weft.api.runner.v1.AddedModelb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -52,14 +53,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTEDMODEL']._serialized_options = b'\262\265\030\002 \001'
   _globals['_MODELSIZING']._loaded_options = None
   _globals['_MODELSIZING']._serialized_options = b'\262\265\030\002 \001'
-  _globals['_ADDEDMODEL']._serialized_start=167
-  _globals['_ADDEDMODEL']._serialized_end=519
-  _globals['_ATTACHEDSERVER']._serialized_start=522
-  _globals['_ATTACHEDSERVER']._serialized_end=670
-  _globals['_LISTEDMODEL']._serialized_start=672
-  _globals['_LISTEDMODEL']._serialized_end=738
-  _globals['_MODELSIZING']._serialized_start=740
-  _globals['_MODELSIZING']._serialized_end=840
-  _globals['_ADDEDMODELS']._serialized_start=842
-  _globals['_ADDEDMODELS']._serialized_end=927
+  _globals['_ADDEDMODEL']._serialized_start=202
+  _globals['_ADDEDMODEL']._serialized_end=554
+  _globals['_ATTACHEDSERVER']._serialized_start=557
+  _globals['_ATTACHEDSERVER']._serialized_end=778
+  _globals['_LISTEDMODEL']._serialized_start=780
+  _globals['_LISTEDMODEL']._serialized_end=846
+  _globals['_MODELSIZING']._serialized_start=848
+  _globals['_MODELSIZING']._serialized_end=948
+  _globals['_ADDEDMODELS']._serialized_start=950
+  _globals['_ADDEDMODELS']._serialized_end=1035
 # @@protoc_insertion_point(module_scope)

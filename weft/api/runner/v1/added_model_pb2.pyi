@@ -10,6 +10,7 @@ import google.protobuf.internal.containers
 import google.protobuf.message
 import google.protobuf.timestamp_pb2
 import typing
+import weft.api.registry.v1.runner_pb2
 import weft.api.runner.v1.model_store_pb2
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
@@ -85,17 +86,25 @@ class AttachedServer(google.protobuf.message.Message):
     API_KEY_ENV_FIELD_NUMBER: builtins.int
     REMOTE_FIELD_NUMBER: builtins.int
     LISTED_COUNT_FIELD_NUMBER: builtins.int
+    LEFT_OUT_FIELD_NUMBER: builtins.int
+    LEFT_OUT_COUNT_FIELD_NUMBER: builtins.int
     api_key_env: builtins.str
     """Environment variable of the runner that contains the server's API key; empty: no key is needed."""
     remote: builtins.bool
     """Whether requests for its models are sent to a remote provider. Absent: the server is on your own network."""
     listed_count: builtins.int
-    """Number of models that it listed when it was attached; more than the served ones if it exceeds the runner's
-    `max_listed_models`.
+    """Number of models that it listed when it was attached; more than the served and the left out ones if it exceeds the
+    runner's `max_listed_models`.
     """
+    left_out_count: builtins.int
+    """Number of models that are left out for another reason than `max_listed_models`."""
     @property
     def models(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ListedModel]:
         """Its served models."""
+
+    @property
+    def left_out(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.registry.v1.runner_pb2.LeftOut]:
+        """Models that it listed when it was attached and the mesh does not serve, with the reason; at most 64."""
 
     def __init__(
         self,
@@ -104,9 +113,11 @@ class AttachedServer(google.protobuf.message.Message):
         api_key_env: builtins.str = ...,
         remote: builtins.bool | None = ...,
         listed_count: builtins.int = ...,
+        left_out: collections.abc.Iterable[weft.api.registry.v1.runner_pb2.LeftOut] | None = ...,
+        left_out_count: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_remote", b"_remote", "remote", b"remote"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_remote", b"_remote", "api_key_env", b"api_key_env", "listed_count", b"listed_count", "models", b"models", "remote", b"remote"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_remote", b"_remote", "api_key_env", b"api_key_env", "left_out", b"left_out", "left_out_count", b"left_out_count", "listed_count", b"listed_count", "models", b"models", "remote", b"remote"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_remote", b"_remote"]) -> typing.Literal["remote"] | None: ...
 
 global___AttachedServer = AttachedServer

@@ -1,0 +1,98 @@
+"""Leaves out what is invalid in a runner's report, and keeps the rest: much of it comes from programs of others."""
+
+from collections.abc import Callable, Collection, Iterable, MutableMapping, MutableSequence
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+
+from weft.api.registry.v1.runner_pb2 import LeftOut
+from weft.documents.left_out import left_out
+from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.field_rules import RuleError, check_rules, path_text, rules_of
+from weft.kernel.reasons import Reason
+
+T = TypeVar("T", bound=Message)
+
+
+def keep_valid(
+    items: MutableSequence[T], kind: str, name_of: Callable[[T], str], most: int, check: Callable[[T], None]
+) -> list[LeftOut]:
+    """Removes items for which `check` raises, repeated names, and what exceeds `most`; returns what was removed."""
+    removed: list[LeftOut] = []
+    kept: dict[str, T] = {}
+    for item in items:
+        name = name_of(item)
+        try:
+            check(item)
+            _require_room(name, kept, most)
+        except WeftError as error:
+            removed.append(refused(kind, name, error))
+        else:
+            kept[name] = item
+    if removed:
+        del items[:]
+        items.extend(kept.values())
+    return removed
+
+
+def _require_room(name: str, kept: Collection[str], most: int) -> None:
+    if name in kept:
+        raise WeftError(Reason.ALREADY_EXISTS, "its name appears twice")
+    if len(kept) >= most:
+        raise WeftError(Reason.TOO_MANY_RESOURCES, f"a runner has at most {most}")
+
+
+def refused(kind: str, name: str, error: WeftError) -> LeftOut:
+    """Returns an item that is left out because of an error."""
+    return left_out(kind, name, error.message, is_name_taken=error.reason is Reason.ALREADY_EXISTS)
+
+
+def clear_invalid(message: Message, name: str = "") -> list[LeftOut]:
+    """Removes values that break a rule, or what requires them; returns them. `name` is that of the message.
+
+    Raises INVALID_ARGUMENT naming the field if the message itself requires an invalid value.
+    """
+    removed: list[LeftOut] = []
+    while True:
+        try:
+            check_rules(message)
+        except RuleError as error:
+            removed += _cleared(message, name, error.all)
+        else:
+            return removed
+
+
+def _cleared(message: Message, name: str, errors: Iterable[RuleError]) -> list[LeftOut]:
+    gone: set[tuple[str | int, ...]] = set()
+    removed = []
+    # The last one first, so that indexes stay valid.
+    for error in reversed(list(errors)):
+        path = error.path
+        if any(path[:length] in gone for length in range(1, len(path) + 1)):
+            continue
+        gone.add(_clear(message, error))
+        removed.append(left_out(str(path[0]), name, f"{path_text(path)}: {error.problem}"))
+    return removed
+
+
+def _clear(message: Message, error: RuleError) -> tuple[str | int, ...]:
+    """Removes the innermost value around an invalid one that is not required; returns its path."""
+    places: list[Any] = [message]
+    for step in error.path[:-1]:
+        last = places[-1]
+        places.append(getattr(last, str(step)) if isinstance(last, Message) else last[step])
+    for depth in range(len(places), 0, -1):
+        place, step = places[depth - 1], error.path[depth - 1]
+        if not isinstance(place, Message):
+            del place[step]
+            return error.path[:depth]
+        field: Any = place.DESCRIPTOR.fields_by_name.get(str(step))
+        if field is None or (rules := rules_of(field)).required or rules.min_items:
+            continue
+        most, value = rules.max_items, getattr(place, field.name)
+        if most and not isinstance(value, MutableMapping) and len(value) > most:
+            del value[most:]
+        else:
+            place.ClearField(field.name)
+        return error.path[:depth]
+    raise invalid_field(path_text(error.path), error.problem)
