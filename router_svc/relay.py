@@ -11,9 +11,10 @@ import grpc
 
 from router_svc.config import RelayConfig
 from router_svc.policy.token_refusals import TokenRefusals
+from router_svc.relay_models import ModelCalls
 from router_svc.relay_sessions import LinkSession, SessionCalls
 from weft.api.operations.v1 import process_service_pb2
-from weft.api.registry.v1 import join_token_service_pb2, join_token_service_pb2_grpc
+from weft.api.registry.v1 import join_token_service_pb2, join_token_service_pb2_grpc, registry_service_pb2
 from weft.api.router.v1 import relay_service_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft.dispatch.operations import OPERATIONS
@@ -22,7 +23,7 @@ from weft.kernel.clock import Clock, wait_for_event
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import answering, calling
+from weft.kernel.rpc import ChannelPool, answering, calling
 from weft.kernel.rpc_auth import API_KEY, AUTHORIZATION
 from weft.kernel.service import stop_tasks
 from weft.link.forward import Context, RawServices, finish, forward_to_link
@@ -131,6 +132,8 @@ RELAYED_SERVICES = (
 )
 PROCESS_SERVICE = process_service_pb2.DESCRIPTOR.services_by_name["ProcessService"].full_name
 """Also a service of the router itself; a call that names a runner is forwarded to it."""
+_LIST = "/weft.api.registry.v1.RegistryService/ListResources"
+_FIND, _READ = (f"/weft.api.runner.v1.RunnerService/{name}" for name in ("FindStoredModel", "ReadModelFile"))
 _MODEL_METHODS = frozenset(spec.runner_rpc.path for spec in OPERATIONS.values())
 _WORK_METHODS = frozenset(spec.runner_rpc.path for spec in OPERATIONS.values() if spec.takes_slot)
 
@@ -198,9 +201,11 @@ class RelayLink:
 class Relay:
     """Accepts links and serves the runners behind them. Life cycle: `start`, `stop`."""
 
-    def __init__(self, config: RelayConfig, clock: Clock) -> None:
+    def __init__(self, config: RelayConfig, clock: Clock, channels: ChannelPool | None = None) -> None:
+        """`channels` to the mesh's runners, from which joined ones copy model files; None: they copy none."""
         self._config = config
         self._clock = clock
+        self._channels = channels
         self._links: dict[str, RelayLink] = {}
         self._standing: dict[LinkSession, RelayLink] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -211,6 +216,11 @@ class Relay:
     def start(self, registry: grpc.aio.Channel) -> None:
         """Start accepting links."""
         self._calls = SessionCalls(registry, self._config.address, self._bind)
+        if self._channels is not None:
+            models = ModelCalls(registry, self._channels)
+            self._calls.serve(_LIST, registry_service_pb2.ListResourcesRequest, models.list_runners)
+            self._calls.serve(_FIND, runner_service_pb2.FindStoredModelRequest, models.find)
+            self._calls.serve(_READ, runner_service_pb2.ReadModelFileRequest, models.read)
         self._gate = TokenGate(registry, self._clock)
         self._stopping = False
 

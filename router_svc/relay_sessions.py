@@ -102,6 +102,10 @@ class SessionCalls:
             ),
         }
 
+    def serve(self, method: str, request: type[Message], serve: Serve) -> None:
+        """Answers calls of another method, too."""
+        self._methods[method] = request, serve
+
     def turn(self, runner: str) -> asyncio.Lock:
         """Return the lock for opening and closing a runner's session: a late close must not hit the next session."""
         lock = self._turns.get(runner)
@@ -113,7 +117,7 @@ class SessionCalls:
         """Answer a call of a runner. See weft.link.link.Answer."""
         known = self._methods.get(call.start.method)
         if known is None:
-            raise WeftError(Reason.UNSUPPORTED_OPERATION, "a link may only call the services of sessions and leases")
+            raise WeftError(Reason.UNSUPPORTED_OPERATION, "a link may only call what a runner needs")
         data = await call.read()
         if data is None:
             raise WeftError(Reason.MALFORMED_REQUEST, "the call had no request")

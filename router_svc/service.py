@@ -143,7 +143,7 @@ class RouterService(Service):
             watches=config.watches,
         )
         self._memory: MemoryWatch | None = None
-        self.relay = None if config.relay is None else Relay(config.relay, self._mesh_clock)
+        self.relay = None if config.relay is None else Relay(config.relay, self._mesh_clock, self.channels)
         self._registry: grpc.aio.Channel | None = None
         self._fleet: FleetWatcher | None = None
         self._view = self._registry_view = FleetView()

@@ -16,6 +16,7 @@ from runner_svc.policy.backoff import RedialLimits, RedialPolicy
 from runner_svc.redaction import redact_status
 from weft.api.common.v1 import link_pb2
 from weft.api.router.v1 import relay_service_pb2, relay_service_pb2_grpc
+from weft.kernel.address import RUNNER_KEY
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
@@ -32,8 +33,14 @@ if TYPE_CHECKING:
 
 log = get_logger("weft.dial_out")
 
-REGISTRY_SERVICES = ("weft.api.registry.v1.RunnerSessionService", "weft.api.registry.v1.LeaseService")
+REGISTRY_SERVICES = (
+    "weft.api.registry.v1.RunnerSessionService",
+    "weft.api.registry.v1.LeaseService",
+    "weft.api.registry.v1.RegistryService",
+)
 """Registry services called by the runner in this process."""
+RUNNER_SERVICE = "weft.api.runner.v1.RunnerService"
+"""The service of this runner; calls that name another one are forwarded to the mesh."""
 CALLABLE_PREFIXES = ("/weft.api.runner.v1.", "/weft.api.operations.v1.ProcessService/")
 """Prefixes of the only methods that the mesh may call over the link."""
 CONNECT_SECONDS = 15.0
@@ -127,7 +134,8 @@ class DialOut(Service):
 
     @override
     def register(self, server: grpc.aio.Server) -> None:
-        server.add_generic_rpc_handlers((RawServices(REGISTRY_SERVICES, self._serve_registry),))
+        services = RawServices(REGISTRY_SERVICES, self._serve_registry, keyed_names=(RUNNER_SERVICE,), key=RUNNER_KEY)
+        server.add_generic_rpc_handlers((services,))
 
     async def start(self) -> None:
         """Starts dialing in the background. Returns immediately."""

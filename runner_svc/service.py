@@ -7,7 +7,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 from random import SystemRandom
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from typing_extensions import override
@@ -58,7 +58,7 @@ from weft.kernel.failover_channel import FailoverChannel
 from weft.kernel.health import WELL, HealthCheck, Observation, degraded
 from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
-from weft.kernel.rpc import ChannelPool, open_channel
+from weft.kernel.rpc import ChannelPool, GenericHandlers, open_channel
 from weft.kernel.service import Service, start_task, stop_tasks
 from weft.wake.run import run_recipe
 
@@ -195,7 +195,9 @@ class RunnerService(Service):
     def register(self, server: grpc.aio.Server) -> None:
         self._chats |= {name: self._chat_setup(name, instance.config) for name, instance in self._by_name.items()}
         DataPlane(self.admission, self._chats).add_to_server(server)
-        runner_service_pb2_grpc.add_RunnerServiceServicer_to_server(self._control, server)
+        # Generic, so that the link of a joined runner may forward calls that name another runner.
+        add: Any = runner_service_pb2_grpc.add_RunnerServiceServicer_to_server
+        add(self._control, GenericHandlers(server))
 
     async def start(self) -> None:
         """Starts instances, tools and session. Backends load in the background and report changes to the registry."""

@@ -17,7 +17,7 @@ from runner_svc.policy.repository_files import ModelForm
 from weft.api.registry.v1 import registry_service_pb2, registry_service_pb2_grpc, runner_pb2
 from weft.api.runner.v1 import model_store_pb2, runner_service_pb2_grpc
 from weft.api.runner.v1 import runner_service_pb2 as pb
-from weft.kernel.address import metadata_of
+from weft.kernel.address import metadata_of, relayed_address
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
@@ -105,8 +105,9 @@ class _Offer:
 class ModelPeers:
     """The other runners of a mesh, as sources of model files."""
 
-    def __init__(self, runner: str, registry_address: str, security: ChannelSecurity) -> None:
-        """`runner` is the one that copies."""
+    def __init__(self, runner: str, registry_address: str, security: ChannelSecurity, *, relay: str = "") -> None:
+        """`runner` is the one that copies. `relay`: the target of calls to all others; empty: their own addresses."""
+        self._relay = relay
         self._runner = runner
         self._registry_address = registry_address
         self._security = security
@@ -162,6 +163,9 @@ class ModelPeers:
             runner = runner_pb2.Runner()
             if resource.content.Unpack(runner) and runner.status == runner_pb2.Runner.STATUS_ACTIVE:
                 runners.append(runner)
+        if self._relay:
+            for runner in runners:
+                runner.address = relayed_address(self._relay, runner.name)
         return [runner for runner in runners if runner.name != self._runner]
 
     async def _offer(

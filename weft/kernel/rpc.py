@@ -390,3 +390,17 @@ def _answering(method: Callable[RpcT, Awaitable[AnswerT]]) -> Callable[RpcT, Cor
         raise AssertionError("abort raises")
 
     return rpc
+
+
+class GenericHandlers:
+    """A server for generated code that adds methods by name only.
+
+    Registered handlers would take precedence over a relay or a link in the same process, which forwards calls of the
+    same service that name another runner.
+    """
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self.add_generic_rpc_handlers = server.add_generic_rpc_handlers
+
+    def add_registered_method_handlers(self, service_name: str, method_handlers: dict[str, Any]) -> None:
+        """Does nothing."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import runner_svc.service
 from runner_svc.dial_out import DialOut, DialOutConfig, LinkEvent
+from runner_svc.model_store.peers import ModelPeers
 from runner_svc.runtimes.table import ATTACHED_RUNTIME
 from runner_svc.settings import RunnerSettings
 from weft.kernel.clock import SystemClock
@@ -17,6 +18,7 @@ from weft.kernel.file_replacement import lock_file
 from weft.kernel.health_monitor import HealthMonitor
 from weft.kernel.memory_tuning import settle_memory
 from weft.kernel.reasons import Reason
+from weft.kernel.tls_channel import ChannelSecurity
 from weft_app.compose.demo import configured_runners
 from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.home import WeftHome, is_socket_address
@@ -106,6 +108,7 @@ async def join(plan: JoinPlan, config: WeftConfig, home: WeftHome, report: Calla
             drain_seconds=config.drain_seconds,
             accelerators=config.accelerators,
             model_store=config.model_store,
+            peers=ModelPeers(plan.runner.name, address, ChannelSecurity(), relay=address),
         )
         # Its socket is private: the relay announces its own address instead.
         runner = runner_svc.service.build(replace(settings, address="", conceals_local_addresses=True))

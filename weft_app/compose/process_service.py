@@ -13,7 +13,7 @@ from weft.api.operations.v1 import process_service_pb2_grpc
 from weft.api.operations.v1.process_service_pb2 import DatabaseSchema
 from weft.kernel.health import HealthSource
 from weft.kernel.log_threshold import threshold_in_use
-from weft.kernel.rpc import AnsweringServicer
+from weft.kernel.rpc import AnsweringServicer, GenericHandlers
 from weft.kernel.service import Service
 
 
@@ -71,20 +71,6 @@ class SchemaLooks:
 WatchingProcesses = Callable[[], Sequence[pb.WatchingProcess]]
 
 
-class _GenericHandlers:
-    """A server for generated code that adds methods by name only.
-
-    Registered handlers would take precedence over the relay of a router in the same process, which forwards calls of
-    this service that name a runner.
-    """
-
-    def __init__(self, server: grpc.aio.Server) -> None:
-        self.add_generic_rpc_handlers = server.add_generic_rpc_handlers
-
-    def add_registered_method_handlers(self, service_name: str, method_handlers: dict[str, Any]) -> None:
-        """Does nothing."""
-
-
 class ProcessService(AnsweringServicer, Service, process_service_pb2_grpc.ProcessServiceServicer):
     """Reports the health of a process."""
 
@@ -105,7 +91,7 @@ class ProcessService(AnsweringServicer, Service, process_service_pb2_grpc.Proces
     @override
     def register(self, server: grpc.aio.Server) -> None:
         add: Any = process_service_pb2_grpc.add_ProcessServiceServicer_to_server
-        add(self, _GenericHandlers(server))
+        add(self, GenericHandlers(server))
 
     @override
     async def start(self) -> None:
