@@ -55,6 +55,8 @@ _MAX_SHOWN_CHARS = 64
 _REFERENCE = "item_reference"
 _LOST = "[an earlier item is missing: it is not stored]"
 _AS_TEXT = "it was sent to the model as text or as a function call"
+_UNREAD = "only the service that wrote it can read it, so the model got a note in its place"
+_LEFT_OUT = "it was left out"
 # Not `encode_json`, which rejects integers beyond 64 bits.
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
@@ -170,9 +172,10 @@ class ItemReader:
             raise invalid_field(f"{field}.type", f"'{kind}' is not supported: {CLIENTS_COMPACT}")
         if not self._chat.is_earlier:
             raise invalid_field(f"{field}.type", f"must be {_ITEM_TYPES}")
-        self._chat.warnings.append(
-            unsupported(f"{field}.type", f"'{kind[:_MAX_SHOWN_CHARS]}' is not supported: {_AS_TEXT}")
-        )
+        text = text_in(_members_of(item))
+        is_read = bool(text) or _is_output(kind) or kind.endswith(_CALL)
+        how = _LEFT_OUT if kind in _NOT_SAID else _AS_TEXT if is_read else _UNREAD
+        self._chat.warnings.append(unsupported(f"{field}.type", f"'{kind[:_MAX_SHOWN_CHARS]}' is not supported: {how}"))
         if kind in _NOT_SAID:
             return
         if _is_output(kind):
@@ -180,7 +183,7 @@ class ItemReader:
         elif kind.endswith(_CALL):
             self._add_other_call(item, call_id)
         else:
-            self._message("user").content.add(text=text_in(_members_of(item)) or left_out_note(kind[:_MAX_SHOWN_CHARS]))
+            self._message("user").content.add(text=text or left_out_note(kind[:_MAX_SHOWN_CHARS]))
 
     def _add_other_call(self, item: OtherItem, call_id: str) -> None:
         """Adds a call of another kind of tool: a function call if its result follows, otherwise text."""
@@ -195,7 +198,8 @@ class ItemReader:
             return
         results = {key: value for key, value in _members_of(item).items() if key in _RESULTS}
         text = f"[{name[:MAX_CALL_NAME_CHARS]} was called with {arguments}]"
-        self._assistant_message().content.add(text="\n".join(filter(None, (text, text_in(results)))))
+        failed = "[The call failed.]" if item.status == "failed" else ""
+        self._assistant_message().content.add(text="\n".join(filter(None, (text, text_in(results), failed))))
 
     def _add_other_output(self, item: OtherItem, call_id: str) -> None:
         message = self._chat.add_orphan(call_id, "", "") if self._chat.is_answered else None

@@ -422,6 +422,9 @@ FOUND = {"type": "tool_search_call", "call_id": "c", "execution": "client", "arg
     [
         ([SEARCHED], [
             (chat_pb2.ROLE_ASSISTANT, '[web_search was called with {"action":{"type":"search","query":"q"}}]')]),
+        ([{**SEARCHED, "status": "failed"}], [
+            (chat_pb2.ROLE_ASSISTANT,
+             '[web_search was called with {"action":{"type":"search","query":"q"}}]\n[The call failed.]')]),
         ([{"type": "compaction", "encrypted_content": "gAA"}], [(chat_pb2.ROLE_USER, left_out_note("compaction"))]),
         ([{"type": "compaction", "summary": "so far: nothing"}], [(chat_pb2.ROLE_USER, "so far: nothing")]),
         ([{"type": "mcp_list_tools", "server_label": "s", "tools": []}], []),
@@ -444,6 +447,19 @@ def test_items_of_another_service_do_not_fail_the_conversation(
     messages = asked.payload.messages[1:-1]
     assert [(message.role, message.content[0].text) for message in messages] == expected
     assert [warning.field for warning in asked.warnings] == ["input[1].type"]
+
+
+@pytest.mark.parametrize(
+    ("item", "words"),
+    [
+        ({"type": "compaction", "summary": "so far: nothing"}, "as text"),
+        ({"type": "compaction", "encrypted_content": "gAA"}, "only the service that wrote it can read it"),
+        ({"type": "mcp_list_tools", "server_label": "s", "tools": []}, "it was left out"),
+    ],
+)
+def test_warning_about_an_item_of_another_service_says_what_became_of_it(item: dict[str, object], words: str) -> None:
+    (warning,) = asked_of(input=[USER, item, USER]).warnings
+    assert words in warning.message
 
 
 @pytest.mark.parametrize(
