@@ -9,8 +9,8 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from random import getrandbits
@@ -134,6 +134,21 @@ def configure_logging(
     )
     structlog.contextvars.bind_contextvars(service=service)
     logging.basicConfig(stream=sys.stderr, level=max(threshold, logging.WARNING), format="%(message)s")
+
+
+@contextmanager
+def discarded_logs() -> Iterator[None]:
+    """Drops log lines while the block runs: for a command that runs parts of services and reports what it finds."""
+    before = structlog.get_config()
+    structlog.configure(processors=[_dropped])
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
+
+
+def _dropped(_logger: Any, _method: str, _event: structlog.typing.EventDict) -> str:
+    raise structlog.DropEvent
 
 
 def _json_line(logger: Any, method: str, event: structlog.typing.EventDict) -> str:

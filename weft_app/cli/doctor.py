@@ -27,6 +27,7 @@ from weft.documents.resource_kinds import ResourceKind
 from weft.gpu.nvml import read_within
 from weft.kernel.clock import offset_words
 from weft.kernel.errors import WeftError
+from weft.kernel.telemetry import discarded_logs
 from weft.kernel.units import size_words
 from weft_app.cli.doctor_checks import (
     DRIVER_SECONDS,
@@ -114,7 +115,8 @@ def doctor(
     folder = WeftHome(Path(home.expanduser().absolute()))
     is_page = output is OutputFormat.TABLE and sys.stdout.isatty()
     found = examine_mesh(home) if mesh else examine(folder, config, network, as_known=is_page)
-    findings = _printed(found, output, is_page=is_page)
+    with discarded_logs():
+        findings = _printed(found, output, is_page=is_page)
     if any(finding.verdict is Verdict.FAILED for finding in findings):
         raise typer.Exit(EXIT_FAILED)
 
