@@ -125,6 +125,13 @@ class PlacementConformance:
                 await place.report_attempt_failed(grant.attempt, Reason.SERVER_DIED)
             assert (await _refusal(place)).reason is Reason.SERVER_DIED
 
+    async def test_a_pause_longer_than_the_request_may_wait_ends_the_placement(self) -> None:
+        async with self.placement(slots=1) as port, port.place(_request("r1")) as place:
+            for _ in range(2):
+                grant = await _grant(place)
+                await place.report_attempt_failed(grant.attempt, Reason.RATE_LIMIT_EXCEEDED, "limit", 3_600.0)
+            assert (await _refusal(place)).reason is Reason.RATE_LIMIT_EXCEEDED
+
     async def test_an_unknown_model_is_refused_by_name(self) -> None:
         async with self.placement(slots=1) as port, port.place(_request("r1", model="nobody")) as place:
             refusal = await _refusal(place)

@@ -14,8 +14,10 @@ from runner_harness import RunningRunner, events_of, ready_runner, refusal
 
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
+from weft.api.common.v1 import chat_pb2
 from weft.api.registry.v1 import model_pb2
 from weft.api.runner.v1 import runner_service_pb2
+from weft.kernel.errors import UNSENT
 from weft.kernel.reasons import Reason
 from weft_app.compose.served_models import runner_context, served_model
 from weft_app.config.loader import parse_section
@@ -61,6 +63,30 @@ async def test_price_of_the_provider_is_published_once_it_is_known(tmp_path: Pat
         async with ready_runner(tmp_path, [model], runtime="openai_remote") as runner:
             while runner.registry.opened[-1].models[0].price != price:
                 await runner.until_opened(len(runner.registry.opened) + 1)
+
+
+async def test_form_that_a_provider_wants_is_tried_once_and_then_used(tmp_path: Path) -> None:
+    refused = b'{"error": {"message": "reasoning_content: Extra inputs are not permitted"}}'
+    thought = chat_pb2.ChatMessage(role=chat_pb2.ROLE_ASSISTANT, reasoning="well")
+    async with _stage(tmp_path) as (provider, runner):
+        provider.replies.append(Reply(status=400, body=refused))
+        for _ in range(2):
+            events = await events_of(runner.generate(allow_remote=True, messages=[thought]))
+            assert [event.warning.field for event in events if event.HasField("warning")] == ["messages"]
+        sent = ["reasoning_content" in body["messages"][0] for body in provider.bodies]
+        assert sent == [True, False, False]
+
+
+async def test_request_within_a_providers_pause_gets_its_words_and_is_not_reported_as_sent(tmp_path: Path) -> None:
+    async with _stage(tmp_path) as (provider, runner):
+        limit = b'{"error": {"message": "30 requests per minute are allowed"}}'
+        provider.replies.append(Reply(status=429, headers={"retry-after-ms": "90000"}, body=limit))
+        for metadata in ({}, {UNSENT: "true"}):
+            error = await refusal(events_of(runner.generate(allow_remote=True)))
+            assert (error.reason, error.metadata) == (Reason.RATE_LIMIT_EXCEEDED, metadata)
+            assert error.retry_after_seconds == pytest.approx(90.0, abs=5.0)
+            assert "30 requests per minute are allowed" in error.message
+        assert len(provider.requests) == 1
 
 
 async def test_remote_model_is_declared_chat_only_without_a_wake_plan(tmp_path: Path) -> None:
