@@ -5,7 +5,9 @@ import re
 NO_LIMIT = 0
 """No limit has to be sent: the engine stops at the end of its context, before the requested limit."""
 
-_NUMBER = r"(?<![\w.\-])(\d[\d,_]*)(?![\w\-]|\.\d)"
+_MAX_WORDS_CHARS = 2_000
+"""Only the beginning of a refusal is read, which an engine may make as long as it likes."""
+_NUMBER = r"(?<![\w.,\-])(\d{1,12}(?:[,_]\d{3}){0,3})(?![\w\-]|[.,]\d)"
 _ANSWER = re.compile(
     r"max_?(completion|new|output|total)?_?tokens|completion|output\ tokens|in\ the\ output|requested\ tokens",
     re.IGNORECASE | re.VERBOSE,
@@ -26,6 +28,7 @@ _ABOUT_CONTEXT = re.compile(r"context|model_len|seq_len", re.IGNORECASE)
 
 def blames_answer_limit(words: str) -> bool:
     """Whether an engine's refusal says that the limit of the answer does not fit, and not that the prompt does not."""
+    words = words[:_MAX_WORDS_CHARS]
     prompt, context = _prompt_and_context(words)
     is_too_long = prompt is not None and context is not None and prompt >= context
     return _ANSWER.search(words) is not None and not is_too_long
@@ -39,6 +42,7 @@ def room_for_answer(words: str, limit: int) -> int | None:
     """
     if not blames_answer_limit(words):
         return None
+    words = words[:_MAX_WORDS_CHARS]
     numbers = [_value(text) for text in re.findall(_NUMBER, words)]
     prompt, context = _prompt_and_context(words)
     if context is not None and not _SUM.search(words):
@@ -68,4 +72,4 @@ def _first(pattern: re.Pattern[str], words: str) -> int | None:
 
 
 def _value(text: str) -> int:
-    return int(re.sub(r"\D", "", text)[:12] or "0")
+    return int(re.sub(r"\D", "", text))

@@ -1,5 +1,6 @@
 """What a runner learns from an engine's refusals: the form of conversations, and the room for an answer."""
 
+import time
 from collections.abc import AsyncGenerator, Callable
 from types import SimpleNamespace
 from typing import Any, cast
@@ -215,6 +216,14 @@ PROMPT_ALONE = [
 def test_room_for_an_answer_is_read_from_any_engines_words(words: str, room: int) -> None:
     assert room_for_answer(words, 32_000) == room
     assert blames_answer_limit(words)
+
+
+@pytest.mark.parametrize("words", ["1,", "1", "context ", "max_tokens 1 ", "<= ", "input 1,000 ", "limit 9 + "])
+def test_hostile_refusal_is_read_quickly(words: str) -> None:
+    """ "1,1,1,..." of 64 KiB took eight minutes."""
+    began = time.monotonic()
+    room_for_answer(words * 30_000, 32_000)
+    assert time.monotonic() - began < 0.5
 
 
 @pytest.mark.parametrize("words", PROMPT_ALONE)
