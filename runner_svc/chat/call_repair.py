@@ -204,11 +204,18 @@ class _Turn:
                 event.usage.CopyFrom(receipt.usage)
 
     def _replace(self, place: tuple[int, int], text: str) -> None:
-        """Replaces the held arguments of a call."""
+        """Replaces the held arguments of a call, and drops the events that have nothing left."""
         for event in self.held:
             for piece in event.delta.tool_calls:
                 if (event.delta.index, piece.index) == place:
                     piece.arguments_text, text = text, ""
+        self.held = [event for event in self.held if not _is_emptied(event)]
+
+
+def _is_emptied(event: event_pb2.InferenceEvent) -> bool:
+    """Whether an event only has pieces of calls without id, name and arguments."""
+    pieces = [event_pb2.ToolCallDelta(index=piece.index) for piece in event.delta.tool_calls]
+    return bool(pieces) and event.delta == event_pb2.Delta(index=event.delta.index, tool_calls=pieces)
 
 
 def _opening(event: event_pb2.InferenceEvent) -> event_pb2.InferenceEvent:

@@ -107,6 +107,12 @@ async def test_broken_call_is_repaired_and_counted() -> None:
     assert (receipt_of(events).repaired_call_count, receipt_of(events).retried_call_count) == (1, 0)
 
 
+async def test_repaired_call_has_no_empty_pieces_of_arguments() -> None:
+    events = await events_of(ScriptedWork([*pieces(BROKEN), *end(TOOL_CALLS)]), request(asked()))
+    passed = [piece for event in events for piece in event.delta.tool_calls]
+    assert [(bool(piece.name), bool(piece.arguments_text)) for piece in passed] == [(True, False), (False, True)]
+
+
 async def test_text_after_a_complete_call_is_dropped() -> None:
     events = await events_of(ScriptedWork([*pieces('{"q":"x"}\n</tool_call>'), *end(TOOL_CALLS)]), request(asked()))
     assert arguments_of(events) == '{"q":"x"}'
