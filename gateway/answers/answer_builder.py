@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -267,6 +267,13 @@ class AnswerBuilder(AnswerState, ABC):
     @abstractmethod
     def _forget(self) -> None:
         """Resets the builder for another attempt. Earlier attempts had no content."""
+
+
+def with_warnings(body: bytes, warnings: Sequence[warning_pb2.Warning]) -> bytes:
+    """Returns a JSON object with the warnings as its last member; unchanged without any."""
+    if not warnings:
+        return body
+    return body.removesuffix(b"}") + b',"warnings":' + encode_json([warning_json(each) for each in warnings]) + b"}"
 
 
 class DocumentAnswer(AnswerBuilder):

@@ -2,16 +2,18 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
+from urllib.parse import quote
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from gateway.answers.answer_builder import with_warnings
 from gateway.answers.sse import receipt_facts
 from gateway.deps import InferenceDeps
-from gateway.errors import JSON, rate_limit_headers
+from gateway.errors import JSON, OLLAMA_JSON, rate_limit_headers
 from gateway.http.disconnect import WhileConnected
 from gateway.request_facts import facts_of
-from weft.api.common.v1 import receipt_pb2
+from weft.api.common.v1 import receipt_pb2, warning_pb2
 from weft.dispatch.operations import ChunkT, OperationSpec, PayloadT
 from weft.dispatch.request_trace import RequestContext
 from weft.kernel.errors import invalid_field
@@ -60,7 +62,7 @@ def cut_off_seconds(deps: InferenceDeps, context: RequestContext) -> float:
     return timeout if context.journal is not None else timeout + deps.config.deadline_slack_seconds
 
 
-def unary_answer(
+def unary_answer(  # noqa: PLR0913 - of six, two have a default
     deps: InferenceDeps,
     scope: Scope,
     spec: OperationSpec[PayloadT, ChunkT],
@@ -68,8 +70,13 @@ def unary_answer(
     payload: PayloadT,
     to_body: Callable[[Any, receipt_pb2.Receipt], bytes | Awaitable[bytes]],
     media_type: bytes = JSON,
+    *,
+    warnings: Sequence[warning_pb2.Warning] = (),
 ) -> Response:
-    """Returns the response of an operation. `to_body` encodes its result, or the whole answer of a streamed one."""
+    """Returns the response of an operation. `to_body` encodes its result, or the whole answer of a streamed one.
+
+    The warnings are added to a JSON object, and named in the headers of other answers.
+    """
     facts = facts_of(scope)
 
     async def produce() -> JsonAnswer:
@@ -80,14 +87,29 @@ def unary_answer(
         found = to_body(result, receipt)
         body = found if isinstance(found, bytes) else await found
         deps.metrics.tokens_used(facts, receipt.usage)
-        return JsonAnswer(body, [*receipt_facts(receipt), *rate_limit_headers(call.rate_limits)], media_type)
+        headers = [*receipt_facts(receipt), *rate_limit_headers(call.rate_limits), *warning_headers(warnings)]
+        return JsonAnswer(with_warnings(body, warnings) if media_type in _JSON_TYPES else body, headers, media_type)
 
     return UnaryAnswer(produce, cut_off_seconds=cut_off_seconds(deps, context))
 
 
-def json_response(body: object, status: int = 200, media_type: bytes = JSON) -> Response:
-    """Returns a complete JSON response."""
-    return Response(encode_json(body), status_code=status, media_type=media_type.decode())
+def warning_headers(warnings: Sequence[warning_pb2.Warning]) -> list[tuple[bytes, bytes]]:
+    """Returns the number of warnings and their fields as headers; none without warnings."""
+    fields = ", ".join(quote(each.field, safe="[]()") for each in warnings)[:_MAX_HEADER_CHARS]
+    counted = [(b"x-weft-warnings", b"%d" % len(warnings)), (b"x-weft-warning-fields", fields.encode())]
+    return counted if warnings else []
+
+
+_JSON_TYPES = frozenset({JSON, OLLAMA_JSON})
+_MAX_HEADER_CHARS = 2_000
+
+
+def json_response(
+    body: object, status: int = 200, media_type: bytes = JSON, *, warnings: Sequence[warning_pb2.Warning] = ()
+) -> Response:
+    """Returns a complete JSON response, with warnings as the last member of an object."""
+    content = with_warnings(encode_json(body), warnings)
+    return Response(content, status_code=status, media_type=media_type.decode())
 
 
 def list_json(entries: Sequence[dict[str, object]], *, has_more: bool) -> dict[str, object]:

@@ -6,7 +6,7 @@ from typing import Annotated
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.answers.answer_builder import MAX_NOTICES, new_identity
+from gateway.answers.answer_builder import MAX_NOTICES, new_identity, with_warnings
 from gateway.answers.generation import Work, streamed, unary
 from gateway.answers.server_tools import (
     MAX_QUERY_CHARS,
@@ -16,8 +16,9 @@ from gateway.answers.server_tools import (
     is_run_by_server,
 )
 from gateway.answers.sse import receipt_facts
-from gateway.answers.unary import JsonAnswer, UnaryAnswer, cut_off_seconds
+from gateway.answers.unary import JsonAnswer, UnaryAnswer, cut_off_seconds, warning_headers
 from gateway.anthropic.schema import (
+    NOT_OFFERED,
     Base64Source,
     ContentBlock,
     CountTokensRequest,
@@ -48,7 +49,8 @@ from gateway.intake.body import body_of
 from gateway.intake.request_model import require_few
 from gateway.media import RequestMedia, supply
 from gateway.openai.chat_builder import ROLES, ChatBuilder, ChatTranslation, entries
-from gateway.openai.extension_fields import LANGUAGES, fill_extra, unknown_extensions, unsupported
+from gateway.openai.chat_schema import arguments_text
+from gateway.openai.extension_fields import LANGUAGES, fill_extra, unknown_fields, unsupported
 from gateway.openai.readable_text import document_text, text_in
 from gateway.request_facts import facts_of
 from weft.api.common.v1 import chat_pb2, tokenize_pb2
@@ -101,7 +103,8 @@ async def count_tokens(
         call = deps.dispatcher.call(TOKENIZE, context, tokenize_pb2.TokenizePayload(chat=wanted.payload))
         result = await call.result()
         headers = [] if call.receipt is None else receipt_facts(call.receipt)
-        return JsonAnswer(encode_json({"input_tokens": result.count}), headers)
+        body = with_warnings(encode_json({"input_tokens": result.count}), wanted.warnings)
+        return JsonAnswer(body, [*headers, *warning_headers(wanted.warnings)])
 
     return UnaryAnswer(produce, cut_off_seconds=cut_off_seconds(deps, context))
 
@@ -110,8 +113,6 @@ _COPIED = ("max_tokens", "temperature", "top_p", "top_k")
 _SCHEMA_NAME = "output"
 # The engine parameter that limits thinking. Engines without it report a warning.
 _BUDGET = "thinking_budget_tokens"
-# Requests for these services get a warning that they are not available.
-_NOT_OFFERED = ("compaction", "container", "context_management", "fallbacks", "inference_geo", "mcp_servers", "speed")
 # What they are if they ask for nothing; Claude Code sends the first with every request.
 _ASKS_NOTHING: tuple[object, ...] = (
     {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
@@ -157,9 +158,9 @@ def to_countable(request: CountTokensRequest, limits: RequestLimits, media: Requ
         _set_thinking(chat.payload, request.thinking)
     given = request.model_extra or {}
     fill_extra(chat.payload.extra_parameters, {name: given.get(name) for name in LANGUAGES})
-    asked = [name for name in _NOT_OFFERED if given.get(name) and given[name] not in _ASKS_NOTHING]
+    asked = [name for name in NOT_OFFERED if given.get(name) and given[name] not in _ASKS_NOTHING]
     not_offered = [unsupported(name, "is not supported; it was not used") for name in asked]
-    warnings = chat.warnings + not_offered + unknown_extensions(request)
+    warnings = chat.warnings + not_offered + unknown_fields(request)
     return ChatTranslation(chat.payload, warnings[:MAX_NOTICES], failing)
 
 
@@ -277,7 +278,7 @@ class Turns:
         elif role == "assistant" and isinstance(block, ToolUseBlock):
             turn = self._turn(role)
             extra = carried_only(block.model_extra)
-            self._chat.add_call(turn, block.id, block.name, _arguments(block.input), extra)
+            self._chat.add_call(turn, block.id, block.name, arguments_text(block.input), extra)
             _mark(turn.tool_calls[-1], block.cache_control)
         elif role == "assistant" and isinstance(block, ThinkingBlock | RedactedThinkingBlock):
             self._add_thinking(self._turn(role), block, field)
@@ -377,11 +378,6 @@ def _misplaced(role: str, kind: str) -> str:
     if kind == "document":
         return "only text documents are supported: send the text in a text block"
     return f"'{kind[:64]}' is not supported in a message of role '{role}'"
-
-
-def _arguments(given: object) -> str:
-    """Returns the arguments of an earlier call as JSON text."""
-    return given if isinstance(given, str) else _encode({} if given is None else given)
 
 
 def _role_of(message: MessageParam) -> chat_pb2.Role.ValueType:

@@ -7,11 +7,12 @@ providers with this API.
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 from typing_extensions import override
 
 from gateway.intake.request_model import (
     MAX_INT32,
+    AnyText,
     HandledRequest,
     JsonMap,
     StopAtFirstError,
@@ -20,9 +21,14 @@ from gateway.intake.request_model import (
     text_or_list,
 )
 from gateway.openai.chat_schema import FunctionName
+from gateway.openai.extension_fields import LANGUAGES
 from gateway.openai.sampling import MAX_STOP_CHARS, Share, TokenLimit
+from weft.dispatch.extra_fields import CARRIED
 
 MAX_TOOL_USE_ID_CHARS = 256
+
+# Requests for these services get a warning that they are not available.
+NOT_OFFERED = ("compaction", "container", "context_management", "fallbacks", "inference_geo", "mcp_servers", "speed")
 
 ToolUseId = Annotated[str, Field(min_length=1, max_length=MAX_TOOL_USE_ID_CHARS)]
 
@@ -60,6 +66,11 @@ class OtherSource(StrictModel):
 
     type: str
 
+    @override
+    def uses(self, name: str) -> bool:
+        # The source has a warning of its own.
+        return True
+
 
 Source = Annotated[
     Annotated[Base64Source, Tag("~base64")] | Annotated[UrlSource, Tag("~url")] | Annotated[OtherSource, Tag("~other")],
@@ -78,14 +89,16 @@ class ImageBlock(StrictModel):
 class ToolUseBlock(StrictModel):
     """An earlier tool call of the assistant. Unknown fields are passed back to the provider."""
 
-    model_config = ConfigDict(extra="allow")
-
     type: Literal["tool_use"]
     id: ToolUseId
     name: Annotated[str, Field(min_length=1, max_length=256)]
     input: Any = None
     """An object, or text: clients send text if the arguments were truncated while the model wrote them."""
     cache_control: CacheControl = None
+
+    @override
+    def uses(self, name: str) -> bool:
+        return name in CARRIED
 
 
 class ThinkingBlock(StrictModel):
@@ -111,11 +124,13 @@ class ToolReferenceBlock(StrictModel):
 
 
 class OtherBlock(StrictModel):
-    """An unsupported kind of block, such as a document."""
-
-    model_config = ConfigDict(extra="allow")
+    """An unsupported kind of block, such as a document. It becomes text or a note, with a warning."""
 
     type: str
+
+    @override
+    def uses(self, name: str) -> bool:
+        return True
 
 
 ResultBlock = Annotated[
@@ -182,6 +197,11 @@ class OtherTool(StrictModel):
     type: str
     name: str | None = None
 
+    @override
+    def uses(self, name: str) -> bool:
+        # The tool has a warning of its own.
+        return True
+
 
 def _tool_kind(value: object) -> str:
     kind = value.get("type") if isinstance(value, dict) else None
@@ -208,7 +228,7 @@ class ThinkingParam(StrictModel):
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
     """For type `enabled`: maximum number of thinking tokens, if the engine supports a limit."""
-    display: Annotated[str, Field(max_length=64)] | None = None
+    display: Any = None
     """Accepted and not used: thinking is always returned in full."""
 
 
@@ -229,13 +249,11 @@ class OutputConfigParam(StrictModel):
 class MetadataParam(StrictModel):
     """Metadata of the request. The user of a journaled message is stored with its task."""
 
-    user_id: Annotated[str, Field(max_length=1024)] | None = None
+    user_id: Annotated[AnyText, Field(max_length=1024)] | None = None
 
 
 class CountTokensRequest(HandledRequest):
-    """The request whose tokens are counted. Unknown fields are kept, to warn about extensions."""
-
-    model_config = ConfigDict(extra="allow")
+    """The request whose tokens are counted."""
 
     model: str
     """A model or pool of the mesh, `agent/NAME`, `route/NAME`, or `auto`."""
@@ -256,6 +274,10 @@ class CountTokensRequest(HandledRequest):
     thread: JsonMap | None = None
     """A stored conversation. It is refused with the error that makes clients send the complete conversation."""
 
+    @override
+    def uses(self, name: str) -> bool:
+        return name in LANGUAGES or name in NOT_OFFERED or super().uses(name)
+
 
 def _stated(value: object) -> object:
     if value is None:
@@ -274,7 +296,7 @@ class MessagesRequest(CountTokensRequest):
         Annotated[list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]], StopAtFirstError()] | None
     ) = None
     stream: bool | None = None
-    service_tier: Literal["auto", "standard_only"] | None = None
+    service_tier: Any = None
     """Accepted and not used."""
     metadata: MetadataParam | None = None
 

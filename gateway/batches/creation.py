@@ -11,14 +11,17 @@ from hashlib import blake2b
 import msgspec
 from starlette.types import Scope
 
+from gateway.answers.answer_builder import MAX_NOTICES
 from gateway.batches.chunks import EventLoopYielder
 from gateway.batches.documents import WINDOW_SECONDS, BatchRequest
 from gateway.config import BatchEdgeConfig
 from gateway.deps import InferenceDeps
 from gateway.intake.json_guard import require_strict_json, without_halves
+from gateway.openai.extension_fields import unknown_fields, unsupported
 from gateway.request_facts import facts_of
 from gateway.tasks.task_apis import AnyTaskApi, SpecContext, TaskApis
 from gateway.visible_names import with_visible_names
+from weft.api.common.v1 import warning_pb2
 from weft.api.router.v1 import batch_service_pb2 as batch_pb
 from weft.api.router.v1 import task_pb2
 from weft.durable.batches import BATCH_INPUT, MAX_CUSTOM_ID_CHARS, MAX_LINE_ERRORS, BatchClient, FileClient
@@ -32,6 +35,8 @@ _DIGEST_BYTES = 16
 _SLICE_BYTES = 64 * 1024
 """Bytes of a file that are scanned before the event loop runs other coroutines."""
 _MAX_MESSAGE_CHARS = 500
+_MAX_NAME_CHARS = 64
+_MEMBERS = frozenset({"custom_id", "method", "url", "body"})
 _FAULTS_OF_CALLERS = frozenset(
     {
         Reason.INVALID_ARGUMENT,
@@ -96,6 +101,8 @@ class BatchLines:
     def __init__(self, endpoint: str, to_spec: SpecTranslator, config: BatchEdgeConfig, *, max_depth: int) -> None:
         self.errors: list[batch_pb.BatchLineError] = []
         """Errors, at most MAX_LINE_ERRORS."""
+        self.unknown: dict[str, int] = {}
+        """Unknown members of lines, with the number of the first."""
         self._endpoint = endpoint
         self._to_spec = to_spec
         self._config = config
@@ -153,6 +160,9 @@ class BatchLines:
         return None
 
     def _task(self, members: Members, number: int) -> batch_pb.BatchLine | None:
+        for name in members.keys() - _MEMBERS:
+            if len(self.unknown) < MAX_NOTICES:
+                self.unknown.setdefault(name[:_MAX_NAME_CHARS], number)
         count = len(self.errors)
         custom_id = self._custom_id(members, number)
         self._require(members, "method", "POST", "invalid_method", number)
@@ -236,8 +246,12 @@ class BatchCreator:
         self._clock = deps.clock
         self._links = deps.links
 
-    async def make(self, scope: Scope, tenant: str, params: BatchRequest) -> batch_pb.Batch:
+    async def make(
+        self, scope: Scope, tenant: str, params: BatchRequest
+    ) -> tuple[batch_pb.Batch, list[warning_pb2.Warning]]:
         """Creates the batch, durable with all its items, or a failed batch if lines are invalid.
+
+        Returns it with warnings about fields that are not used.
 
         Raises INVALID_ARGUMENT naming the field, NOT_FOUND, and as `BatchClient.create`.
         """
@@ -256,14 +270,17 @@ class BatchCreator:
         caller = facts_of(scope).principal.name
         lines = self._lines(scope, surface, wait_for_model=params.wait_for_model)
         try:
-            return await self._batches.create(new, self._tasks(new, lines), caller=caller)
+            batch = await self._batches.create(new, self._tasks(new, lines), caller=caller)
         except WeftError as error:
             _note(with_visible_names(error, self._fleet.view, facts_of(scope).principal), lines)
             if not lines.errors:
                 raise
-        # A line failed while items were created, so only the failed batch is stored.
-        new.errors.extend(lines.errors)
-        return await self._batches.create(new, _nothing(), caller=caller)
+            # A line failed while items were created, so only the failed batch is stored.
+            new.errors.extend(lines.errors)
+            batch = await self._batches.create(new, _nothing(), caller=caller)
+        found = unknown_fields(params)
+        found += [unsupported(name, f"is unknown in line {line}; not used") for name, line in lines.unknown.items()]
+        return batch, found[:MAX_NOTICES]
 
     async def _require_input(self, tenant: str, file_id: str) -> None:
         file = await self._files.get(tenant, file_id)

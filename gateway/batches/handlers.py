@@ -1,6 +1,6 @@
 """/v1/files and /v1/batches: upload and read files; create, list, get and cancel batches of requests."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from types import MappingProxyType
 from typing import Annotated
@@ -9,6 +9,7 @@ from urllib.parse import quote
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.answers.answer_builder import MAX_NOTICES, with_warnings
 from gateway.answers.binary import BinaryAnswer, Headers
 from gateway.answers.unary import JsonAnswer, UnaryAnswer, json_response, list_after, list_json
 from gateway.batches.chunks import in_chunks
@@ -21,8 +22,10 @@ from gateway.intake.headers import tenant_of
 from gateway.intake.multipart import MultipartStream, Part
 from gateway.intake.query import Query, begin_owned, begin_read
 from gateway.intake.request_model import MAX_ID_CHARS
+from gateway.openai.extension_fields import unsupported
 from gateway.request_facts import facts_of
 from gateway.routing import collaborator
+from weft.api.common.v1 import warning_pb2
 from weft.api.router.v1 import file_service_pb2 as file_pb
 from weft.durable.batches import BATCH_INPUT, BATCH_OUTPUT, MAX_FILE_NAME_CHARS, MEDIA_INPUTS, BatchClient, FileClient
 from weft.kernel.errors import WeftError, invalid_field
@@ -59,8 +62,8 @@ async def create_batch(deps: Inference, creator: Creator, creations: Creations, 
 
     async def produce() -> JsonAnswer:
         with creations.slot():
-            batch = await creator.make(scope, tenant, params)
-        return JsonAnswer(encode_json(batch_json(batch)), [])
+            batch, warnings = await creator.make(scope, tenant, params)
+        return JsonAnswer(with_warnings(encode_json(batch_json(batch)), warnings), [])
 
     return UnaryAnswer(produce, cut_off_seconds=config.request_timeout_seconds + config.deadline_slack_seconds)
 
@@ -111,7 +114,7 @@ FORM_BYTES = 64 * 1024
 
 
 class FileUpload:
-    """The only file of a form, with its purpose. Other fields are accepted and not used."""
+    """The only file of a form, with its purpose. Other fields are not used, with a warning each."""
 
     def __init__(self, form: MultipartStream, *, max_bytes: int) -> None:
         self._form = form
@@ -122,6 +125,7 @@ class FileUpload:
         """From the field before the file; a field after it must be the same."""
         self.media_type = ""
         """The file's type, by the form or its name; empty: unknown."""
+        self.warnings: list[warning_pb2.Warning] = []
         self.failure: WeftError | None = None
         """The error in the form; None: none so far."""
 
@@ -163,6 +167,8 @@ class FileUpload:
     async def _take(self, part: Part) -> None:
         value = Part(name=part.name, data=await self._form.value(), filename=part.filename)
         if part.name != "purpose":
+            if len(self.warnings) < MAX_NOTICES:
+                self.warnings.append(unsupported(part.name[:MAX_ID_CHARS], "is unknown; it was not used"))
             return
         self._purposes += 1
         if self._purposes > 1:
@@ -202,7 +208,8 @@ async def create_file(deps: Inference, files: Files, uploads: Uploads, request: 
     facts_of(request.scope).surface = _FILES
     tenant = tenant_of(request.scope)
     with uploads.slot():
-        return json_response(file_json(await _received(request, deps, files, tenant)))
+        file, warnings = await _received(request, deps, files, tenant)
+    return json_response(file_json(file), warnings=warnings)
 
 
 async def list_files(files: Files, request: Request) -> Response:
@@ -264,7 +271,9 @@ async def delete_file(files: Files, request: Request) -> Response:
     return json_response({"id": file_id, "object": "file", "deleted": True})
 
 
-async def _received(request: Request, deps: InferenceDeps, files: FileClient, tenant: str) -> file_pb.File:
+async def _received(
+    request: Request, deps: InferenceDeps, files: FileClient, tenant: str
+) -> tuple[file_pb.File, Sequence[warning_pb2.Warning]]:
     config, bounds = deps.config, deps.config.batches
     boundary = multipart_boundary(request.scope)
     body = body_chunks(
@@ -279,7 +288,7 @@ async def _received(request: Request, deps: InferenceDeps, files: FileClient, te
         name = await upload.name()
         new = file_pb.File(tenant=tenant, name=name, purpose=upload.purpose, media_type=upload.media_type)
         try:
-            return await files.save(new, in_chunks(upload.content()))
+            return await files.save(new, in_chunks(upload.content())), upload.warnings
         except WeftError:
             # The store's own error follows from the invalid upload.
             if upload.failure is not None:

@@ -82,7 +82,7 @@ EXPOSED_HEADERS = (
     "x-gpu-time-ms", "x-gpu-time-source", "x-image-pixels", "x-image-steps", "x-left-premises", "x-load-wait-ms",
     "x-queue-wait-ms", "x-ratelimit-limit-requests", "x-ratelimit-limit-tokens", "x-ratelimit-remaining-requests",
     "x-ratelimit-remaining-tokens", "x-ratelimit-reset-requests", "x-ratelimit-reset-tokens", "x-request-id",
-    "x-should-retry", "x-weft-task-id", "x-weft-warnings",
+    "x-should-retry", "x-weft-task-id", "x-weft-warning-fields", "x-weft-warnings",
 )  # fmt: skip
 """Response headers that pages may read."""
 _ORIGIN = b"origin"

@@ -13,7 +13,7 @@ from collections import Counter
 from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails, from_json
+from pydantic_core import ErrorDetails, from_json, to_json
 
 from gateway.intake.request_model import TAG_MARK, HandledRequest
 from weft.kernel.errors import WeftError, invalid_field
@@ -29,6 +29,10 @@ _SURROGATES = re.compile(
     rb"(?:((?:\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})+)|\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
 )
 _MAX_MESSAGE_CHARS = 500
+_NO_MAP = frozenset({"dict_type", "model_type", "wrong_shape"})
+"""Types of errors of a value that should be an object."""
+_MAX_MENDED = 16
+"""Maximum number of fields in which `[]` becomes an object; a field of all entries of a list counts once."""
 _MAX_SEGMENT_CHARS = 64
 _MAY_HOLD_FLOATS = frozenset({dict, float, list})
 
@@ -41,11 +45,48 @@ def parse(model: type[Model], raw: bytes, *, max_depth: int) -> Model:
     try:
         found = model.model_validate_json(raw)
     except ValidationError as error:
-        details = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    else:
-        _require_no(doubt)
-        return found
-    raise _field_error(details)
+        found = _with_empty_maps(model, raw, error)
+    _require_no(doubt)
+    return found
+
+
+def _with_empty_maps(model: type[Model], raw: bytes, error: ValidationError) -> Model:
+    """Reads a request that has `[]` in place of an object, as PHP writes an empty map. Raises the error for others."""
+    document: Any = None
+    mended = set[tuple[object, ...]]()
+    while len(mended) < _MAX_MENDED:
+        details = error.errors(include_url=False, include_context=False)[0]
+        # One pass for all entries of a list: a conversation may have many.
+        place = tuple(each if isinstance(each, str) else None for each in details["loc"] if not _is_tag(each))
+        if not place or details["input"] != [] or details["type"] not in _NO_MAP or place in mended:
+            break
+        mended.add(place)
+        document = from_json(raw) if document is None else document
+        _fill(document, place)
+        try:
+            return model.model_validate_json(to_json(document))
+        except ValidationError as next_error:
+            error = next_error
+    raise _field_error(error.errors(include_url=False, include_input=False, include_context=False)[0])
+
+
+def _fill(value: Any, place: tuple[object, ...]) -> None:
+    """Replaces each empty list at a place by an empty object; None in it: every entry of a list."""
+    name, *inner = place
+    places: Any = ()
+    if isinstance(value, list):
+        places = range(len(value)) if name is None else ()
+    elif isinstance(value, dict) and name in value:
+        places = (name,)
+    for key in places:
+        if inner:
+            _fill(value[key], tuple(inner))
+        elif value[key] == []:
+            value[key] = {}
+
+
+def _is_tag(segment: int | str) -> bool:
+    return isinstance(segment, str) and segment.startswith(TAG_MARK)
 
 
 def without_halves(raw: bytes) -> bytes:
@@ -187,7 +228,7 @@ def field_path(location: tuple[int | str, ...]) -> str:
     for segment in location:
         if isinstance(segment, int):
             path += f"[{segment}]"
-        elif not segment.startswith(TAG_MARK):
+        elif not _is_tag(segment):
             # A segment may be a key that the caller chose.
             path += f".{segment[:_MAX_SEGMENT_CHARS]}" if path else segment[:_MAX_SEGMENT_CHARS]
     return path

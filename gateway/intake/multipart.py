@@ -265,9 +265,9 @@ class Form:
         values: dict[str, str] = {}
         for part in self._parts:
             name = part.name
-            if name in besides or name.endswith(LIST_MARK):
+            if name in besides or name.removesuffix(LIST_MARK) in besides:
                 continue
-            if name in values:
+            if name in values and not name.endswith(LIST_MARK):
                 raise invalid_field(name, "is given twice")
             values[name] = part.text()
         try:

@@ -1,9 +1,11 @@
 """Base classes of request schemas, fields shared by all inference requests, and their configured limits."""
 
+import json
 from collections.abc import Mapping, Sized
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, FailFast, Field, Tag, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, FailFast, Field, Tag, WithJsonSchema
+from typing_extensions import override
 
 from gateway.config import RequestLimits
 from weft.dispatch.parameter_checks import MAX_WORD_CHARS, prefix_seconds
@@ -28,9 +30,16 @@ class StopAtFirstError(FailFast):
 
 
 class StrictModel(BaseModel):
-    """A schema without type conversions: "1" is not a number, 1.5 is not an integer, and NaN is refused."""
+    """A schema without type conversions: "1" is not a number, 1.5 is not an integer, and NaN is refused.
 
-    model_config = ConfigDict(defer_build=True, strict=True, allow_inf_nan=False, extra="ignore", frozen=True)
+    Unknown fields are kept. Each gives a warning (`unknown_fields`) unless the class `uses` it.
+    """
+
+    model_config = ConfigDict(defer_build=True, strict=True, allow_inf_nan=False, extra="allow", frozen=True)
+
+    def uses(self, name: str) -> bool:  # noqa: ARG002 - subclasses use it
+        """Whether an unknown field is passed on, has a warning of its own, or is silently left out on purpose."""
+        return False
 
 
 def _shape(value: object) -> str | None:
@@ -89,7 +98,14 @@ TextsOrTokens = Annotated[
 ]
 """The type of a completion's prompt and of an embedding's input."""
 
-UserName = Annotated[str, Field(max_length=512)]
+
+def _as_text(value: object) -> object:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+AnyText = Annotated[str, BeforeValidator(_as_text)]
+"""Text that weft stores or shows and does not interpret: another JSON value becomes its JSON."""
+UserName = Annotated[AnyText, Field(max_length=512)]
 """The end user's name, as the caller reports it. Accepted and not used."""
 
 KeepAlive = Annotated[
@@ -97,6 +113,16 @@ KeepAlive = Annotated[
     WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string", "maxLength": MAX_DURATION_CHARS}]}),
 ]
 """Seconds, or a duration such as "5m"; `weft.kernel.units` parses it, and its error lists the formats."""
+
+
+# Fields about OpenAI's own service: accounts, prices, stores and caches. They are not used, without a warning because
+# clients send them by default.
+NOT_USED = frozenset({
+    "metadata", "moderation", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+    "safety_identifier", "service_tier", "store", "user",
+})  # fmt: skip
+EXTENSION_PREFIX = "x_"
+"""Prefix of fields for the mesh, which are never passed to an engine."""
 
 
 class HandledRequest(StrictModel):
@@ -123,6 +149,10 @@ class HandledRequest(StrictModel):
     """Extension: whether the request runs as a durable task while its caller waits."""
     on_disconnect: Literal["cancel", "keep"] | None = None
     """Extension, with `durable`: whether a disconnect cancels or keeps the task. Absent: cancel."""
+
+    @override
+    def uses(self, name: str) -> bool:
+        return name in NOT_USED
 
     @property
     def end_user(self) -> str:
@@ -165,7 +195,7 @@ def require_within(params: HandledRequest, limits: RequestLimits) -> None:
 
 
 def _value(params: HandledRequest, name: str) -> Any:
-    return getattr(params, name, None)
+    return vars(params).get(name)  # without fields that the schema lacks
 
 
 def require_few(value: object, field: str, most: int, what: str) -> None:
@@ -194,7 +224,7 @@ def _require_few_tokens(params: HandledRequest, limits: RequestLimits) -> None:
 Metadata = Annotated[
     dict[
         Annotated[str, Field(max_length=MAX_METADATA_NAME_CHARS)],
-        Annotated[str, Field(max_length=MAX_METADATA_VALUE_CHARS)],
+        Annotated[AnyText, Field(max_length=MAX_METADATA_VALUE_CHARS)],
     ],
     Field(max_length=MAX_METADATA),
 ]

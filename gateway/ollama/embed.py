@@ -7,7 +7,6 @@ from typing import Annotated
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.answers.answer_builder import warning_json
 from gateway.answers.unary import unary_answer
 from gateway.deps import Gateway, GatewayDeps
 from gateway.errors import OLLAMA_JSON
@@ -79,12 +78,11 @@ def _embedded(
     dimensions = payload.dimensions if payload.HasField("dimensions") else None
 
     def to_body(vectors: list[embedding_pb2.Embedding], receipt: receipt_pb2.Receipt) -> bytes:
-        document = body_of(ordered_vectors(vectors, expected=len(payload.inputs), dimensions=dimensions), receipt)
-        if warnings:
-            document["warnings"] = [warning_json(warning) for warning in warnings]
-        return encode_json(document)
+        return encode_json(
+            body_of(ordered_vectors(vectors, expected=len(payload.inputs), dimensions=dimensions), receipt)
+        )
 
-    return unary_answer(deps, request.scope, EMBEDDING, context, payload, to_body, OLLAMA_JSON)
+    return unary_answer(deps, request.scope, EMBEDDING, context, payload, to_body, OLLAMA_JSON, warnings=warnings)
 
 
 def _warnings_of(params: OllamaRequest) -> list[warning_pb2.Warning]:

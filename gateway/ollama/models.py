@@ -23,6 +23,7 @@ from gateway.intake.headers import tenant_of
 from gateway.ollama.answers import timestamp
 from gateway.ollama.names import SURFACE, mesh_name
 from gateway.ollama.schema import OllamaShowRequest
+from gateway.openai.extension_fields import unknown_fields
 from gateway.openai.models import asked_entry, model_list, not_available, visible_entry, visible_list
 from gateway.request_facts import facts_of
 from gateway.workbench.serving import PAGE
@@ -109,14 +110,16 @@ async def show_model(deps: Gateway, request: Request) -> Response:
         **({"general.parameter_count": file.parameter_count} if file.parameter_count else {}),
         **({f"{architecture}.context_length": context} if context else {}),
     }
-    return _json(
+    return json_response(
         {
             "details": _details(entry, file),
             "model_info": information,
             "capabilities": _capabilities(view, entry, members),
             "modified_at": timestamp(entry["created"]),
             "meta": entry["meta"],
-        }
+        },
+        media_type=OLLAMA_JSON,
+        warnings=unknown_fields(params),
     )
 
 

@@ -5,7 +5,6 @@ Fields that cannot be honored are rejected if they would change the answer, and 
 
 import base64
 import binascii
-import json
 from collections.abc import Mapping, Sequence
 
 from gateway.answers.answer_builder import MAX_NOTICES
@@ -23,7 +22,8 @@ from gateway.ollama.schema import (
     ToolDefinition,
 )
 from gateway.openai.chat_builder import FUNCTION, ROLES, ChatBuilder, ChatTranslation, entries
-from gateway.openai.extension_fields import LANGUAGES, fill_extra, unsupported
+from gateway.openai.chat_schema import arguments_text
+from gateway.openai.extension_fields import LANGUAGES, fill_extra, unknown_fields, unsupported
 from gateway.openai.sampling import SAMPLING_FIELDS
 from weft.api.common.v1 import chat_pb2, completion_pb2, sampling_pb2, warning_pb2
 from weft.dispatch.extra_fields import OF_FUNCTION, carried_only
@@ -40,14 +40,10 @@ _LOAD_OPTIONS = frozenset({
     "vocab_only",
 })  # fmt: skip
 _SCHEMA_NAME = "answer"
-_MAX_SHOWN_CHARS = 64
 # Characters of base64 that are enough to detect an image's type.
 _HEAD_CHARS = 64
 _NEVER_TRUNCATED = "input that is too long is refused, never truncated"
 _NEVER_SHIFTED = "the answer ends where the context is full"
-
-# Not `encode_json`, which rejects integers beyond 64 bits.
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def to_chat(request: OllamaChatRequest, limits: RequestLimits, media: RequestMedia, context: int) -> ChatTranslation:
@@ -107,18 +103,13 @@ def to_completion(
 
 def request_warnings(request: OllamaRequest) -> list[warning_pb2.Warning]:
     """Returns warnings about unknown fields, and about `options` that apply only when an engine starts."""
-    unknown = [
-        unsupported(name[:_MAX_SHOWN_CHARS], "is unknown; it was not used")
-        for name, value in (request.model_extra or {}).items()
-        if value is not None and name not in LANGUAGES
-    ]
     given = (request.options and request.options.model_extra) or {}
     at_start = [
         unsupported(f"options.{name}", "is set in the configuration of the model and was ignored")
         for name in given
         if name in _LOAD_OPTIONS and given[name] is not None
     ]
-    return unknown[:MAX_NOTICES] + at_start
+    return unknown_fields(request) + at_start
 
 
 def _completed(chat: ChatBuilder, request: GeneratingRequest, limits: RequestLimits, context: int) -> ChatTranslation:
@@ -186,7 +177,7 @@ def _engine_options(options: Options | None) -> Mapping[str, object]:
 
 
 def _set_format(chat: ChatBuilder, wanted: object) -> None:
-    if wanted is None or wanted == "":
+    if wanted in (None, "", []):
         return
     if wanted == "json":
         chat.payload.response_format.json_object = True
@@ -216,11 +207,6 @@ def _add_tool(chat: ChatBuilder, tool: ToolDefinition, field: str) -> None:
     if tool.function is None:
         raise invalid_field(f"{field}.function", "is required for a tool of type 'function'")
     chat.add_function(tool.function.name, tool.function, tool.function.parameters, f"{field}.function.parameters")
-
-
-def _arguments(given: Mapping[str, object] | str | None) -> str:
-    """Returns the arguments of an earlier call as JSON text."""
-    return given if isinstance(given, str) else _encode(given or {})
 
 
 def _add_images(chat: ChatBuilder, turn: chat_pb2.ChatMessage, images: Sequence[str] | None, field: str) -> None:
@@ -278,7 +264,7 @@ class _Turns:
             call_id = call.id or f"call_{self._call_count}"
             function = call.function
             extra = carried_only({**(call.model_extra or {}), OF_FUNCTION: function.model_extra})
-            self._chat.add_call(turn, call_id, function.name, _arguments(function.arguments), extra)
+            self._chat.add_call(turn, call_id, function.name, arguments_text(function.arguments), extra)
             self._open_calls.append((call_id, function.name))
         if message.content or not (message.images or message.tool_calls):
             turn.content.add(text=message.content or "")

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
+from gateway.answers.answer_builder import with_warnings
 from gateway.answers.sse_writer import EventStream, SseWriter
 from gateway.answers.unary import JsonAnswer, UnaryAnswer
 from gateway.deps import Gateway, GatewayDeps
@@ -21,6 +22,7 @@ from gateway.ollama.answers import JSON_LINES
 from gateway.ollama.chat import KEYLESS, Operations, begin_operation, require_success
 from gateway.ollama.names import LATEST, SURFACE
 from gateway.ollama.schema import OllamaPullRequest
+from gateway.openai.extension_fields import unknown_fields
 from gateway.operations import ENDED, OperationsClient, read_body, requester
 from gateway.request_facts import facts_of
 from weft.api.operations.v1 import operation_pb2
@@ -34,7 +36,6 @@ from weft.kernel.reasons import Reason
 from weft.kernel.short_names import short_names_hint, short_source
 
 _WAITING = b'{"status":"waiting"}\n'
-_SUCCESS = encode_json({"status": "success"})
 _NOT_A_SOURCE = (
     "must be what a model is pulled from, such as hf.co/Qwen/Qwen3-8B-GGUF:Q4_K_M, or a short name that weft or "
     "gateway.ollama_sources knows"
@@ -59,7 +60,7 @@ async def pull_model(deps: Gateway, operations: Operations, request: Request) ->
             raise invalid_field("model", f"{_NOT_A_SOURCE}; {short_names_hint(given)}")
         if reaches_anywhere(asked_source(source, "model")):
             facts_of(request.scope).principal.require(ANY_SOURCE)
-    pull = _Pull(request, operations, source)
+    pull = _Pull(request, operations, source, with_warnings(encode_json({"status": "success"}), unknown_fields(params)))
     if params.stream is False:
         return _WholePull(pull, deps)
     return _PullStream(pull, deps)
@@ -72,7 +73,9 @@ def _listed_source(name: str, sources: Mapping[str, str]) -> str | None:
 
 
 class _Pull:
-    def __init__(self, request: Request, operations: OperationsClient, source: str) -> None:
+    def __init__(self, request: Request, operations: OperationsClient, source: str, success: bytes) -> None:
+        """`success`: the last object of its answer."""
+        self.success = success
         self._request = request
         self._operations = operations
         self._source = source
@@ -145,7 +148,7 @@ class _WholePull(UnaryAnswer):
                     pass
         except TimeoutError:
             require_success(self._pull.last)
-        return JsonAnswer(_SUCCESS, [], OLLAMA_JSON)
+        return JsonAnswer(self._pull.success, [], OLLAMA_JSON)
 
 
 async def _lines(pull: _Pull) -> AsyncGenerator[bytes]:
@@ -158,7 +161,7 @@ async def _lines(pull: _Pull) -> AsyncGenerator[bytes]:
             if line != told and not has_failed:
                 told = line
                 yield line
-    yield _SUCCESS + b"\n"
+    yield pull.success + b"\n"
 
 
 def _progress(operation: operation_pb2.Operation) -> dict[str, Any]:

@@ -1,11 +1,12 @@
 """Requests of Ollama's API.
 
-Unknown fields are kept: those of `options` for the engine, others to warn that they were not used.
+Unknown fields of `options` are passed to the engine; others give a warning.
 """
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, ConfigDict, Field, Tag, WithJsonSchema
+from pydantic import AfterValidator, Field, Tag, WithJsonSchema
+from typing_extensions import override
 
 from gateway.intake.request_model import (
     MAX_INT32,
@@ -16,7 +17,9 @@ from gateway.intake.request_model import (
     text_or_list,
 )
 from gateway.openai.chat_schema import CallArguments, FunctionDefinition
+from gateway.openai.extension_fields import LANGUAGES
 from gateway.openai.sampling import MAX_TOP_LOGPROBS, Penalty, Share, StopSequences
+from weft.dispatch.extra_fields import CARRIED
 from weft.kernel.model_source import MAX_SOURCE_CHARS
 
 MAX_NAME_CHARS = 256
@@ -36,8 +39,6 @@ Format = Annotated[
 class Options(StrictModel):
     """Sampling parameters. Parameters without a field here are passed to the engine by name."""
 
-    model_config = ConfigDict(extra="allow")
-
     num_predict: Annotated[int, Field(ge=-2, le=MAX_INT32)] | None = None
     """Maximum number of answer tokens; 0 or less: limited only by the context."""
     num_ctx: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
@@ -52,15 +53,21 @@ class Options(StrictModel):
     frequency_penalty: Penalty | None = None
     repeat_penalty: Annotated[float, Field(ge=0, le=2)] | None = None
 
+    @override
+    def uses(self, name: str) -> bool:
+        return True
+
 
 class OllamaRequest(HandledRequest):
-    """Fields of every inference request of Ollama's API. Unknown fields are kept, to warn about them."""
-
-    model_config = ConfigDict(extra="allow")
+    """Fields of every inference request of Ollama's API."""
 
     model: str
     """A model or pool of the mesh, `agent/NAME`, `route/NAME`, or `auto`; with or without `:latest`."""
     options: Options | None = None
+
+    @override
+    def uses(self, name: str) -> bool:
+        return name in LANGUAGES
 
 
 class GeneratingRequest(OllamaRequest):
@@ -85,19 +92,23 @@ class GeneratingRequest(OllamaRequest):
         return self.stream is not False
 
 
-class CalledFunction(StrictModel):
-    """A function that the assistant called."""
+class _WithCarriedFields(StrictModel):
+    """A part of an earlier answer: fields that a provider needs go back to it."""
 
-    model_config = ConfigDict(extra="allow")
+    @override
+    def uses(self, name: str) -> bool:
+        return name in CARRIED
+
+
+class CalledFunction(_WithCarriedFields):
+    """A function that the assistant called."""
 
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
     arguments: CallArguments | None = None
 
 
-class ToolCallMade(StrictModel):
-    """A tool call that the assistant made earlier; fields that a provider needs go back to it."""
-
-    model_config = ConfigDict(extra="allow")
+class ToolCallMade(_WithCarriedFields):
+    """A tool call that the assistant made earlier."""
 
     id: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)] | None = None
     function: CalledFunction
@@ -124,6 +135,11 @@ class ToolDefinition(StrictModel):
     type: Annotated[str, Field(max_length=64)] | None = None
     """Absent: function."""
     function: FunctionDefinition | None = None
+
+    @override
+    def uses(self, name: str) -> bool:
+        # Another type has a warning of its own.
+        return self.type not in (None, "function")
 
 
 class OllamaChatRequest(GeneratingRequest):
@@ -186,5 +202,5 @@ class OllamaShowRequest(StrictModel):
     model: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
     name: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
     """The older name of `model`."""
-    verbose: bool | None = None
+    verbose: Any = None
     """Accepted and not used: the answer always has all known details."""

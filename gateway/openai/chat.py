@@ -18,6 +18,7 @@ from gateway.openai.chat_builder import FUNCTION, ROLES, ChatBuilder, entries
 from gateway.openai.chat_schema import (
     MAX_NAME_CHARS,
     MESSAGE_ROLES,
+    PART_MEMBERS,
     AllowedTools,
     ChatRequest,
     ContentPart,
@@ -28,7 +29,7 @@ from gateway.openai.chat_schema import (
     ToolCallMade,
     ToolChoiceObject,
 )
-from gateway.openai.extension_fields import unknown_extensions, unsupported
+from gateway.openai.extension_fields import unknown_fields, unsupported
 from gateway.openai.sampling import (
     fill_sampling,
     require_choices,
@@ -72,7 +73,6 @@ async def chat_completions(
 
 _PASSED_THROUGH = ("verbosity", "prediction", "web_search_options")
 """Fields that are validated here and passed to the engine."""
-_PART_MEMBERS = {name: name for name in ("text", "image_url", "input_audio", "refusal")}
 _PART_TYPES = "'text', 'image_url', 'input_audio' or 'refusal'"
 
 
@@ -129,7 +129,7 @@ def warnings_of(request: ChatRequest) -> list[warning_pb2.Warning]:
         found.append(unsupported("store", "responses of this API are not stored"))
     if request.moderation is not None:
         found.append(unsupported("moderation", "was not done"))
-    return (found + unknown_extensions(request))[:MAX_NOTICES]
+    return (found + unknown_fields(request))[:MAX_NOTICES]
 
 
 def _require_text_is_enough(request: ChatRequest) -> None:
@@ -327,7 +327,7 @@ class _Conversation:
             self._last_calls[made.name or ""] = call_id
 
     def _add_part(self, target: chat_pb2.ChatMessage, part: ContentPart, field: str) -> None:
-        self._chat.add_part(target, part, field, _PART_MEMBERS, _PART_TYPES)
+        self._chat.add_part(target, part, field, PART_MEMBERS, _PART_TYPES)
 
 
 _ROLES_ALLOWED = "must be 'system', 'developer', 'user', 'assistant', 'tool' or 'function'"

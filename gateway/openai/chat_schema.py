@@ -1,11 +1,12 @@
 """The schema of POST /v1/chat/completions."""
 
 import json
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, ConfigDict, Field, Tag, model_validator
+from pydantic import AliasChoices, Field, Tag, model_validator
+from typing_extensions import override
 
-from gateway.intake.request_model import JsonMap, StopAtFirstError, StrictModel, by_shape, text_or_list
+from gateway.intake.request_model import AnyText, JsonMap, StopAtFirstError, StrictModel, by_shape, text_or_list
 from gateway.openai.sampling import MAX_TOP_LOGPROBS, GenerationRequest, TokenLimit
 from weft.durable.batches import MAX_METADATA, MAX_METADATA_VALUE_CHARS
 
@@ -33,6 +34,11 @@ class ToolDefinition(StrictModel):
 
     type: str
     function: FunctionDefinition | None = None
+
+    @override
+    def uses(self, name: str) -> bool:
+        # Another type has a warning of its own.
+        return self.type != "function"
 
 
 class NamedFunction(StrictModel):
@@ -88,6 +94,14 @@ CallArguments = Annotated[
 """The arguments of an earlier call: JSON as text, as models write it, or the object itself, as some clients do."""
 
 
+def arguments_text(given: object) -> str:
+    """Returns the arguments of an earlier call as JSON text. An empty list is PHP's empty object."""
+    if isinstance(given, str):
+        return "{}" if given.strip() == "[]" else given
+    # Not `encode_json`, which rejects integers beyond 64 bits.
+    return json.dumps({} if given is None or given == [] else given, ensure_ascii=False, separators=(",", ":"))
+
+
 class ImageUrl(StrictModel):
     """An image as a data: URL, or a URL that the gateway fetches."""
 
@@ -103,10 +117,12 @@ class InputAudio(StrictModel):
     format: Literal["wav", "mp3"]
 
 
+PART_MEMBERS = {name: name for name in ("text", "image_url", "input_audio", "refusal")}
+"""The member with the content of a part, by its type."""
+
+
 class ContentPart(StrictModel):
     """A part of a message. `type` names the field that holds it."""
-
-    model_config = ConfigDict(extra="allow")
 
     type: str
     text: str | None = None
@@ -114,11 +130,18 @@ class ContentPart(StrictModel):
     image_url: ImageUrl | None = None
     input_audio: InputAudio | None = None
 
+    @override
+    def uses(self, name: str) -> bool:
+        # A part of an unknown type becomes text.
+        return self.type not in PART_MEMBERS
+
 
 class _MadeByEngine(StrictModel):
     """A part of an earlier answer. Unknown fields are passed back to the engine."""
 
-    model_config = ConfigDict(extra="allow")
+    @override
+    def uses(self, name: str) -> bool:
+        return True
 
 
 class FunctionCall(_MadeByEngine):
@@ -131,8 +154,7 @@ class FunctionCall(_MadeByEngine):
     @property
     def arguments_text(self) -> str:
         """The arguments as text."""
-        given = self.arguments
-        return given if isinstance(given, str) else json.dumps(given or {}, ensure_ascii=False, separators=(",", ":"))
+        return arguments_text(self.arguments)
 
 
 class CustomCall(StrictModel):
@@ -178,6 +200,11 @@ class Message(_MadeByEngine):
     """Another spelling of `reasoning_content`, which some clients send back."""
     refusal: str | None = None
 
+    @override
+    def uses(self, name: str) -> bool:
+        # Only turns of the assistant are an engine's.
+        return self.role == "assistant"
+
     @model_validator(mode="before")
     @classmethod
     def _read_loose_content(cls, data: object) -> object:
@@ -222,13 +249,19 @@ class Prediction(StrictModel):
     type: Literal["content"]
     content: Content
 
+    @override
+    def uses(self, name: str) -> bool:
+        return True
+
 
 class TemplateArguments(StrictModel):
     """Arguments of the model's chat template. Other fields are passed to it."""
 
-    model_config = ConfigDict(extra="allow")
-
     enable_thinking: bool | None = None
+
+    @override
+    def uses(self, name: str) -> bool:
+        return True
 
 
 class ChatRequest(GenerationRequest):
@@ -254,7 +287,7 @@ class ChatRequest(GenerationRequest):
     """The older form of `tool_choice`."""
     modalities: Annotated[list[Literal["text", "audio"]], Field(max_length=2), StopAtFirstError()] | None = None
     """Answers are text; `audio` is refused."""
-    audio: JsonMap | None = None
+    audio: Any = None
     """The voice of an answer. Accepted and not used: answers are text."""
     verbosity: Literal["low", "medium", "high"] | None = None
     """Passed to the engine, as `prediction` and `web_search_options`."""
@@ -262,15 +295,15 @@ class ChatRequest(GenerationRequest):
     web_search_options: JsonMap | None = None
     store: bool | None = None
     """Chat answers are not stored; true gives a warning."""
-    moderation: JsonMap | None = None
+    moderation: Any = None
     """Not supported; gives a warning."""
-    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
+    service_tier: Any = None
     """Accepted and not used, like the fields below: they concern OpenAI's own service."""
-    safety_identifier: Annotated[str, Field(max_length=MAX_LABEL_CHARS)] | None = None
-    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    safety_identifier: Any = None
+    prompt_cache_retention: Any = None
     metadata: (
         Annotated[
-            dict[str, Annotated[str, Field(max_length=MAX_METADATA_VALUE_CHARS)]],
+            dict[str, Annotated[AnyText, Field(max_length=MAX_METADATA_VALUE_CHARS)]],
             Field(max_length=MAX_METADATA),
         ]
         | None

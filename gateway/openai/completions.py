@@ -17,7 +17,7 @@ from gateway.deps import Inference
 from gateway.intake.body import body_of
 from gateway.intake.request_model import TextsOrTokens
 from gateway.openai.choices import ChoicesAnswer, ChunkStream, stop_member, stop_reason
-from gateway.openai.extension_fields import fill_extra, unknown_extensions
+from gateway.openai.extension_fields import fill_extra, unknown_fields
 from gateway.openai.sampling import (
     MAX_TOP_LOGPROBS,
     GenerationRequest,
@@ -58,7 +58,7 @@ async def text_completions(
         scope, surface="completions", params=params, model=params.model, operation=Operation.COMPLETION
     )
     payload = to_payload(params, deps.config.limits)
-    warnings = unknown_extensions(params)
+    warnings = unknown_fields(params)
     identity = new_identity(deps.clock, "cmpl", params.model)
     count, logprobs = choice_count(payload), params.logprobs is not None
     if params.stream:

@@ -17,6 +17,7 @@ from gateway.deps import Inference
 from gateway.intake.body import body_of
 from gateway.intake.request_model import HandledRequest, TextsOrTokens
 from gateway.openai.completions import fill_prompts
+from gateway.openai.extension_fields import unknown_fields
 from weft.api.common.v1 import embedding_pb2, receipt_pb2, usage_pb2
 from weft.dispatch.operations import EMBEDDING
 from weft.kernel.errors import WeftError, invalid_field
@@ -56,7 +57,7 @@ async def create_embeddings(
             dimensions=params.dimensions,
         )
 
-    return unary_answer(deps, scope, EMBEDDING, context, payload, body_of)
+    return unary_answer(deps, scope, EMBEDDING, context, payload, body_of, warnings=unknown_fields(params))
 
 
 def to_payload(request: EmbeddingRequest, limits: RequestLimits) -> embedding_pb2.EmbeddingPayload:

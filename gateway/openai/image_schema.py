@@ -4,11 +4,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
+from typing_extensions import override
 
 from gateway.config import MediaConfig
 from gateway.intake.multipart import Form, Part
-from gateway.intake.request_model import HandledRequest, ModelName, StrictModel, Word
+from gateway.intake.request_model import EXTENSION_PREFIX, HandledRequest, ModelName, StrictModel, Word
 from gateway.media import RequestMedia
 from gateway.media.content import checked_image
 from gateway.openai.extension_fields import fill_extra
@@ -41,8 +42,6 @@ Guidance = Annotated[float, Field(ge=0, le=MAX_GUIDANCE)] | None
 class ImageRequest(HandledRequest):
     """A request for images."""
 
-    model_config = ConfigDict(strict=True, allow_inf_nan=False, extra="allow", frozen=True)
-
     model: ModelName
     prompt: str = Field(min_length=1, max_length=MAX_IMAGE_PROMPT_CHARS)
     n: Annotated[int, Field(ge=1, le=MAX_IMAGES)] | None = None
@@ -73,6 +72,11 @@ class ImageRequest(HandledRequest):
     """Extension: seed of the first image; each further image uses the next number."""
     strength: Annotated[float, Field(ge=0, le=1)] | None = None
     """Extension: how much the source image is changed."""
+
+    @override
+    def uses(self, name: str) -> bool:
+        # Unknown fields are passed to the engine.
+        return not name.startswith(EXTENSION_PREFIX)
 
 
 class ImageReference(StrictModel):

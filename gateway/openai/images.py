@@ -15,7 +15,7 @@ from gateway.deps import Inference, InferenceDeps
 from gateway.intake.body import body_of, is_form, read_model, read_multipart_body
 from gateway.intake.multipart import Form
 from gateway.media import RequestMedia
-from gateway.openai.extension_fields import unknown_extensions
+from gateway.openai.extension_fields import unknown_fields
 from gateway.openai.image_answer import ImagesAnswer, ImageStream, facts_of_request
 from gateway.openai.image_schema import FILES, ImageEditRequest, ImageRequest, add_files, add_references, to_payload
 from gateway.request_facts import facts_of
@@ -108,7 +108,7 @@ def _answered(
     if params.response_format == "url":
         _require_kept(deps, params)
     context = deps.context(scope, surface="images", params=params, model=params.model, operation=Operation.IMAGE)
-    work = Work(deps, scope, context, payload, unknown_extensions(params), media)
+    work = Work(deps, scope, context, payload, unknown_fields(params), media)
     identity, facts = new_identity(deps.clock, "img", params.model), facts_of_request(params)
     if params.stream:
         return streamed(work, ImageStream(identity, facts, prefix))

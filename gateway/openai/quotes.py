@@ -10,6 +10,7 @@ from gateway.deps import Inference
 from gateway.intake.body import body_of
 from gateway.openai.chat import to_payload
 from gateway.openai.chat_schema import ChatRequest
+from gateway.openai.extension_fields import unknown_fields
 from gateway.routing import collaborator
 from weft.api.router.v1.placement_service_pb2 import QuoteResponse
 from weft.dispatch.quoter import Quoter
@@ -29,4 +30,5 @@ async def create_quotes(
     scope = request.scope
     context = deps.context(scope, surface="quotes", params=params, model=params.model, operation=Operation.CHAT)
     payload = to_payload(params, deps.config.limits, deps.request_media(params))
-    return json_response(document_of(QuoteResponse(quotes=await quotes.quote(context, payload))))
+    document = document_of(QuoteResponse(quotes=await quotes.quote(context, payload)))
+    return json_response(document, warnings=unknown_fields(params))

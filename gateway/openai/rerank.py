@@ -14,6 +14,7 @@ from gateway.answers.unary import unary_answer
 from gateway.deps import Inference
 from gateway.intake.body import body_of
 from gateway.intake.request_model import MAX_INT32, HandledRequest, ModelName, StopAtFirstError, StrictModel
+from gateway.openai.extension_fields import unknown_fields
 from weft.api.common.v1 import receipt_pb2, rerank_pb2, usage_pb2
 from weft.dispatch.operations import RERANK
 from weft.dispatch.parameter_checks import MAX_DOCUMENTS
@@ -74,7 +75,7 @@ async def rerank_documents(
         answerer = replace(identity, model=receipt.model or params.model)
         return rerank_body(scores, params, answerer, receipt.usage)
 
-    return unary_answer(deps, scope, RERANK, context, payload, to_body)
+    return unary_answer(deps, scope, RERANK, context, payload, to_body, warnings=unknown_fields(params))
 
 
 def to_payload(request: RerankRequest) -> rerank_pb2.RerankPayload:

@@ -1,12 +1,14 @@
 """Sampling parameters and stream options of chat and text completions: schema, validation, translation."""
 
-from typing import Annotated, LiteralString
+from typing import Annotated, Any, LiteralString
 
-from pydantic import AliasChoices, BeforeValidator, ConfigDict, Field, Tag
+from pydantic import AliasChoices, BeforeValidator, Field, Tag
 from pydantic_core import PydanticCustomError
+from typing_extensions import override
 
 from gateway.config import RequestLimits
 from gateway.intake.request_model import (
+    EXTENSION_PREFIX,
     MAX_INT32,
     MAX_INT64,
     HandledRequest,
@@ -48,16 +50,14 @@ class StreamOptions(StrictModel):
     """Options of a stream."""
 
     include_usage: bool | None = None
-    include_obfuscation: bool | None = None
+    include_obfuscation: Any = None
     """Accepted and not used: no padding against traffic analysis is sent."""
     include_weft_events: bool | None = None
     """Extension: whether signals, warnings and tools that the mesh runs are separate chunks instead of comments."""
 
 
 class GenerationRequest(HandledRequest):
-    """Fields of every request that generates text. Unknown fields are kept, to pass them to the engine."""
-
-    model_config = ConfigDict(extra="allow")
+    """Fields of every request that generates text. Unknown fields are passed to the engine."""
 
     model: str
     """A model or pool of the mesh, `agent/NAME`, `route/NAME`, or `auto`."""
@@ -77,6 +77,10 @@ class GenerationRequest(HandledRequest):
     n: Annotated[int, Field(ge=1, le=128)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+
+    @override
+    def uses(self, name: str) -> bool:
+        return not name.startswith(EXTENSION_PREFIX)
 
 
 SAMPLING_FIELDS = (

@@ -1,7 +1,7 @@
 """POST /v1/audio/speech and GET /v1/audio/voices."""
 
 import base64
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from typing import Annotated, Literal
 
@@ -15,15 +15,16 @@ from gateway.answers.answer_builder import warning_json
 from gateway.answers.binary import BinaryAnswer, Headers
 from gateway.answers.sse import receipt_comment
 from gateway.answers.sse_writer import SseResponse, SseWriter, failure_event
-from gateway.answers.unary import cut_off_seconds, json_response
+from gateway.answers.unary import cut_off_seconds, json_response, warning_headers
 from gateway.deps import Inference, InferenceDeps
 from gateway.http.disconnect import WhileConnected
 from gateway.intake.body import body_of
 from gateway.intake.headers import shows_receipt
 from gateway.intake.request_model import HandledRequest, ModelName, Word
+from gateway.openai.extension_fields import unknown_fields
 from gateway.openai.models import asked_entry, not_available, visible_entry
 from gateway.request_facts import facts_of
-from weft.api.common.v1 import audio_pb2, receipt_pb2
+from weft.api.common.v1 import audio_pb2, receipt_pb2, warning_pb2
 from weft.dispatch.agents import name_asked_for
 from weft.dispatch.call import Call
 from weft.dispatch.fleet import FleetView, ModelView, abilities_in
@@ -61,10 +62,10 @@ async def speak(
     context = deps.context(scope, surface="speech", params=params, model=params.model, operation=Operation.SPEECH)
     call = deps.dispatcher.call(SPEECH, context, to_speech(params))
     facts_of(scope).was_dispatched = True
-    cut_off = cut_off_seconds(deps, context)
+    cut_off, warnings = cut_off_seconds(deps, context), unknown_fields(params)
     if params.stream_format == "sse":
-        return SpokenEvents(deps, call, cut_off_seconds=cut_off)
-    speech = _SpokenBytes(deps, scope, call)
+        return SpokenEvents(deps, call, warnings, cut_off_seconds=cut_off)
+    speech = _SpokenBytes(deps, scope, call, warnings)
     return BinaryAnswer(
         speech.chunks(),
         speech.headers,
@@ -111,7 +112,10 @@ def _all_that_speak(view: FleetView, principal: Principal) -> Iterable[ModelView
 class _SpokenBytes:
     """Generated speech as bytes, with the media type of its first chunk."""
 
-    def __init__(self, deps: InferenceDeps, scope: Scope, speech: Call[SpeechPiece]) -> None:
+    def __init__(
+        self, deps: InferenceDeps, scope: Scope, speech: Call[SpeechPiece], warnings: Sequence[warning_pb2.Warning]
+    ) -> None:
+        self._warnings = warnings
         self._deps = deps
         self._scope = scope
         self._speech = speech
@@ -120,7 +124,7 @@ class _SpokenBytes:
     def headers(self) -> Headers:
         """Returns the response headers, which are known after the first chunk."""
         media_type = self._media_type.encode("latin-1", "replace") or b"application/octet-stream"
-        return [(b"content-type", media_type)]
+        return [(b"content-type", media_type), *warning_headers(self._warnings)]
 
     async def chunks(self) -> AsyncGenerator[bytes]:
         """Yields the recording. Raises BACKEND_PROTOCOL_ERROR if it is empty."""
@@ -140,8 +144,16 @@ class _SpokenBytes:
 class SpokenEvents(SseResponse):
     """Sends generated speech as OpenAI's server-sent events: pieces in base64, then the end with the usage."""
 
-    def __init__(self, deps: InferenceDeps, speech: Call[SpeechPiece], *, cut_off_seconds: float) -> None:
+    def __init__(
+        self,
+        deps: InferenceDeps,
+        speech: Call[SpeechPiece],
+        warnings: Sequence[warning_pb2.Warning],
+        *,
+        cut_off_seconds: float,
+    ) -> None:
         super().__init__(deps)
+        self._warnings = warnings
         self._speech = speech
         self._cut_off_seconds = cut_off_seconds
 
@@ -162,7 +174,7 @@ class SpokenEvents(SseResponse):
             receipt = self._speech.receipt or receipt_pb2.Receipt()
             self._deps.metrics.tokens_used(facts_of(scope), receipt.usage)
             comment = receipt_comment(receipt) if with_receipt else b""
-            await writer.finish(comment + done_event(receipt))
+            await writer.finish(comment + done_event(receipt, self._warnings))
 
     @override
     def _last_event(self, error: WeftError, request_id: str) -> bytes:
@@ -175,8 +187,8 @@ def delta_event(data: bytes) -> bytes:
     return b"data: %b\n\n" % encode_json({"type": "speech.audio.delta", "audio": audio})
 
 
-def done_event(receipt: receipt_pb2.Receipt) -> bytes:
-    """Returns the last event, with the usage and the warnings of a receipt."""
+def done_event(receipt: receipt_pb2.Receipt, warnings: Sequence[warning_pb2.Warning] = ()) -> bytes:
+    """Returns the last event, with the usage of a receipt and its warnings after the gateway's `warnings`."""
     usage = receipt.usage
     document: dict[str, object] = {
         "type": "speech.audio.done",
@@ -187,8 +199,8 @@ def done_event(receipt: receipt_pb2.Receipt) -> bytes:
             "seconds": usage.audio_milliseconds / 1000,
         },
     }
-    if receipt.warnings:
-        document["warnings"] = [warning_json(each) for each in receipt.warnings]
+    if found := [*warnings, *receipt.warnings]:
+        document["warnings"] = [warning_json(each) for each in found]
     return b"data: %b\n\n" % encode_json(document)
 
 

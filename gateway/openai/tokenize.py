@@ -13,6 +13,7 @@ from gateway.intake.body import body_of
 from gateway.intake.request_model import HandledRequest, ModelName, StopAtFirstError
 from gateway.openai import chat as chat_payload
 from gateway.openai.chat_schema import ChatRequest, Message, TemplateArguments, ToolDefinition
+from gateway.openai.extension_fields import unknown_fields
 from weft.api.common.v1 import receipt_pb2, tokenize_pb2
 from weft.dispatch.operations import TOKENIZE
 from weft.kernel.errors import invalid_field
@@ -57,7 +58,7 @@ async def tokenize(
     def to_body(result: tokenize_pb2.TokenizeResult, receipt: receipt_pb2.Receipt) -> bytes:
         return token_body(result, params, receipt.model or params.model)
 
-    return unary_answer(deps, scope, TOKENIZE, context, payload, to_body)
+    return unary_answer(deps, scope, TOKENIZE, context, payload, to_body, warnings=unknown_fields(params))
 
 
 _KINDS = ("content", "prompt", "messages")

@@ -15,9 +15,11 @@ from gateway.deps import Inference, InferenceDeps
 from gateway.intake.body import read_multipart_body
 from gateway.intake.multipart import Form, Part
 from gateway.intake.request_model import HandledRequest, ModelName, Word
+from gateway.openai.extension_fields import unknown_fields
 from gateway.openai.transcript_stream import TranscriptStream, duration_usage, word_json
 from gateway.request_facts import facts_of
 from weft.api.common.v1 import audio_pb2, chat_pb2, receipt_pb2
+from weft.dispatch.call import warned
 from weft.dispatch.operations import TRANSCRIPTION
 from weft.dispatch.parameter_checks import MAX_TRANSCRIPTION_PROMPT_CHARS
 from weft.kernel.errors import FieldError, invalid_field
@@ -65,6 +67,7 @@ async def _transcribed(request: Request, deps: InferenceDeps, *, translates: boo
     context = deps.context(
         scope, surface="transcriptions", params=params, model=params.model, operation=Operation.TRANSCRIPTION
     )
+    warnings = unknown_fields(params)
     granularities = form.values(_GRANULARITIES, GRANULARITIES)
     payload = to_transcription(params, form.file("file"), granularities, translates=translates)
     if params.stream:
@@ -73,12 +76,15 @@ async def _transcribed(request: Request, deps: InferenceDeps, *, translates: boo
         )
         facts_of(scope).was_dispatched = True
         call = deps.dispatcher.call(TRANSCRIPTION, context, payload)
+        if warnings:
+            call.through(warned(warnings))
         return StreamedAnswer(deps, call, encoder, cut_off_seconds=cut_off_seconds(deps, context))
 
     def to_body(transcription: audio_pb2.Transcription, receipt: receipt_pb2.Receipt) -> bytes:
         return transcription_body(transcription, params, receipt, granularities, translates=translates)
 
-    return unary_answer(deps, scope, TRANSCRIPTION, context, payload, to_body, media_type_of(params))
+    media_type = media_type_of(params)
+    return unary_answer(deps, scope, TRANSCRIPTION, context, payload, to_body, media_type, warnings=warnings)
 
 
 GRANULARITIES = frozenset({WORD, SEGMENT})

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gateway.openai.chat_builder import ROLES, ChatBuilder
+from gateway.openai.chat_schema import arguments_text
 from gateway.openai.extension_fields import unsupported
 from gateway.openai.readable_text import file_text, text_in
 from gateway.responses.namespaces import Member, flat_name
@@ -131,7 +132,7 @@ class ItemReader:
         if item.namespace:
             member = Member(item.namespace, name)
             name = self._flat_names.get(member) or flat_name(member)
-        self._chat.add_call(turn, item.call_id or "", name, _arguments(item.arguments), extra)
+        self._chat.add_call(turn, item.call_id or "", name, arguments_text(item.arguments), extra)
 
     def _add_output(self, item: InputItem, field: str) -> None:
         if not item.call_id:
@@ -191,7 +192,7 @@ class ItemReader:
         given = item.arguments
         if given is None:
             given = {key: value for key, value in _members_of(item).items() if key not in _NOT_ARGUMENTS}
-        arguments = _arguments(given)
+        arguments = arguments_text(given)
         if call_id and call_id in self._answered:
             turn = self._new_turn() if self._turn is None else self._turn
             self._chat.add_call(turn, call_id, name[:MAX_CALL_NAME_CHARS], arguments)
@@ -248,11 +249,6 @@ class ItemReader:
 def _members_of(item: InputItem) -> dict[str, Any]:
     """Returns the content of an item, without its id, type and status."""
     return item.model_dump(mode="json", exclude_none=True, exclude={"id", "type", "status"})
-
-
-def _arguments(given: object) -> str:
-    """Returns the arguments of an earlier call as JSON text."""
-    return given if isinstance(given, str) else _encode(given or {})
 
 
 def _is_output(kind: str) -> bool:

@@ -14,7 +14,7 @@ from gateway.config import RequestLimits, ResponseEnvelope
 from gateway.media import RequestMedia
 from gateway.openai.chat_builder import FUNCTION, ChatBuilder, ChatTranslation, entries
 from gateway.openai.chat_schema import FUNCTION_NAME_PATTERN, MAX_FUNCTION_NAME_CHARS, MAX_NAME_CHARS
-from gateway.openai.extension_fields import unknown_extensions, unsupported
+from gateway.openai.extension_fields import unknown_fields, unsupported
 from gateway.openai.sampling import fill_sampling, require_choices, require_stream_options_fit
 from gateway.responses.input_items import PART_TYPES, ItemReader
 from gateway.responses.namespaces import NAMESPACE, Member, flat_name, functions_of, members_by_flat_name
@@ -191,7 +191,7 @@ def _set_extra(chat: ChatBuilder, request: ResponsesRequest) -> None:
 
 def _unused(request: ResponsesRequest) -> list[warning_pb2.Warning]:
     """Returns warnings for unsupported fields, except tools."""
-    warnings = unknown_extensions(request)
+    warnings = unknown_fields(request)
     if request.truncation == "auto":
         warnings.append(unsupported("truncation", "input that is too long is refused, not truncated"))
     reasoning = request.reasoning

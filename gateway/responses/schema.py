@@ -2,11 +2,13 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, Discriminator, Field, Tag
+from typing_extensions import override
 
 from gateway.intake.request_model import (
     MAX_ID_CHARS,
     MAX_INT32,
+    AnyText,
     JsonMap,
     Metadata,
     StopAtFirstError,
@@ -16,6 +18,7 @@ from gateway.intake.request_model import (
 )
 from gateway.openai.chat_schema import MAX_FUNCTIONS, CallArguments, ImageUrl, InputAudio, TemplateArguments, ToolCallId
 from gateway.openai.sampling import MAX_STOP_CHARS, MAX_TOP_LOGPROBS, GenerationRequest, Share, TokenLimit
+from weft.dispatch.extra_fields import CARRIED
 
 ItemId = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS)]
 MAX_CONTENT_PARTS = 4096
@@ -30,8 +33,6 @@ ImageSource = Annotated[
 class InputPart(StrictModel):
     """A part of an item's content."""
 
-    model_config = ConfigDict(extra="allow")
-
     type: str
     text: str | None = None
     refusal: str | None = None
@@ -39,6 +40,11 @@ class InputPart(StrictModel):
     detail: Literal["auto", "low", "high", "original"] | None = None
     file_id: str | None = None
     input_audio: InputAudio | None = None
+
+    @override
+    def uses(self, name: str) -> bool:
+        # A part of another type becomes text or a note, with a warning.
+        return name in _OF_ANSWERS or self.type not in _KNOWN_PARTS
 
 
 Parts = Annotated[list[InputPart], Field(max_length=MAX_CONTENT_PARTS), StopAtFirstError()]
@@ -48,6 +54,14 @@ ItemContent = Annotated[
 ]
 
 
+_KNOWN_PARTS = frozenset({
+    "text", "input_text", "output_text", "summary_text", "reasoning_text", "refusal", "input_image", "image_url",
+    "input_audio",
+})  # fmt: skip
+_OF_ANSWERS = frozenset({"annotations", "logprobs"})
+"""Members of an answer's text, which clients send back; engines do not use them."""
+
+
 class InputItem(StrictModel):
     """One item: a message, a function call, its output, reasoning, or a reference to a stored item.
 
@@ -55,14 +69,13 @@ class InputItem(StrictModel):
     provider needs go back to it.
     """
 
-    model_config = ConfigDict(extra="allow")
-
     type: str | None = None
     """Absent: a message."""
     id: ItemId | None = None
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: ItemContent | None = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    status: Any = None
+    """Accepted and not used."""
     call_id: ToolCallId | None = None
     name: str | None = None
     namespace: str | None = None
@@ -79,6 +92,10 @@ class InputItem(StrictModel):
     def kind(self) -> str:
         """The item's type; by default the usual one."""
         return "message" if self.type is None else self.type
+
+    @override
+    def uses(self, name: str) -> bool:
+        return name in CARRIED
 
 
 class OtherItem(InputItem):
@@ -97,6 +114,11 @@ class OtherItem(InputItem):
     text: Any = None
     image_url: Any = None
     detail: Any = None
+
+    @override
+    def uses(self, name: str) -> bool:
+        # The item becomes a call or text, with a warning.
+        return True
 
 
 KNOWN_ITEMS = frozenset({
@@ -139,6 +161,11 @@ class ResponseTool(StrictModel):
     server_label: str | None = None
     """The name of an MCP server, which weft does not call."""
 
+    @override
+    def uses(self, name: str) -> bool:
+        # Another type has a warning of its own.
+        return self.type != "function"
+
 
 class ToolReference(StrictModel):
     """A tool by its name."""
@@ -162,8 +189,8 @@ class ReasoningOptions(StrictModel):
     """Options of the model's thinking."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    summary: Literal["auto", "concise", "detailed"] | None = None
-    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    summary: Any = None
+    generate_summary: Any = None
     """The older name of `summary`."""
 
 
@@ -242,7 +269,7 @@ class ResponsesRequest(GenerationRequest):
     text: TextOptions | None = None
     truncation: Literal["auto", "disabled"] | None = None
     metadata: Metadata | None = None
-    safety_identifier: Annotated[str, Field(max_length=512)] | None = None
+    safety_identifier: Annotated[AnyText, Field(max_length=512)] | None = None
     """Accepted and echoed, not used."""
     background: bool | None = None
     conversation: Any = None

@@ -25,6 +25,7 @@ from gateway.intake.headers import idempotency_key_of, tenant_of
 from gateway.intake.json_guard import parse, without_halves
 from gateway.intake.query import Query, begin_change, begin_owned, begin_read, whole_number
 from gateway.intake.request_model import JsonMap, StrictModel
+from gateway.openai.extension_fields import unknown_fields
 from gateway.request_facts import facts_of, headers_of
 from gateway.resources.handlers import API
 from gateway.routing import collaborator
@@ -328,7 +329,8 @@ async def submit_task(deps: Gateway, tasks: Tasks, task_apis: Apis, request: Req
     submission = await submission_of(scope, wanted, task_apis, count=partial(deps.count, scope, tenant_of(scope)))
     accepted = await submitted(tasks, scope, submission)
     facts_of(scope).task_id = accepted.task.id
-    response = json_response(task_json(accepted.task, task_apis), 200 if accepted.existed else 202)
+    status = 200 if accepted.existed else 202
+    response = json_response(task_json(accepted.task, task_apis), status, warnings=unknown_fields(wanted))
     response.headers["location"] = f"{PATH}/{accepted.task.id}"
     return response
 

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from starlette.types import Scope
 
-from gateway.answers.answer_builder import AnswerBuilder, AnswerIdentity, unfinished_answer
+from gateway.answers.answer_builder import AnswerBuilder, AnswerIdentity, unfinished_answer, with_warnings
 from gateway.answers.server_tools import require_no_failing_tool
 from gateway.config import RequestLimits
 from gateway.deps import InferenceDeps
@@ -27,7 +27,7 @@ from gateway.openai.chat_answer import ChatAnswer
 from gateway.openai.chat_schema import ChatRequest
 from gateway.openai.completions import CompletionAnswer, CompletionRequest, prompt_count
 from gateway.openai.embeddings import EmbeddingRequest
-from gateway.openai.extension_fields import unknown_extensions
+from gateway.openai.extension_fields import unknown_fields
 from gateway.openai.image_schema import ImageRequest
 from gateway.openai.speech import SpeechRequest
 from gateway.openai.transcriptions import TranscriptionRequest
@@ -88,6 +88,8 @@ Params = TypeVar(
     | SpeechRequest,
 )
 Outputs = Iterable[task_pb2.TaskOutput]
+_WITHOUT_WARNINGS = frozenset({Operation.EMBEDDING, Operation.IMAGE, Operation.TRANSCRIPTION, Operation.SPEECH})
+"""Operations of which `to_answer` adds no warnings about the request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +143,9 @@ class TaskApi(Generic[Params]):
         Raises BACKEND_PROTOCOL_ERROR for incomplete outputs, INVALID_ARGUMENT or MALFORMED_REQUEST if the origin is not
         a request of this API.
         """
-        return self.to_answer(self._parsed(origin), task, outputs, link)
+        params = self._parsed(origin)
+        body = self.to_answer(params, task, outputs, link)
+        return with_warnings(body, unknown_fields(params)) if self.operation in _WITHOUT_WARNINGS else body
 
     def _parsed(self, raw: bytes) -> Params:
         return parse(self.schema, raw, max_depth=self.deps.config.limits.max_json_depth)
@@ -256,7 +260,7 @@ def _completion_answer(params: CompletionRequest, task: task_pb2.Task, outputs: 
         choice_count=prompt_count(params.prompt) * (params.n or 1),
         logprobs=params.logprobs is not None,
     )
-    return built(answer, outputs, unknown_extensions(params))
+    return built(answer, outputs, unknown_fields(params))
 
 
 def _embedding_answer(params: EmbeddingRequest, task: task_pb2.Task, outputs: Outputs, _link: Link) -> bytes:

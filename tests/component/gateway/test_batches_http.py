@@ -71,12 +71,20 @@ async def test_invalid_field_is_reported() -> None:
             ({"input_file_id": 7}, "input_file_id"),
             ({"metadata": {str(number): "" for number in range(17)}}, "metadata"),
             ({"metadata": {"a": "x" * 513}}, "metadata.a"),
-            ({"metadata": {"a": 1}}, "metadata.a"),
         ):
             asked: dict[str, Any] = {"input_file_id": await at.file(line()), **fields}
             status, answer = await at.ask(**asked)
             assert (status, answer["error"]["param"]) == (400, param)
             assert at.batches.news == []
+
+
+async def test_unknown_members_of_a_batch_and_its_lines_are_named_in_the_answer() -> None:
+    async with stage() as at:
+        file = await at.file(line("a", zz_line=1), line("b", zz_line=2))
+        status, answer = await at.ask(input_file_id=file, zz_batch=1)
+    assert status == 200
+    assert [each["field"] for each in answer["warnings"]] == ["zz_batch", "zz_line"]
+    assert "line 1" in answer["warnings"][1]["message"]
 
 
 async def test_input_must_be_a_batch_file_of_the_same_tenant() -> None:

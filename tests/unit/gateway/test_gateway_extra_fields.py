@@ -7,13 +7,13 @@ import pytest
 
 from gateway.config import RequestLimits
 from gateway.intake.json_guard import parse
+from gateway.intake.request_model import NOT_USED
 from gateway.openai import chat as chat_payload
 from gateway.openai import completions as completion_payload
 from gateway.openai import embeddings as embedding_payload
 from gateway.openai.chat_schema import ChatRequest
 from gateway.openai.completions import CompletionRequest
 from gateway.openai.embeddings import EmbeddingRequest
-from gateway.openai.extension_fields import NOT_USED
 from weft.api.common.v1 import chat_pb2, completion_pb2
 from weft.api.runner.v1 import generation_service_pb2
 from weft.dispatch.parameter_checks import MAX_EXTRA_BYTES, MAX_EXTRA_FIELDS

@@ -355,14 +355,12 @@ def test_default_tool_choice_sets_no_fields() -> None:
         ({"top_k": 1.5}, "top_k"),
         ({"stop_sequences": ["a", "b", "c"]}, "stop_sequences"),
         ({"stop_sequences": [""]}, "stop_sequences[0]"),
-        ({"service_tier": "gold"}, "service_tier"),
         ({"thinking": {"type": "sometimes"}}, "thinking.type"),
         ({"thinking": {"type": "enabled", "budget_tokens": -1}}, "thinking.budget_tokens"),
         ({"output_config": {"effort": "huge"}}, "output_config.effort"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": "x"}] * 21}, "messages"),
-        ({"metadata": {"user_id": 7}}, "metadata.user_id"),
         ({"system": [IMAGE]}, "system[0].type"),
         ({"stream": "yes"}, "stream"),
     ],
@@ -404,7 +402,7 @@ def test_answer_schema_is_accepted_in_its_place_and_in_the_legacy_one() -> None:
         assert found.response_format.json_schema.strict
 
 
-def test_unsupported_fields_are_reported_and_anthropic_only_ones_ignored() -> None:
+def test_unsupported_fields_are_reported() -> None:
     found = translated(
         mcp_servers=[{"type": "url", "url": "https://x"}],
         container=None,
@@ -412,5 +410,5 @@ def test_unsupported_fields_are_reported_and_anthropic_only_ones_ignored() -> No
         x_unheard=1,
         speed="standard",
     )
-    assert [warning.field for warning in found.warnings] == ["mcp_servers", "x_unheard"]
+    assert [warning.field for warning in found.warnings] == ["mcp_servers", "context_management", "x_unheard", "speed"]
     assert not found.payload.extra_parameters.fields

@@ -1,0 +1,130 @@
+"""Values that weft does not use, and empty maps as PHP writes them, do not refuse a request."""
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.anthropic.messages import to_payload as to_messages
+from gateway.anthropic.schema import MessagesRequest
+from gateway.config import MediaConfig, RequestLimits
+from gateway.intake.json_guard import parse
+from gateway.media import RequestMedia
+from gateway.ollama.payload import to_chat as to_ollama
+from gateway.ollama.schema import OllamaChatRequest
+from gateway.openai.chat import to_payload
+from gateway.openai.chat_schema import ChatRequest
+from gateway.openai.embeddings import EmbeddingRequest
+from gateway.responses.payload import Conversation, own_items, to_response_request
+from gateway.responses.schema import ResponsesRequest
+from weft.api.common.v1 import chat_pb2
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.json_objects import plain_object
+
+LIMITS = RequestLimits()
+USER = {"role": "user", "content": "x"}
+MESSAGES: dict[str, Any] = {"model": "m", "max_tokens": 9, "messages": [USER]}
+MEDIA = RequestMedia(MediaConfig())
+
+
+def chat_of(**fields: object) -> ChatRequest:
+    return parse(ChatRequest, json.dumps({"model": "m", "messages": [USER], **fields}).encode(), max_depth=64)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"service_tier": "on_demand"},
+        {"service_tier": 3},
+        {"metadata": {"run": 7}},
+        {"metadata": {"trace": {"id": "a"}, "n": None}},
+        {"user": 5},
+        {"user": {"id": 5}},
+        {"safety_identifier": ["x"]},
+        {"prompt_cache_retention": "1h"},
+        {"moderation": "low"},
+        {"audio": "x"},
+        {"stream": True, "stream_options": {"include_obfuscation": "no"}},
+    ],
+)
+def test_value_that_is_not_used_is_accepted_in_any_form(fields: dict[str, object]) -> None:
+    to_payload(chat_of(**fields), LIMITS)
+
+
+def test_values_of_metadata_and_user_become_text() -> None:
+    request = chat_of(metadata={"run": 7, "trace": {"id": "é"}, "s": "t"}, user=5)
+    assert request.own_metadata == {"run": "7", "trace": '{"id": "é"}', "s": "t"}
+    assert request.end_user == "5"
+    message = parse(MessagesRequest, json.dumps({**MESSAGES, "metadata": {"user_id": 7}}).encode(), max_depth=64)
+    assert message.end_user == "7"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]},
+        {"metadata": [], "logit_bias": [], "chat_template_kwargs": []},
+        {"stream": True, "stream_options": []},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": []}}},
+    ],
+)
+def test_empty_list_stands_for_an_empty_map(fields: dict[str, object]) -> None:
+    to_payload(chat_of(**fields), LIMITS)
+
+
+def test_tool_without_parameters_in_php_has_an_empty_schema() -> None:
+    tools = [{"type": "function", "function": {"name": f"f{number}", "parameters": []}} for number in range(50)]
+    payload = to_payload(chat_of(tools=tools), LIMITS)
+    assert [plain_object(tool.function.parameters) for tool in payload.tools] == [{}] * 50
+
+
+@pytest.mark.parametrize("arguments", [[], "[]", " [ ]"[:1] + "[]", {}, None])
+def test_earlier_call_without_arguments_has_an_empty_object(arguments: object) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    result = {"role": "tool", "tool_call_id": "c", "content": "r"}
+    turns = [USER, {"role": "assistant", "content": None, "tool_calls": [call, call]}, result]
+    assert _arguments_of(to_payload(chat_of(messages=turns), LIMITS)) == ["{}", "{}"]
+
+    body = {"model": "m", "messages": [USER, {"role": "assistant", "tool_calls": [call]}, result]}
+    ollama = parse(OllamaChatRequest, json.dumps(body).encode(), max_depth=64)
+    assert _arguments_of(to_ollama(ollama, LIMITS, MEDIA, 0).payload) == ["{}"]
+
+    use = {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": arguments}]}
+    answer = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c", "content": "r"}]}
+    message = parse(MessagesRequest, json.dumps({**MESSAGES, "messages": [USER, use, answer]}).encode(), max_depth=64)
+    assert _arguments_of(to_messages(message, LIMITS, MEDIA).payload) == ["{}"]
+
+    if arguments is not None:
+        items = [
+            {"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments},
+            {"type": "function_call_output", "call_id": "c", "output": "r"},
+        ]
+        raw = json.dumps({"model": "m", "input": [USER, *items]}).encode()
+        response = parse(ResponsesRequest, raw, max_depth=64)
+        made = to_response_request(response, Conversation(own_items(response)), MEDIA, LIMITS)
+        assert _arguments_of(made.payload) == ["{}"]
+
+
+def _arguments_of(payload: chat_pb2.ChatPayload) -> list[str]:
+    return [call.arguments_text for message in payload.messages for call in message.tool_calls]
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"messages": []}, "messages"),
+        ({"model": []}, "model"),
+        ({"tools": [{"type": "function", "function": []}]}, "tools[0].function.name"),
+        ({"response_format": []}, "response_format.type"),
+        ({"metadata": [1]}, "metadata"),
+    ],
+)
+def test_other_list_in_the_wrong_place_is_refused_by_name(fields: dict[str, object], field: str) -> None:
+    with pytest.raises(FieldError) as refused:
+        chat_of(**fields)
+    assert refused.value.field == field
+
+
+def test_empty_list_that_no_map_can_replace_keeps_its_message() -> None:
+    with pytest.raises(WeftError, match="must be a string, a list of strings"):
+        parse(EmbeddingRequest, b'{"model": "m", "input": []}', max_depth=64)
