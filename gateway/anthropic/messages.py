@@ -343,7 +343,7 @@ class Turns:
 
     def _add_image(self, turn: chat_pb2.ChatMessage, source: Source, field: str) -> None:
         if isinstance(source, Base64Source):
-            self._chat.add_encoded_image(turn, source.data, source.media_type, f"{field}.data")
+            self._chat.add_encoded_image(turn, source.data, f"{field}.data")
         elif isinstance(source, UrlSource):
             self._chat.add_image(turn, source.url, f"{field}.url")
         else:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from gateway.config import MediaConfig
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import invalid_field
-from weft.kernel.media_types import image_type_of
+from weft.kernel.media_types import audio_type_of, image_type_of, shown_type
 
 MAX_IMAGE_STEPS = 60_000
 """Maximum chunks, segments or blocks read of one image, about 30 ms. A GIF of 10 MiB has 42,000 full blocks."""
@@ -257,45 +257,40 @@ def _mp3_frame(data: bytes, position: int) -> tuple[int, int] | None:
     return samples * rate // _SAMPLE_RATES[version][sample_index] + padding, rate
 
 
-IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"})
-AUDIO_TYPES = {"wav": "audio/wav", "mp3": "audio/mpeg"}
-# Aliases of the types above.
-_SPELLINGS = {"image/jpg": "image/jpeg", "image/pjpeg": "image/jpeg", "image/x-ms-bmp": "image/bmp"}
-# Servers send these types if they do not know the file's type; its first bytes decide.
-_UNKNOWN_TYPES = frozenset({"", "application/octet-stream", "binary/octet-stream"})
+def checked_image(data: bytes, field: str, config: MediaConfig) -> chat_pb2.MediaPart:
+    """Returns a validated image under the type of its bytes: browsers, screenshots and MCP servers name others.
 
-
-def checked_image(data: bytes, declared_type: str, field: str, config: MediaConfig) -> chat_pb2.MediaPart:
-    """Returns a validated image. Raises INVALID_ARGUMENT naming `field`."""
-    media_type = _SPELLINGS.get(declared_type.lower(), declared_type.lower())
-    if media_type not in IMAGE_TYPES:
-        raise invalid_field(field, f"must be one of {', '.join(sorted(IMAGE_TYPES))}")
-    found = image_type_of(data)
-    if found != media_type:
-        is_what = "an image of no known type" if found is None else found
-        raise invalid_field(field, f"is declared as {media_type}, but its content is {is_what}")
+    Raises INVALID_ARGUMENT naming `field`.
+    """
+    media_type = image_type_of(data)
+    if media_type is None:
+        raise invalid_field(field, f"must be a PNG, JPEG, GIF, WebP or BMP image; its content is {shown_type(data)}")
     _require_size(data, media_type, field, config)
     return chat_pb2.MediaPart(data=data, media_type=media_type)
 
 
-def fetched_image(data: bytes, content_type: str, field: str, config: MediaConfig) -> chat_pb2.MediaPart:
-    """Returns a validated image that was fetched with a Content-Type. Raises INVALID_ARGUMENT naming `field`."""
-    declared_type = content_type.partition(";")[0].strip().lower()
-    if declared_type in _UNKNOWN_TYPES:
-        declared_type = image_type_of(data) or "of no known type"
-    return checked_image(data, declared_type, field, config)
+def checked_audio(data: bytes, field: str, config: MediaConfig) -> chat_pb2.MediaPart:
+    """Returns a validated recording under the type of its bytes. Raises INVALID_ARGUMENT naming `field`.
 
-
-def checked_audio(data: bytes, audio_format: str, field: str, config: MediaConfig) -> chat_pb2.MediaPart:
-    """Returns a validated recording, `wav` or `mp3`. Raises INVALID_ARGUMENT naming `field`."""
-    seconds = wav_seconds(data) if audio_format == "wav" else mp3_seconds(data)
-    if seconds is None:
-        raise invalid_field(field, f"is not a complete {audio_format} file")
-    if seconds > config.max_audio_seconds:
+    A WAV or MP3 must be complete. The duration of other types is known only to the engine.
+    """
+    media_type = audio_type_of(data)
+    if media_type is None:
         raise invalid_field(
-            field, f"is longer than {config.max_audio_seconds:g} seconds (gateway.media.max_audio_seconds)"
+            field, f"must be a WAV, MP3, FLAC, Ogg, MP4, WebM or AAC recording; its content is {shown_type(data)}"
         )
-    return chat_pb2.MediaPart(data=data, media_type=AUDIO_TYPES[audio_format])
+    if (seconds_of := _DURATIONS.get(media_type)) is not None:
+        seconds = seconds_of(data)
+        if seconds is None:
+            raise invalid_field(field, f"is not a complete {media_type} file")
+        if seconds > config.max_audio_seconds:
+            raise invalid_field(
+                field, f"is longer than {config.max_audio_seconds:g} seconds (gateway.media.max_audio_seconds)"
+            )
+    return chat_pb2.MediaPart(data=data, media_type=media_type)
+
+
+_DURATIONS: Mapping[str, Callable[[bytes], float | None]] = {"audio/wav": wav_seconds, "audio/mpeg": mp3_seconds}
 
 
 def _require_size(data: bytes, media_type: str, field: str, config: MediaConfig) -> None:

@@ -20,7 +20,7 @@ from yarl import URL
 
 from gateway.config import MIN_BYTES_PER_SECOND, MediaConfig
 from gateway.media.addresses import MediaUrl, address_refusal, require_allowed
-from gateway.media.content import fetched_image
+from gateway.media.content import checked_image
 from gateway.media.request_media import MediaAddress, MediaSource, too_large
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.clock import Clock, SystemClock
@@ -104,12 +104,12 @@ class MediaFetcher(MediaSource):
         url = require_allowed(address.url, address.field, self._config)
         async with self._turn():
             try:
-                data, content_type = await self._download(url, address.field, left)
+                data = await self._download(url, address.field, left)
             except ForbiddenAddressError:
                 raise invalid_field(address.field, "has a host with an address that is not public") from None
             except (aiohttp.ClientError, OSError, ValueError) as error:
                 raise invalid_field(address.field, f"could not be fetched: {_public_reason(error)}") from None
-        return fetched_image(data, content_type, address.field, self._config)
+        return checked_image(data, address.field, self._config)
 
     @asynccontextmanager
     async def _turn(self) -> "AsyncGenerator[None]":
@@ -127,7 +127,7 @@ class MediaFetcher(MediaSource):
         finally:
             self._turns.release()
 
-    async def _download(self, url: MediaUrl, field_name: str, left: int) -> tuple[bytes, str]:
+    async def _download(self, url: MediaUrl, field_name: str, left: int) -> bytes:
         config = self._config
         timeout = aiohttp.ClientTimeout(total=None, connect=config.connect_timeout_seconds)
         connector = aiohttp.TCPConnector(
@@ -152,7 +152,7 @@ class MediaFetcher(MediaSource):
             session.get(_built(url), headers=_HEADERS, allow_redirects=False) as response,
         ):
             _require_plain(response, field_name)
-            return await self._body(response, field_name, left), response.headers.get("Content-Type", "")
+            return await self._body(response, field_name, left)
 
     async def _body(self, response: aiohttp.ClientResponse, field_name: str, left: int) -> bytes:
         length = response.content_length

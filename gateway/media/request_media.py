@@ -9,8 +9,10 @@ import base64
 import binascii
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
+from urllib.parse import unquote
 
 from typing_extensions import override
 
@@ -56,7 +58,9 @@ class NoMediaSource(MediaSource):
         return {}
 
 
-_DATA_URL = re.compile(r"data:(image/[a-z0-9.+-]{1,40});base64,", re.IGNORECASE)
+_DATA_URL = re.compile(r"\s*data:[^,]{0,200}?;\s*base64\s*,", re.IGNORECASE)
+_SPACE = re.compile(r"\s+")
+_URL_SAFE = str.maketrans("-_", "+/")
 # Media type of a placeholder, which contains the URL. No engine knows this type.
 _ADDRESS_TYPE = "x-weft/address"
 
@@ -81,9 +85,9 @@ class RequestMedia:
         The detail `original`, which engines do not support, becomes `high`.
         """
         detail = "high" if detail == "original" else detail
-        prefix = _DATA_URL.match(url)
-        if prefix is not None:
-            part = self.encoded_image(url[prefix.end() :], prefix.group(1), field)
+        # Some clients send base64 alone, which has no colon.
+        if _DATA_URL.match(url) or (len(url) > _MIN_BASE64_CHARS and ":" not in url):
+            part = self.encoded_image(url, field)
             part.detail = detail
             return part
         if url[:5].lower() == "data:":
@@ -91,13 +95,15 @@ class RequestMedia:
         self._note(url, field, optional=optional)
         return chat_pb2.MediaPart(data=url.encode(), media_type=_ADDRESS_TYPE, detail=detail)
 
-    def encoded_image(self, data: str, media_type: str, field: str) -> chat_pb2.MediaPart:
-        """Returns an image given in base64. Raises INVALID_ARGUMENT or REQUEST_TOO_LARGE naming `field`."""
-        return checked_image(self._decoded(data, field), media_type, field, self.config)
+    def encoded_image(self, data: str, field: str) -> chat_pb2.MediaPart:
+        """Returns an image in base64 or as a data: URL. Raises INVALID_ARGUMENT, REQUEST_TOO_LARGE naming `field`."""
+        return checked_image(self._decoded(data, field), field, self.config)
 
-    def encoded_audio(self, data: str, audio_format: str, field: str) -> chat_pb2.MediaPart:
-        """Returns a recording given in base64; `audio_format` is `wav` or `mp3`. Raises as `encoded_image`."""
-        return checked_audio(self._decoded(data, field), audio_format, field, self.config)
+    def encoded_audio(self, data: str, field: str) -> chat_pb2.MediaPart:
+        """Returns a recording in base64 or as a data: URL. Raises as `encoded_image`."""
+        if data[:8].lower().startswith(("http://", "https://")):
+            raise invalid_field(field, "must be base64 or a data: URL: recordings are not fetched")
+        return checked_audio(self._decoded(data, field), field, self.config)
 
     def _note(self, url: str, field: str, *, optional: bool) -> None:
         require_allowed(url, field, self.config)
@@ -113,17 +119,35 @@ class RequestMedia:
 
     def _decoded(self, text: str, field: str) -> bytes:
         limit = self.config.max_bytes
-        if len(text) > limit // 3 * 4 + 4:
+        # Lines of base64 have up to 2 characters of white space in 64.
+        if len(text) > (limit // 3 * 4 + 4) * 33 // 32 + _MAX_PREFIX_CHARS:
             raise too_large(field, limit)
-        try:
-            data = base64.b64decode(text, validate=True)
-        except (binascii.Error, ValueError):
-            raise invalid_field(field, "must be base64 without white space") from None
+        data = decoded(text, field)
         if not data:
             raise invalid_field(field, "must not be empty")
         if len(data) > limit:
             raise too_large(field, limit)
         return data
+
+
+_MIN_BASE64_CHARS = 64
+_MAX_PREFIX_CHARS = 256
+
+
+def decoded(text: str, field: str) -> bytes:
+    """Decodes base64 as other servers do: with a data: URL's prefix, white space, URL-safe or without padding.
+
+    Raises INVALID_ARGUMENT naming `field`.
+    """
+    if (prefix := _DATA_URL.match(text)) is not None:
+        text = text[prefix.end() :]
+    with suppress(binascii.Error, ValueError):
+        return base64.b64decode(text, validate=True)
+    plain = _SPACE.sub("", unquote(text) if "%" in text else text).translate(_URL_SAFE).rstrip("=")
+    try:
+        return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
+    except (binascii.Error, ValueError):
+        raise invalid_field(field, "must be base64") from None
 
 
 def too_large(field: str, max_bytes: int) -> FieldError:
@@ -148,7 +172,7 @@ async def supply(
     if isinstance(payload, chat_pb2.ChatPayload):
         for part in (part for message in payload.messages for part in message.content):
             if part.image.media_type == _ADDRESS_TYPE:
-                part.text = left_out_note("image")
+                part.text = left_out_note("image", "it could not be fetched")
     missing = (address for address in media.addresses if address.url not in files)
     return [converted(address.field, "could not be fetched") for address in missing]
 

@@ -3,8 +3,6 @@
 Fields that cannot be honored are rejected if they would change the answer, and cause a warning otherwise.
 """
 
-import base64
-import binascii
 from collections.abc import Mapping, Sequence
 
 from gateway.answers.answer_builder import MAX_NOTICES
@@ -28,7 +26,6 @@ from gateway.openai.sampling import SAMPLING_FIELDS
 from weft.api.common.v1 import chat_pb2, completion_pb2, sampling_pb2, warning_pb2
 from weft.dispatch.extra_fields import OF_FUNCTION, carried_only
 from weft.kernel.errors import FieldError, invalid_field
-from weft.kernel.media_types import image_type_of
 from weft.kernel.reasons import Reason
 
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
@@ -40,8 +37,6 @@ _LOAD_OPTIONS = frozenset({
     "vocab_only",
 })  # fmt: skip
 _SCHEMA_NAME = "answer"
-# Characters of base64 that are enough to detect an image's type.
-_HEAD_CHARS = 64
 _NEVER_TRUNCATED = "input that is too long is refused, never truncated"
 _NEVER_SHIFTED = "the answer ends where the context is full"
 
@@ -211,35 +206,12 @@ def _add_tool(chat: ChatBuilder, tool: ToolDefinition, field: str) -> None:
 
 def _add_images(chat: ChatBuilder, turn: chat_pb2.ChatMessage, images: Sequence[str] | None, field: str) -> None:
     for index, data in enumerate(images or ()):
-        where = f"{field}[{index}]"
-        if data[:5].lower() == "data:":
-            chat.add_image(turn, data, where)
-            continue
-        try:
-            media_type = _image_type(data, where)
-        except FieldError:
-            if not chat.is_earlier:
-                raise
-            chat.add_readable(turn, "", "image", where, "is not an image in base64")
-        else:
-            chat.add_encoded_image(turn, data, media_type, where)
+        chat.add_encoded_image(turn, data, f"{field}[{index}]")
 
 
 def _role_of(message: ChatMessage) -> str:
     """Returns the role of a message: Ollama accepts any."""
     return message.role if message.role in _ROLES else "user"
-
-
-def _image_type(data: str, field: str) -> str:
-    """Detects an image's type by its first bytes, since requests do not name it."""
-    try:
-        head = base64.b64decode(data[:_HEAD_CHARS], validate=True)
-    except (binascii.Error, ValueError):
-        raise invalid_field(field, "must be base64 without white space") from None
-    found = image_type_of(head)
-    if found is None:
-        raise invalid_field(field, "must be an image in base64: its content is of no known type")
-    return found
 
 
 class _Turns:

@@ -73,7 +73,7 @@ async def chat_completions(
 
 _PASSED_THROUGH = ("verbosity", "prediction", "web_search_options")
 """Fields that are validated here and passed to the engine."""
-_PART_TYPES = "'text', 'image_url', 'input_audio' or 'refusal'"
+_PART_TYPES = "'text', 'image_url', 'input_audio', 'audio_url' or 'refusal'"
 
 
 def to_payload(request: ChatRequest, limits: RequestLimits, media: RequestMedia | None = None) -> chat_pb2.ChatPayload:

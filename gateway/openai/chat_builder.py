@@ -9,7 +9,7 @@ from gateway.answers.server_tools import ServerTool
 from gateway.config import MediaConfig, RequestLimits
 from gateway.intake.request_model import require_few
 from gateway.media import RequestMedia
-from gateway.openai.chat_schema import ImageUrl, InputAudio, TemplateArguments
+from gateway.openai.chat_schema import AudioUrl, ImageUrl, InputAudio, TemplateArguments
 from gateway.openai.extension_fields import fill_extra, unsupported
 from gateway.openai.readable_text import file_text, text_in
 from weft.api.common.v1 import chat_pb2, warning_pb2
@@ -194,7 +194,7 @@ class ChatBuilder:
         """
         if not text and not self.is_earlier:
             raise invalid_field(field, problem)
-        message.content.add(text=text or left_out_note(what))
+        message.content.add(text=text or left_out_note(what, "weft does not support it"))
         self.warnings.append(
             unsupported(field, f"{what} became text: engines take no content of this kind")
             if text
@@ -238,8 +238,9 @@ class ChatBuilder:
         elif member == "refusal":
             message.refusal += content
         elif isinstance(content, InputAudio):
-            data, kind, where = content.data, content.format, f"{field}.{member}.data"
-            self._add_media(message, "recording", lambda: {"audio": self._media.encoded_audio(data, kind, where)})
+            self._add_audio(message, content.data, f"{field}.{member}.data")
+        elif isinstance(content, AudioUrl):
+            self._add_audio(message, content.url, f"{field}.{member}.url")
         elif isinstance(content, ImageUrl):
             self.add_image(message, content.url, f"{field}.{member}.url", content.detail)
         else:
@@ -254,9 +255,12 @@ class ChatBuilder:
             lambda: {"image": self._media.image(url, field, detail=detail or "", optional=optional)},
         )
 
-    def add_encoded_image(self, message: chat_pb2.ChatMessage, data: str, media_type: str, field: str) -> None:
-        """Adds an image in base64."""
-        self._add_media(message, "image", lambda: {"image": self._media.encoded_image(data, media_type, field)})
+    def add_encoded_image(self, message: chat_pb2.ChatMessage, data: str, field: str) -> None:
+        """Adds an image in base64 or as a data: URL."""
+        self._add_media(message, "image", lambda: {"image": self._media.encoded_image(data, field)})
+
+    def _add_audio(self, message: chat_pb2.ChatMessage, data: str, field: str) -> None:
+        self._add_media(message, "recording", lambda: {"audio": self._media.encoded_audio(data, field)})
 
     def _add_media(
         self, message: chat_pb2.ChatMessage, what: str, read: Callable[[], Mapping[str, chat_pb2.MediaPart]]
@@ -267,8 +271,9 @@ class ChatBuilder:
         except FieldError as error:
             if not self.is_earlier:
                 raise
-            message.content.add(text=left_out_note(what))
-            self.warnings.append(converted(error.field, error.message.removeprefix(f"{error.field}: ")))
+            problem = error.message.removeprefix(f"{error.field}: ")
+            message.content.add(text=left_out_note(what, f"it {problem}"))
+            self.warnings.append(converted(error.field, problem))
         else:
             message.content.append(part)
 

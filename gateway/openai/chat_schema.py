@@ -111,13 +111,20 @@ class ImageUrl(StrictModel):
 
 
 class InputAudio(StrictModel):
-    """A recording as base64."""
+    """A recording in base64 or as a data: URL."""
 
     data: str
-    format: Literal["wav", "mp3"]
+    format: Any = None
+    """Accepted and not used: the bytes decide."""
 
 
-PART_MEMBERS = {name: name for name in ("text", "image_url", "input_audio", "refusal")}
+class AudioUrl(StrictModel):
+    """A recording as a data: URL, as clients of vLLM send it."""
+
+    url: str
+
+
+PART_MEMBERS = {name: name for name in ("text", "image_url", "input_audio", "audio_url", "refusal")}
 """The member with the content of a part, by its type."""
 
 
@@ -129,6 +136,7 @@ class ContentPart(StrictModel):
     refusal: str | None = None
     image_url: ImageUrl | None = None
     input_audio: InputAudio | None = None
+    audio_url: AudioUrl | None = None
 
     @override
     def uses(self, name: str) -> bool:

@@ -198,7 +198,8 @@ def _uploaded(files: Sequence[Part], field: str, config: MediaConfig) -> list[ch
     for file in files:
         if not file.data:
             raise invalid_field(field, "must not be empty")
-        if file.media_type not in SOURCE_TYPES:
-            raise invalid_field(field, f"must be one of {', '.join(sorted(SOURCE_TYPES))}")
-        found.append(checked_image(file.data, file.media_type, field, config))
+        image = checked_image(file.data, field, config)
+        if image.media_type not in SOURCE_TYPES:
+            raise invalid_field(field, f"must be a PNG, JPEG or WebP image; its content is {image.media_type}")
+        found.append(image)
     return found

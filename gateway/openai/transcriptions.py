@@ -24,6 +24,7 @@ from weft.dispatch.operations import TRANSCRIPTION
 from weft.dispatch.parameter_checks import MAX_TRANSCRIPTION_PROMPT_CHARS
 from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.json_lines import encode_json
+from weft.kernel.media_types import audio_type_of
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 
@@ -226,6 +227,9 @@ def _clock(seconds: float, mark: str) -> str:
 
 def _type_of(recording: Part) -> str:
     """Returns the media type in the form, or else that of the file's suffix."""
+    # Programs name any type; an MP4 may be sound or film, with several names.
+    if (found := audio_type_of(recording.data)) not in {None, "audio/mp4"}:
+        return found or ""
     if recording.media_type not in _UNTYPED:
         return recording.media_type
     suffix = (recording.filename or "").rpartition(".")[2].lower()

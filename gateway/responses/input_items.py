@@ -184,7 +184,8 @@ class ItemReader:
         elif kind.endswith(_CALL):
             self._add_other_call(item, call_id)
         else:
-            self._message("user").content.add(text=text or left_out_note(kind[:_MAX_SHOWN_CHARS]))
+            note = left_out_note(kind[:_MAX_SHOWN_CHARS], "weft does not support it")
+            self._message("user").content.add(text=text or note)
 
     def _add_other_call(self, item: OtherItem, call_id: str) -> None:
         """Adds a call of another kind of tool: a function call if its result follows, otherwise text."""

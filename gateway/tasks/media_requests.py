@@ -1,7 +1,5 @@
 """Requests for images, transcriptions and speech as tasks: JSON with files by id or inline."""
 
-import base64
-import binascii
 import json
 import re
 from typing import Annotated, Any, Literal
@@ -13,6 +11,7 @@ from gateway.intake.multipart import Part
 from gateway.intake.request_model import MAX_ID_CHARS, StrictModel
 from gateway.media import RequestMedia
 from gateway.media.content import checked_image
+from gateway.media.request_media import decoded
 from gateway.openai import image_schema, speech, transcriptions
 from gateway.openai.image_schema import ImageRequest
 from gateway.openai.speech import SpeechRequest
@@ -20,7 +19,7 @@ from gateway.openai.transcriptions import TranscriptionRequest
 from weft.api.common.v1 import audio_pb2, chat_pb2, image_pb2
 from weft.dispatch.parameter_checks import MAX_SOURCE_IMAGES
 from weft.durable.batches import FILE_PREFIX
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.media_types import audio_type_of, image_type_of
 from weft.kernel.names import is_token
 
@@ -157,22 +156,22 @@ def _is_id(text: str) -> bool:
 def _image(text: str, field: str, media: RequestMedia) -> chat_pb2.MediaPart:
     """Returns an image by its id, or validated as those of a live request. Raises INVALID_ARGUMENT naming the field."""
     part = _part(text, field)
-    return part if part.file_id else checked_image(part.data, part.media_type, field, media.config)
+    return part if part.file_id else checked_image(part.data, field, media.config)
 
 
 def _part(text: str, field: str) -> chat_pb2.MediaPart:
     """Returns a file by its id or its content. Raises INVALID_ARGUMENT naming the field."""
     if _is_id(text):
         return chat_pb2.MediaPart(file_id=text)
-    prefix = _DATA_URL.match(text[:256])
-    if prefix is None and text[:5].lower() == "data:":
-        raise invalid_field(field, "must be a data: URL such as data:audio/wav;base64,...")
     try:
-        data = base64.b64decode(text[0 if prefix is None else prefix.end() :], validate=True)
-    except (binascii.Error, ValueError):
-        raise invalid_field(field, "must be the id of a file, a data: URL, or base64") from None
+        data = decoded(text, field)
+    except FieldError:
+        raise invalid_field(
+            field, "must be the id of a file, a data: URL such as data:audio/wav;base64,..., or base64"
+        ) from None
     if not data:
         raise invalid_field(field, "must not be empty")
     # Engines get a file's name and type by it, and may refuse a file of unknown type.
-    media_type = (image_type_of(data) or audio_type_of(data) or "") if prefix is None else prefix[1].lower()
+    declared = _DATA_URL.match(text[:256])
+    media_type = image_type_of(data) or audio_type_of(data) or ("" if declared is None else declared[1].lower())
     return chat_pb2.MediaPart(data=data, media_type=media_type)

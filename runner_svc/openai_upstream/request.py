@@ -48,6 +48,7 @@ _TOOL_MODES = {
     chat_pb2.ToolChoice.MODE_REQUIRED: "required",
 }
 _AUDIO_FORMATS = {"audio/mpeg": "mp3"}
+_PLAIN_SOUND = frozenset({"wav", "mp3"})
 """Format names in the API that differ from the media subtype."""
 _SCALARS = (
     "max_tokens",
@@ -86,6 +87,8 @@ def chat_body(payload: chat_pb2.ChatPayload, model: str, profile: ParameterProfi
     body, warnings = _chat_fields(payload, model, profile), _rewritten(payload)
     warnings += _steadied(payload, body["messages"])
     _fit_engine(body, profile)
+    if profile.engine.other_sound_name:
+        _name_sound(body["messages"], profile.engine.other_sound_name)
     if profile.engine.format_excludes_calls:
         warnings += _choose_calls_or_format(body)
     if profile.engine.forces_one_tool and payload.tool_choice.WhichOneof("kind") == "function_name":
@@ -170,6 +173,13 @@ def _choose_calls_or_format(body: Json) -> list[ParameterWarning]:
     del body["response_format"]
     message = "response_format was not used: on this model's engine it forbids the calls that tool_choice requires"
     return [ParameterWarning(field="response_format", message=message)]
+
+
+def _name_sound(messages: Sequence[Json], name: str) -> None:
+    for content in (message.get("content") for message in messages):
+        for part in content if isinstance(content, list) else ():
+            if (sound := part.get("input_audio")) and sound["format"] not in _PLAIN_SOUND:
+                sound["format"] = name
 
 
 def _force(body: Json, name: str) -> None:

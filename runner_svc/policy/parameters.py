@@ -251,6 +251,9 @@ class EngineParameters:
     """Whether tools cannot be called in an answer that must follow a JSON schema."""
     makes_gbnf: bool = False
     """Whether it makes llama.cpp's grammars of JSON schemas, which are rewritten for them."""
+    other_sound_name: str = ""
+    """The name of recordings other than WAV and MP3, for an engine that takes these two names only and reads the type
+    from the bytes, such as FLAC; empty: the type's own name."""
     is_strict: bool = False
     """Whether it rejects fields that OpenAI does not define."""
 

@@ -90,9 +90,9 @@ def note_media(chat: chat_pb2.ChatPayload, lacking: frozenset[Skill]) -> list[wa
     return warnings[:MAX_HISTORY_WARNINGS]
 
 
-def left_out_note(what: str) -> str:
-    """Returns the text that replaces content of an earlier turn for a model that cannot read it."""
-    return f"[{what} left out: this model cannot read it]"
+def left_out_note(what: str, why: str = "this model cannot read it") -> str:
+    """Returns the text that replaces content of an earlier turn that the model does not get."""
+    return f"[{what} left out: {why}]"
 
 
 def converted(field: str, problem: str) -> warning_pb2.Warning:

@@ -29,14 +29,38 @@ _SUFFIXES: Mapping[str, str] = MappingProxyType(
         "image/gif": "gif",
         "audio/aac": "aac",
         "audio/flac": "flac",
+        "audio/mp4": "mp4",
         "audio/mpeg": "mp3",
         "audio/ogg": "ogg",
         "audio/opus": "opus",
         "audio/pcm": "pcm",
         "audio/wav": "wav",
+        "audio/webm": "webm",
+        "audio/x-m4a": "m4a",
         "audio/x-wav": "wav",
     }
 )
+_AUDIO_MAGIC: Mapping[bytes, str] = MappingProxyType(
+    {b"fLaC": "audio/flac", b"OggS": "audio/ogg", b"\x1aE\xdf\xa3": "audio/webm"}
+)
+_IMAGE_BRANDS = frozenset({b"heic", b"heix", b"hevc", b"mif1", b"msf1", b"avif", b"avis"})
+_OTHER_MAGIC: Mapping[bytes, str] = MappingProxyType(
+    {
+        b"%pdf": "a PDF document",
+        b"<svg": "image/svg+xml",
+        b"<?xml": "an XML or SVG document",
+        b"<!doctype html": "an HTML page",
+        b"<html": "an HTML page",
+        b"ii*\0": "image/tiff",
+        b"mm\0*": "image/tiff",
+        b"form": "audio/aiff",
+        b"#!amr": "audio/amr",
+        b"pk\x03\x04": "a ZIP file",
+        b"{": "JSON",
+    }
+)
+"""Beginnings, in lower case, of files that clients take for media."""
+_HEAD_BYTES = 64
 _PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 
 
@@ -56,13 +80,31 @@ def image_type_of(data: bytes) -> str | None:
 
 
 def audio_type_of(data: bytes) -> str | None:
-    """Returns the type of a WAV or MP3 recording, which engines accept in a chat; None for anything else."""
+    """Returns the type of a WAV, MP3, FLAC, Ogg, MP4, WebM or AAC recording; None for anything else."""
     if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
         return "audio/wav"
+    if data[4:8] == b"ftyp":
+        # HEIC and AVIF images are in the same container.
+        return None if data[8:12] in _IMAGE_BRANDS else "audio/mp4"
+    for magic, media_type in _AUDIO_MAGIC.items():
+        if data.startswith(magic):
+            return media_type
+    # ADTS: twelve set bits, and layer 0.
+    if data[:1] == b"\xff" and data[1:2] and data[1] & 0xF6 == 0xF0:
+        return "audio/aac"
     # An ID3 tag, or a frame: eleven set bits and layer III.
     if data.startswith(b"ID3") or (data[:1] == b"\xff" and data[1:2] and data[1] & 0xE6 == 0xE2):
         return "audio/mpeg"
     return None
+
+
+def shown_type(data: bytes) -> str:
+    """Returns what a file that is no supported media is, for an error."""
+    known = image_type_of(data) or audio_type_of(data)
+    head = data[:_HEAD_BYTES].lstrip().lower()
+    if known is None and data[4:8] == b"ftyp":
+        known = f"image/{'avif' if data[8:11] == b'avi' else 'heic'}"
+    return known or next((name for magic, name in _OTHER_MAGIC.items() if head.startswith(magic)), "of no known type")
 
 
 def audio_type_of_name(filename: str) -> str:

@@ -1,6 +1,8 @@
 """Values that weft does not use, and empty maps as PHP writes them, do not refuse a request."""
 
+import base64
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from gateway.responses.schema import ResponsesRequest
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.json_objects import plain_object
+from weft_testing.media_files import png, wav
 
 LIMITS = RequestLimits()
 USER = {"role": "user", "content": "x"}
@@ -123,6 +126,86 @@ def test_other_list_in_the_wrong_place_is_refused_by_name(fields: dict[str, obje
     with pytest.raises(FieldError) as refused:
         chat_of(**fields)
     assert refused.value.field == field
+
+
+PNG = base64.b64encode(png(1, 1)).decode()
+LOOSE = (
+    PNG,
+    f"data:image/jpeg;base64,{PNG}",
+    f"data:;base64,{PNG}",
+    f"data:application/octet-stream;name=a;base64, {PNG}",
+    "\r\n".join(PNG[start : start + 20] for start in range(0, len(PNG), 20)),
+    PNG.replace("+", "-").replace("/", "_"),
+    PNG.rstrip("="),
+    PNG.replace("+", "%2B").replace("=", "%3D"),
+)
+
+
+@pytest.mark.parametrize("data", LOOSE)
+def test_image_is_read_from_loose_base64_under_the_type_of_its_bytes(data: str) -> None:
+    block = {"type": "image", "source": {"type": "base64", "media_type": "image/jpeg", "data": data}}
+    message = parse(MessagesRequest, json.dumps({**MESSAGES, "messages": [turn_of(block)]}).encode(), max_depth=64)
+    body = {"model": "m", "messages": [{"role": "user", "content": "x", "images": [data]}]}
+    ollama = parse(OllamaChatRequest, json.dumps(body).encode(), max_depth=64)
+    chat = chat_of(messages=[turn_of({"type": "image_url", "image_url": {"url": data}})])
+    for payload in (
+        to_messages(message, LIMITS, MEDIA).payload,
+        to_ollama(ollama, LIMITS, MEDIA, 0).payload,
+        to_payload(chat, LIMITS),
+    ):
+        image = payload.messages[0].content[-1].image
+        assert (image.media_type, image.data) == ("image/png", png(1, 1))
+
+
+def turn_of(part: Mapping[str, object]) -> dict[str, object]:
+    return {"role": "user", "content": [part]}
+
+
+def test_image_in_a_tool_result_reaches_the_model_whatever_its_name() -> None:
+    use = {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {}}]}
+    block = {"type": "image", "source": {"type": "base64", "media_type": "image/webp", "data": PNG}}
+    result = turn_of({"type": "tool_result", "tool_use_id": "c", "content": [block]})
+    raw = json.dumps({**MESSAGES, "messages": [USER, use, result]}).encode()
+    found = to_messages(parse(MessagesRequest, raw, max_depth=64), LIMITS, MEDIA)
+    assert found.payload.messages[-1].content[0].image.media_type == "image/png"
+    assert not found.warnings
+
+
+def test_note_for_the_model_says_why_an_image_is_left_out() -> None:
+    use = {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {}}]}
+    data = base64.b64encode(b"%PDF-1.7").decode()
+    block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+    result = turn_of({"type": "tool_result", "tool_use_id": "c", "content": [block]})
+    raw = json.dumps({**MESSAGES, "messages": [USER, use, result]}).encode()
+    note = to_messages(parse(MessagesRequest, raw, max_depth=64), LIMITS, MEDIA).payload.messages[-1].content[0].text
+    assert note.endswith("its content is a PDF document]")
+    assert "this model" not in note
+
+
+SOUND = base64.b64encode(wav(seconds=1)).decode()
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        *(
+            {"type": "input_audio", "input_audio": {"data": SOUND, "format": form}}
+            for form in ("WAV", "audio/wav", "mp3")
+        ),
+        {"type": "input_audio", "input_audio": {"data": f"data:audio/wav;base64,{SOUND}"}},
+        {"type": "audio_url", "audio_url": {"url": f"data:audio/x-wav;base64,{SOUND}"}},
+    ],
+)
+def test_recording_is_read_from_every_spelling(part: dict[str, object]) -> None:
+    audio = to_payload(chat_of(messages=[turn_of(part)]), LIMITS).messages[0].content[0].audio
+    assert (audio.media_type, audio.data) == ("audio/wav", wav(seconds=1))
+
+
+def test_recording_at_an_address_is_refused_with_what_to_send() -> None:
+    part = {"type": "audio_url", "audio_url": {"url": "https://x.example/a.wav"}}
+    with pytest.raises(FieldError, match="must be base64 or a data: URL: recordings are not fetched") as refused:
+        to_payload(chat_of(messages=[turn_of(part)]), LIMITS)
+    assert refused.value.field == "messages[0].content[0].audio_url.url"
 
 
 def test_empty_list_that_no_map_can_replace_keeps_its_message() -> None:

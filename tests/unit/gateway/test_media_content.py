@@ -9,17 +9,14 @@ from hypothesis import strategies as st
 
 from gateway.config import MediaConfig
 from gateway.media.content import (
-    IMAGE_TYPES,
     MAX_IMAGE_STEPS,
     checked_audio,
     checked_image,
-    fetched_image,
     mp3_seconds,
     size_of,
     wav_seconds,
 )
 from weft.kernel.errors import FieldError
-from weft.kernel.media_types import image_type_of
 from weft_testing.media_files import bmp, gif, jpeg, mp3, png, wav, webp, webp_lossless
 
 CONFIG = MediaConfig()
@@ -42,7 +39,7 @@ def test_every_known_image_is_measured_and_kept_unchanged(media_type: str, data:
     size = size_of(data, media_type, 300)
     assert size is not None
     assert (size.width, size.height, size.frames) == (3, 2, 1)
-    file = checked_image(data, media_type, FIELD, CONFIG)
+    file = checked_image(data, FIELD, CONFIG)
     assert (file.data, file.media_type) == (data, media_type)
 
 
@@ -54,89 +51,75 @@ def test_webp_variants_are_measured_alike() -> None:
         assert (size.width, size.height) == (3, 2)
 
 
-@pytest.mark.parametrize("said", sorted(IMAGE_TYPES))
 @pytest.mark.parametrize(
-    "data", [SVG, PLAYLIST, FFCONCAT, b"%PDF-1.7", b"GIF", b"\x00" * 64, b"text", b"<html>", b"PK\x03\x04"], ids=repr
+    ("data", "words"),
+    [
+        (SVG, "image/svg[+]xml"),
+        (b"<?xml version='1.0'?><svg/>", "an XML or SVG document"),
+        (b"\n<!DOCTYPE html><p>not found", "an HTML page"),
+        (b"%PDF-1.7", "a PDF document"),
+        (b'{"error": "no such file"}', "JSON"),
+        (b"II*\0", "image/tiff"),
+        (b"\0\0\0\x18ftypheic", "image/heic"),
+        (b"\0\0\0\x18ftypavif", "image/avif"),
+        (wav(seconds=1), "audio/wav"),
+        *((data, "of no known type") for data in (PLAYLIST, FFCONCAT, b"GIF", b"\x00" * 64, b"text")),
+    ],
+    ids=repr,
 )
-def test_unrecognized_bytes_are_not_an_image_for_any_declared_type(data: bytes, said: str) -> None:
-    with pytest.raises(FieldError, match="its content is an image of no known type") as refused:
-        checked_image(data, said, FIELD, CONFIG)
+def test_file_that_is_no_image_is_refused_with_what_it_is(data: bytes, words: str) -> None:
+    with pytest.raises(FieldError, match=f"must be a PNG, .*; its content is {words}$") as refused:
+        checked_image(data, FIELD, CONFIG)
     assert refused.value.field == FIELD
 
 
-@pytest.mark.parametrize("said", ["image/svg+xml", "text/html", "image/tiff", "image/avif", "video/mp4", "", "png"])
-def test_unknown_type_is_refused_even_for_an_image(said: str) -> None:
-    with pytest.raises(FieldError, match="must be one of image/bmp"):
-        checked_image(IMAGES["image/png"], said, FIELD, CONFIG)
-
-
-def test_mismatched_type_and_content_are_refused() -> None:
-    with pytest.raises(FieldError, match="is declared as image/png, but its content is image/jpeg"):
-        checked_image(IMAGES["image/jpeg"], "image/png", FIELD, CONFIG)
-
-
-def test_alternative_type_names_are_accepted_and_normalized() -> None:
-    assert checked_image(IMAGES["image/jpeg"], "image/JPG", FIELD, CONFIG).media_type == "image/jpeg"
-
-
-@pytest.mark.parametrize("content_type", ["image/png", "IMAGE/PNG; charset=binary", "application/octet-stream", ""])
-def test_fetched_file_type_must_match_its_bytes_and_its_server(content_type: str) -> None:
-    assert fetched_image(IMAGES["image/png"], content_type, FIELD, CONFIG).media_type == "image/png"
-
-
-@pytest.mark.parametrize("content_type", ["text/html", "image/jpeg", "image/svg+xml"])
-def test_fetched_file_with_a_different_server_type_is_refused(content_type: str) -> None:
-    with pytest.raises(FieldError):
-        fetched_image(IMAGES["image/png"], content_type, FIELD, CONFIG)
-
-
 @pytest.mark.parametrize(
-    ("data", "media_type"),
+    "data",
     [
-        (png(60_000, 60_000, pixels=False), "image/png"),
-        (jpeg(60_000, 60_000), "image/jpeg"),
-        (gif(60_000, 60_000), "image/gif"),
-        (webp(60_000, 60_000), "image/webp"),
-        (webp_lossless(16_384, 16_384), "image/webp"),
-        (bmp(60_000, 60_000), "image/bmp"),
-        (png(2**31 - 1, 1, pixels=False), "image/png"),
-        (png(8192, 8193, pixels=False), "image/png"),
-        (png(600, 600, frames=300, pixels=False), "image/png"),
+        png(60_000, 60_000, pixels=False),
+        jpeg(60_000, 60_000),
+        gif(60_000, 60_000),
+        webp(60_000, 60_000),
+        webp_lossless(16_384, 16_384),
+        bmp(60_000, 60_000),
+        png(2**31 - 1, 1, pixels=False),
+        png(8192, 8193, pixels=False),
+        png(600, 600, frames=300, pixels=False),
     ],
     ids=str,
 )
-def test_too_many_pixels_are_refused_from_the_header(data: bytes, media_type: str) -> None:
+def test_too_many_pixels_are_refused_from_the_header(data: bytes) -> None:
     assert len(data) < 20_000
     with pytest.raises(FieldError, match=r"gateway\.media\.max_pixels"):
-        checked_image(data, media_type, FIELD, CONFIG)
+        checked_image(data, FIELD, CONFIG)
 
 
 @pytest.mark.parametrize(
-    ("data", "media_type"),
+    "data",
     [
-        (gif(1, 1, frames=100_000), "image/gif"),
-        (gif(1, 1, frames=301), "image/gif"),
-        (webp(1, 1, frames=100_000), "image/webp"),
-        (png(1, 1, frames=100_000), "image/png"),
-        (png(1, 1, frames=2**32 - 1), "image/png"),
+        gif(1, 1, frames=100_000),
+        gif(1, 1, frames=301),
+        webp(1, 1, frames=100_000),
+        png(1, 1, frames=100_000),
+        png(1, 1, frames=2**32 - 1),
     ],
     ids=["gif", "one-too-many", "webp", "apng", "apng-max"],
 )
-def test_too_many_frames_are_refused(data: bytes, media_type: str) -> None:
+def test_too_many_frames_are_refused(data: bytes) -> None:
     with pytest.raises(FieldError, match=r"has more than \d+ frames"):
-        checked_image(data, media_type, FIELD, CONFIG)
+        checked_image(data, FIELD, CONFIG)
 
 
 def test_largest_image_and_longest_animation_are_accepted() -> None:
-    checked_image(png(8192, 8192, pixels=False), "image/png", FIELD, CONFIG)
-    checked_image(gif(1, 1, frames=300), "image/gif", FIELD, CONFIG)
+    checked_image(png(8192, 8192, pixels=False), FIELD, CONFIG)
+    checked_image(gif(1, 1, frames=300), FIELD, CONFIG)
 
 
 def test_frame_beyond_the_canvas_counts_with_its_own_size() -> None:
     small_canvas = bytearray(gif(60_000, 60_000))
     small_canvas[6:10] = struct.pack("<HH", 1, 1)
     with pytest.raises(FieldError, match="max_pixels"):
-        checked_image(bytes(small_canvas), "image/gif", FIELD, CONFIG)
+        checked_image(bytes(small_canvas), FIELD, CONFIG)
 
 
 def test_parsing_stops_after_too_many_tiny_blocks() -> None:
@@ -146,10 +129,8 @@ def test_parsing_stops_after_too_many_tiny_blocks() -> None:
 
 @pytest.mark.parametrize("data", [png(0, 5), png(5, 0), b"\x89PNG\r\n\x1a\n", gif(1, 1, frames=0), bmp(0, 0), b"BM"])
 def test_image_without_dimensions_or_header_is_incomplete(data: bytes) -> None:
-    media_type = image_type_of(data)
-    assert media_type is not None
     with pytest.raises(FieldError, match="is not a complete"):
-        checked_image(data, media_type, FIELD, CONFIG)
+        checked_image(data, FIELD, CONFIG)
 
 
 @given(st.data())
@@ -158,25 +139,31 @@ def test_truncated_or_corrupt_files_do_not_crash_the_readers(source: st.DataObje
     for _ in range(source.draw(st.integers(0, 8))):
         whole[source.draw(st.integers(0, len(whole) - 1))] = source.draw(st.integers(0, 255))
     data = bytes(whole[: source.draw(st.integers(0, len(whole)))])
-    for media_type in IMAGE_TYPES:
-        with suppress(FieldError):  # and nothing else
-            checked_image(data, media_type, FIELD, CONFIG)
+    with suppress(FieldError):  # and nothing else
+        checked_image(data, FIELD, CONFIG)
+    with suppress(FieldError):
+        checked_audio(data, FIELD, CONFIG)
     for seconds in (wav_seconds(data), mp3_seconds(data)):
         assert seconds is None or seconds >= 0
 
 
 @pytest.mark.parametrize(
-    ("data", "audio_format", "media_type"),
+    ("data", "media_type"),
     [
-        (wav(seconds=2), "wav", "audio/wav"),
-        (wav(seconds=2, channels=2), "wav", "audio/wav"),
-        (wav(seconds=2, said_seconds=0), "wav", "audio/wav"),
-        (mp3(frames=10), "mp3", "audio/mpeg"),
-        (mp3(frames=10, tag=b"x" * 50), "mp3", "audio/mpeg"),
+        (wav(seconds=2), "audio/wav"),
+        (wav(seconds=2, channels=2), "audio/wav"),
+        (wav(seconds=2, said_seconds=0), "audio/wav"),
+        (mp3(frames=10), "audio/mpeg"),
+        (mp3(frames=10, tag=b"x" * 50), "audio/mpeg"),
+        (b"fLaC" + bytes(60), "audio/flac"),
+        (b"OggS" + bytes(60), "audio/ogg"),
+        (b"\0\0\0\x18ftypM4A " + bytes(60), "audio/mp4"),
+        (b"\x1aE\xdf\xa3" + bytes(60), "audio/webm"),
+        (b"\xff\xf1\x50\x80" + bytes(60), "audio/aac"),
     ],
 )
-def test_recording_is_kept_unchanged(data: bytes, audio_format: str, media_type: str) -> None:
-    file = checked_audio(data, audio_format, FIELD, CONFIG)
+def test_recording_is_kept_unchanged_under_the_type_of_its_bytes(data: bytes, media_type: str) -> None:
+    file = checked_audio(data, FIELD, CONFIG)
     assert (file.data, file.media_type) == (data, media_type)
 
 
@@ -194,33 +181,40 @@ def test_recording_length_is_read_from_its_header() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "audio_format"),
+    "data",
     [
-        (wav(seconds=0), "wav"),
-        (wav(seconds=1, said_seconds=36_000), "wav"),
-        (wav(seconds=1)[:30], "wav"),
-        (wav(seconds=1).replace(b"fmt ", b"fmt_"), "wav"),
-        (mp3(frames=3), "wav"),
-        (wav(seconds=1), "mp3"),
-        (PLAYLIST, "wav"),
-        (PLAYLIST, "mp3"),
-        (FFCONCAT, "mp3"),
-        (b"ID3\x04\x00\x00\x7f\x7f\x7f\x7f", "mp3"),
-        (b"\xff\xfb\x10\x00" + bytes(200), "mp3"),
-        (b"\xff\xfb\xf0\x00" + bytes(200), "mp3"),
-        (b"\xff\xff\xff\xff", "mp3"),
-        (b"OggS" + bytes(60), "mp3"),
-        (b"RIFF\x00\x00\x00\x00WAVE", "wav"),
+        wav(seconds=0),
+        wav(seconds=1, said_seconds=36_000),
+        wav(seconds=1)[:30],
+        wav(seconds=1).replace(b"fmt ", b"fmt_"),
+        b"ID3\x04\x00\x00\x7f\x7f\x7f\x7f",
+        b"\xff\xfb\x10\x00" + bytes(200),
+        b"\xff\xfb\xf0\x00" + bytes(200),
+        b"RIFF\x00\x00\x00\x00WAVE",
     ],
     ids=lambda value: repr(value)[:40],
 )
-def test_incomplete_recording_is_refused(data: bytes, audio_format: str) -> None:
+def test_incomplete_recording_is_refused(data: bytes) -> None:
     with pytest.raises(FieldError, match="is not a complete") as refused:
-        checked_audio(data, audio_format, FIELD, CONFIG)
+        checked_audio(data, FIELD, CONFIG)
     assert refused.value.field == FIELD
 
 
-@pytest.mark.parametrize(("data", "audio_format"), [(wav(seconds=61), "wav"), (mp3(frames=2400), "mp3")])
-def test_recording_beyond_the_length_limit_is_refused(data: bytes, audio_format: str) -> None:
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (PLAYLIST, "of no known type"),
+        (FFCONCAT, "of no known type"),
+        (png(1, 1), "image/png"),
+        (b"#!AMR\n", "audio/amr"),
+    ],
+)
+def test_file_that_is_no_recording_is_refused_with_what_it_is(data: bytes, words: str) -> None:
+    with pytest.raises(FieldError, match=f"must be a WAV, MP3, .*; its content is {words}$"):
+        checked_audio(data, FIELD, CONFIG)
+
+
+@pytest.mark.parametrize("data", [wav(seconds=61), mp3(frames=2400)])
+def test_recording_beyond_the_length_limit_is_refused(data: bytes) -> None:
     with pytest.raises(FieldError, match=r"gateway\.media\.max_audio_seconds"):
-        checked_audio(data, audio_format, FIELD, MediaConfig(max_audio_seconds=60))
+        checked_audio(data, FIELD, MediaConfig(max_audio_seconds=60))

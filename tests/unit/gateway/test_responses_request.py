@@ -22,6 +22,9 @@ from weft.kernel.json_objects import plain_object
 from weft.kernel.json_schema import SchemaLimits
 from weft_testing.media_files import png, wav
 
+UNSUPPORTED = "weft does not support it"
+LOST = left_out_note("compaction", UNSUPPORTED)
+
 LIMITS = RequestLimits(max_messages=8, max_tools=3)
 PIXEL = f"data:image/png;base64,{base64.b64encode(png(1, 1)).decode()}"
 SOUND = base64.b64encode(wav(seconds=1)).decode()
@@ -424,7 +427,7 @@ FOUND = {"type": "tool_search_call", "call_id": "c", "execution": "client", "arg
         ([{**SEARCHED, "status": "failed"}], [
             (chat_pb2.ROLE_ASSISTANT,
              '[web_search was called with {"action":{"type":"search","query":"q"}}]\n[The call failed.]')]),
-        ([{"type": "compaction", "encrypted_content": "gAA"}], [(chat_pb2.ROLE_USER, left_out_note("compaction"))]),
+        ([{"type": "compaction", "encrypted_content": "gAA"}], [(chat_pb2.ROLE_USER, LOST)]),
         ([{"type": "compaction", "summary": "so far: nothing"}], [(chat_pb2.ROLE_USER, "so far: nothing")]),
         ([{"type": "mcp_list_tools", "server_label": "s", "tools": []}], []),
         (
@@ -503,7 +506,7 @@ def test_file_or_uploaded_image_in_a_result_does_not_fail_the_conversation() -> 
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"cut'}
     asked = asked_of(input=[USER, call, {"type": "function_call_output", "call_id": "c", "output": parts}])
     notes = [part.text for part in asked.payload.messages[-1].content]
-    assert notes == [left_out_note("a.pdf"), left_out_note("image")]
+    assert notes == [left_out_note("a.pdf", UNSUPPORTED), left_out_note("image", UNSUPPORTED)]
 
 
 MCP = {

@@ -145,12 +145,18 @@ def test_non_boolean_thinking_is_refused() -> None:
         chat_body(_chat({"chat_template_kwargs": 1}), "", replace(LLAMA, passthrough=True))
 
 
-@pytest.mark.parametrize(("media_type", "name"), [("audio/wav", "wav"), ("audio/mpeg", "mp3"), ("audio/ogg", "ogg")])
-def test_recording_format_has_its_api_name(media_type: str, name: str) -> None:
+@pytest.mark.parametrize(
+    ("media_type", "name", "at_llama_server"),
+    [("audio/wav", "wav", "wav"), ("audio/mpeg", "mp3", "mp3"), ("audio/flac", "flac", "wav")],
+)
+def test_recording_format_has_its_api_name_or_one_that_the_engine_takes(
+    media_type: str, name: str, at_llama_server: str
+) -> None:
     audio = chat_pb2.MediaPart(data=b"abc", media_type=media_type)
     message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(audio=audio)])
-    (part,) = chat_body(chat_pb2.ChatPayload(messages=[message])).body["messages"][0]["content"]
-    assert part == {"type": "input_audio", "input_audio": {"data": "YWJj", "format": name}}
+    for profile, shown in ((LLAMA, at_llama_server), (ATTACHED, name)):
+        (part,) = chat_body(chat_pb2.ChatPayload(messages=[message]), "", profile).body["messages"][0]["content"]
+        assert part == {"type": "input_audio", "input_audio": {"data": "YWJj", "format": shown}}
 
 
 def test_languages_for_a_non_translation_model_are_warned_about() -> None:
