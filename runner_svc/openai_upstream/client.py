@@ -32,8 +32,10 @@ from runner_svc.openai_upstream.answers import (
     shortage,
     unreached,
 )
+from runner_svc.openai_upstream.choices import Choices
 from runner_svc.openai_upstream.dialects import count_of, figure, read_json
 from runner_svc.openai_upstream.errors import provider_refusal, refusal, refuses_stream_options, stated_answer
+from runner_svc.openai_upstream.infill import INFILL, about_model, as_completion
 from runner_svc.openai_upstream.request import (
     STREAM_OPTIONS,
     Json,
@@ -80,7 +82,7 @@ TRANSCRIPTIONS = "/v1/audio/transcriptions"
 TRANSLATIONS = "/v1/audio/translations"
 SPEECH = "/v1/audio/speech"
 _PATHS = (
-    *(HEALTH, MODELS, MESSAGES, CHAT, COMPLETIONS, EMBEDDINGS, RERANK, TOKENIZE, APPLY_TEMPLATE),
+    *(HEALTH, MODELS, MESSAGES, CHAT, COMPLETIONS, EMBEDDINGS, INFILL, RERANK, TOKENIZE, APPLY_TEMPLATE),
     *(IMAGES, IMAGE_EDITS, TRANSCRIPTIONS, TRANSLATIONS, SPEECH),
 )
 MAX_ERROR_BODY_BYTES = 64 * 1024
@@ -176,6 +178,7 @@ class OpenAiHttp:
         """Number of received chunks: while it grows, the server is alive even if probes fail."""
         self._takes_stream_options = True
         """False: the server has refused them."""
+        self._choices = Choices()
         self.request_count = 0
         self.in_flight = 0
         self.most_in_flight = 0
@@ -262,13 +265,18 @@ class OpenAiHttp:
                 return _with_own_names(self._generate(with_names(payload, names), call, rendered), names)
         return self._generate(payload, call, rendered)
 
-    async def _generate(
-        self, payload: GenerationPayload, call: CallInfo, rendered: Json | None
+    def _generate(self, payload: GenerationPayload, call: CallInfo, rendered: Json | None) -> AsyncGenerator[Frame]:
+        if rendered is None and self._choices.are_several(payload):
+            return self._choices.frames(payload, lambda part: self._answered(part, call, None, may_lack_choices=True))
+        return self._answered(payload, call, rendered)
+
+    async def _answered(
+        self, payload: GenerationPayload, call: CallInfo, rendered: Json | None, *, may_lack_choices: bool = False
     ) -> AsyncGenerator[Frame]:
         path, prepared = self._prepared(payload, call, rendered)
         if prepared.warnings:
             yield prepared.warnings
-        reader = self._reader(payload, call, prepared)
+        reader = self._reader(payload, call, prepared, may_lack_choices=may_lack_choices)
         decoder = SseDecoder()
         async with self._accepted(path, prepared.body, call) as (response, warnings):
             if warnings:
@@ -276,7 +284,8 @@ class OpenAiHttp:
             chunk = await self._first_chunk(response)
             while chunk:
                 self.chunks_received += 1
-                frames = reader.read(decoder.feed(chunk))
+                payloads = decoder.feed(chunk)
+                frames = reader.read([*map(as_completion, payloads)] if path == INFILL else payloads)
                 if reader.took_token:
                     call.on_token()
                 elif reader.took_prefill:
@@ -309,6 +318,8 @@ class OpenAiHttp:
                     response = await stack.enter_async_context(self._post(path, body, call))
                     break
                 except WeftError as refused:
+                    if path == INFILL:
+                        raise about_model(refused) from None
                     if STREAM_OPTIONS in body and refuses_stream_options(refused):
                         self._takes_stream_options = False
                         body = {name: value for name, value in body.items() if name != STREAM_OPTIONS}
@@ -321,7 +332,9 @@ class OpenAiHttp:
                     warnings = warning_frame(simplified)
             yield response, warnings
 
-    def _reader(self, payload: GenerationPayload, call: CallInfo, prepared: PreparedBody) -> StreamReader:
+    def _reader(
+        self, payload: GenerationPayload, call: CallInfo, prepared: PreparedBody, *, may_lack_choices: bool
+    ) -> StreamReader:
         return StreamReader(
             expected_choices(payload),
             choices_per_prompt(payload),
@@ -329,6 +342,7 @@ class OpenAiHttp:
             joins_texts=call.joins_texts,
             asked_model=prepared.body.get("model", ""),
             used_ids=call_ids(payload),
+            may_lack_choices=may_lack_choices,
         )
 
     def _authorization(self, api_key: str) -> dict[str, str]:
@@ -369,7 +383,8 @@ class OpenAiHttp:
         elif isinstance(payload, chat_pb2.ChatPayload):
             path, prepared = CHAT, chat_body(payload, self.endpoint.model, self.endpoint.parameters)
         else:
-            path, prepared = COMPLETIONS, completion_body(payload, self.endpoint.model, self.endpoint.parameters)
+            path = INFILL if payload.HasField("suffix") else COMPLETIONS
+            prepared = completion_body(payload, self.endpoint.model, self.endpoint.parameters)
         body = prepared.body
         add_cache_use(body, call.cache, has_slots=self.endpoint.is_llama_server)
         if self.endpoint.adapters:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from runner_svc.backend.port import CacheUse
+from runner_svc.openai_upstream.infill import infill_prompt
 from runner_svc.policy.grammar_schema import fitted_schema
 from runner_svc.policy.parameters import (
     TEMPLATE_ARGUMENTS,
@@ -215,22 +216,24 @@ def _chat_fields(payload: chat_pb2.ChatPayload, model: str, profile: ParameterPr
 
 
 def completion_body(payload: completion_pb2.CompletionPayload, model: str, profile: ParameterProfile) -> PreparedBody:
-    """Builds the body of POST /v1/completions: always a stream with usage.
+    """Builds the body of POST /v1/completions, with a suffix that of /infill: always a stream with usage.
 
-    Raises INVALID_ARGUMENT for echo, suffix and extra parameters with invalid values.
+    Raises INVALID_ARGUMENT for echo, a suffix that the engine does not support and wrong extra parameters.
     """
     body = _stream_body(payload.sampling, model)
     prompts = [_prompt(prompt) for prompt in payload.prompts]
     body["prompt"] = prompts[0] if len(prompts) == 1 else prompts
+    if payload.HasField("suffix"):
+        if not profile.engine.infills:
+            raise invalid_field("suffix", f"{profile.engine.engine} does not support fill-in-the-middle; omit it")
+        body |= infill_prompt(payload)
     if payload.HasField("choice_count"):
         body["n"] = payload.choice_count
     if payload.HasField("logprobs"):
         body["logprobs"] = payload.logprobs
-    # llama-server silently ignores both and would answer a different request.
+    # llama-server silently ignores it and would answer a different request.
     if payload.echo:
         raise invalid_field("echo", "this runtime cannot repeat the prompt; omit it")
-    if payload.HasField("suffix"):
-        raise invalid_field("suffix", "this runtime does not support fill-in-the-middle; omit it")
     _fit_engine(body, profile)
     arguments, warnings = _add_extras(body, payload.extra_parameters, profile)
     _fit_schemas(body, profile)

@@ -159,6 +159,7 @@ class StreamReader:
         joins_texts: bool = False,
         asked_model: str = "",
         used_ids: Collection[str] = (),
+        may_lack_choices: bool = False,
     ) -> None:
         """`whole`: the answer is not streamed to its caller, so chunks that arrive together become one frame.
 
@@ -167,7 +168,10 @@ class StreamReader:
         `asked_model`: model name in the request; empty: none.
 
         `used_ids`: ids of earlier tool calls in the conversation.
+
+        `may_lack_choices`: whether an answer with fewer choices is complete; the others are requested again.
         """
+        self._may_lack_choices = may_lack_choices
         self._whole = whole
         self._frames = ReadFrames(whole=whole, joins=joins_texts)
         self._state = AnswerState(expected_choices)
@@ -251,6 +255,8 @@ class StreamReader:
 
         Raises BACKEND_PROTOCOL_ERROR for an incomplete answer, TOOL_CALL_INVALID for a call without a name.
         """
+        if self._may_lack_choices:
+            self._state.leave_out_missing()
         self._state.close(has_figures=self._usage_sum.has_figures, is_done=self.done)
         try:
             rests = self._halves.rest()

@@ -166,6 +166,12 @@ class AnswerState:
         elif ended is None or (reason in CUTTING and ended not in CUTTING):
             self._ended[index] = reason
 
+    def leave_out_missing(self) -> None:
+        """Expects only the choices that have begun, if they are the first ones."""
+        begun = self._begun | self._ended.keys()
+        if begun and begun == set(range(len(begun))):
+            self._expected_choices = len(begun)
+
     def close(self, *, has_figures: bool, is_done: bool) -> None:
         """Ends the answer. Raises BACKEND_PROTOCOL_ERROR if it is cut off or empty.
 

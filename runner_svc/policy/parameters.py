@@ -254,6 +254,8 @@ class EngineParameters:
     other_sound_name: str = ""
     """The name of recordings other than WAV and MP3, for an engine that takes these two names only and reads the type
     from the bytes, such as FLAC; empty: the type's own name."""
+    infills: bool = False
+    """Whether it has llama.cpp's route for fill-in-the-middle."""
     is_strict: bool = False
     """Whether it rejects fields that OpenAI does not define."""
 

@@ -80,6 +80,7 @@ PARAMETERS = EngineParameters(
     thinks_by_template=True,
     forces_one_tool=True,
     other_sound_name="wav",
+    infills=True,
     format_excludes_calls=True,
     makes_gbnf=True,
 )

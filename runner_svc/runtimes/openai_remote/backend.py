@@ -50,7 +50,9 @@ class AnthropicHttp(OpenAiHttp):
         return MESSAGES, messages_body(payload, self.endpoint.model, self.endpoint.parameters)
 
     @override
-    def _reader(self, payload: GenerationPayload, call: CallInfo, prepared: PreparedBody) -> StreamReader:
+    def _reader(
+        self, payload: GenerationPayload, call: CallInfo, prepared: PreparedBody, *, may_lack_choices: bool
+    ) -> StreamReader:
         return MessagesReader(whole=call.whole, used_ids=call_ids(payload))
 
     @override

@@ -410,5 +410,5 @@ def test_unsupported_fields_are_reported() -> None:
         x_unheard=1,
         speed="standard",
     )
-    assert [warning.field for warning in found.warnings] == ["mcp_servers", "context_management", "x_unheard", "speed"]
+    assert [warning.field for warning in found.warnings] == ["mcp_servers", "x_unheard"]
     assert not found.payload.extra_parameters.fields
