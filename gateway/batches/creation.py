@@ -17,6 +17,7 @@ from gateway.batches.documents import WINDOW_SECONDS, BatchRequest
 from gateway.config import BatchEdgeConfig
 from gateway.deps import InferenceDeps
 from gateway.intake.json_guard import require_strict_json, without_halves
+from gateway.intake.query import naming
 from gateway.openai.extension_fields import unknown_fields, unsupported
 from gateway.request_facts import facts_of
 from gateway.tasks.task_apis import AnyTaskApi, SpecContext, TaskApis
@@ -283,7 +284,8 @@ class BatchCreator:
         return batch, found[:MAX_NOTICES]
 
     async def _require_input(self, tenant: str, file_id: str) -> None:
-        file = await self._files.get(tenant, file_id)
+        with naming("input_file_id"):
+            file = await self._files.get(tenant, file_id)
         if file.purpose != BATCH_INPUT:
             raise invalid_field("input_file_id", f"is a file of the purpose {file.purpose!r}, not {BATCH_INPUT!r}")
 

@@ -20,7 +20,7 @@ from gateway.intake.body import body_chunks, multipart_boundary, read_model
 from gateway.intake.concurrency_limit import ConcurrencyLimit
 from gateway.intake.headers import tenant_of
 from gateway.intake.multipart import MultipartStream, Part
-from gateway.intake.query import Query, begin_owned, begin_read
+from gateway.intake.query import Query, begin_owned, begin_read, naming
 from gateway.intake.request_model import MAX_ID_CHARS
 from gateway.openai.extension_fields import unsupported
 from gateway.request_facts import facts_of
@@ -72,7 +72,8 @@ async def list_batches(batches: Batches, request: Request) -> Response:
     """Lists batches, newest first."""
     query = begin_read(request, _BATCHES, BATCH_LIST_PARAMETERS)
     limit = query.count("limit", MAX_LISTED) or DEFAULT_LISTED
-    page = await batches.list_page(tenant_of(request.scope), after=query.token("after"), limit=limit)
+    with naming("after"):
+        page = await batches.list_page(tenant_of(request.scope), after=query.token("after"), limit=limit)
     return json_response(list_json([batch_json(batch) for batch in page.batches], has_more=page.has_more))
 
 
@@ -215,7 +216,8 @@ async def create_file(deps: Inference, files: Files, uploads: Uploads, request: 
 async def list_files(files: Files, request: Request) -> Response:
     """Lists files, newest first."""
     query = begin_read(request, _FILES, FILE_LIST_PARAMETERS)
-    return json_response(await _listed(files, tenant_of(request.scope), query))
+    with naming("after"):
+        return json_response(await _listed(files, tenant_of(request.scope), query))
 
 
 async def get_file(files: Files, request: Request) -> Response:

@@ -1,6 +1,7 @@
 """Strict query parameters: unknown, repeated and invalid ones are refused by name."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from urllib.parse import parse_qsl
 
 from starlette.requests import Request
@@ -9,7 +10,7 @@ from starlette.types import Scope
 from gateway.intake.headers import require_local_caller, tenant_of
 from gateway.intake.request_model import MAX_ID_CHARS
 from gateway.request_facts import facts_of
-from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.names import require_token
 from weft.kernel.reasons import Reason
 
@@ -19,6 +20,17 @@ _SHOWN_CHARS = 64
 _MAX_DIGITS = 9
 """Maximum digits of a number with leading zeros, unless the maximum value has more."""
 _FLAGS = {"1": True, "true": True, "0": False, "false": False}
+
+
+@contextmanager
+def naming(field: str) -> Iterator[None]:
+    """Names the field of the request in an error about something that it refers to and that does not exist."""
+    try:
+        yield
+    except WeftError as error:
+        if error.reason is not Reason.NOT_FOUND or error.metadata.get("field"):
+            raise
+        raise FieldError(field, error.message, Reason.NOT_FOUND) from None
 
 
 class Query:

@@ -164,6 +164,7 @@ _NAMES = (
     ("after_event", "after"),
     ("spec.pending_limit", "pending_limit_seconds"),
     ("spec.max_attempts", "max_attempts"),
+    ("spec.payload.audio", "body.file"),
     ("spec.payload.", "body."),
     ("spec.", "body."),
 )

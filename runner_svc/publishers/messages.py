@@ -7,7 +7,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.json_lines import encode_json, escaped
+from weft.kernel.json_lines import escaped
 from weft.kernel.names import require_name, require_name_of_model
 from weft.kernel.reasons import Reason
 
@@ -130,7 +130,7 @@ def error_body(message: str) -> bytes:
 
 def event(name: str, **data: object) -> bytes:
     """Returns an event for a publisher's stream."""
-    return b"event: %s\ndata: %s\n\n" % (name.encode(), encode_json(data))
+    return b"event: %s\ndata: %s\n\n" % (name.encode(), on_one_line(msgspec.json.encode(data)))
 
 
 def failure_event(name: str, error: WeftError, **data: object) -> bytes:

@@ -89,10 +89,12 @@ async def test_unknown_members_of_a_batch_and_its_lines_are_named_in_the_answer(
 
 async def test_input_must_be_a_batch_file_of_the_same_tenant() -> None:
     async with stage() as at:
-        missing, _ = await at.ask(input_file_id="file-9")
+        missing, told = await at.ask(input_file_id="file-9")
         strange, _ = await at.ask(input_file_id=await at.file(line(), tenant="other"))
         status, answer = await at.ask(input_file_id=await at.file(line(), purpose="batch_output"))
     assert (missing, strange) == (404, 404)
+    assert told["error"]["param"] == "input_file_id"
+    assert "file-9" in told["error"]["message"]
     assert (status, answer["error"]["param"]) == (400, "input_file_id")
 
 
