@@ -241,7 +241,7 @@ async def test_invalid_list_parameter_is_reported() -> None:
             ("limit=10001", 400, "limit"),
             ("order=up", 400, "order"),
             ("purpose=video", 400, "purpose"),
-            ("after=nope", 404, None),
+            ("after=nope", 404, "after"),
             ("after=nope&order=asc", 400, "after"),
             ("after=", 400, "after"),
             ("unheard=1", 400, "unheard"),
