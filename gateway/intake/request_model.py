@@ -38,7 +38,7 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(defer_build=True, strict=True, allow_inf_nan=False, extra="allow", frozen=True)
 
     def uses(self, name: str) -> bool:  # noqa: ARG002 - subclasses use it
-        """Whether an unknown field is passed on, has a warning of its own, or is silently left out on purpose."""
+        """Whether an unknown field is passed on, has another warning, or is silently left out on purpose."""
         return False
 
 

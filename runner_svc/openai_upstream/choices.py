@@ -1,4 +1,4 @@
-"""Several choices from an engine that gives fewer at once: further requests for the rest, one after the other.
+"""Several choices from an engine that gives fewer per request: further requests for the rest, one after the other.
 
 llama-server gives as many choices as the model has slots and refuses more; many servers ignore `n` and give one.
 """
@@ -21,7 +21,7 @@ _TIMES = ("prefill_time", "decode_time", "tokenize_time")
 
 
 class Choices:
-    """The choices of requests to one server; learns how many it gives at once."""
+    """The choices of requests to one server; learns how many it gives per request."""
 
     def __init__(self) -> None:
         self._too_many: int | None = None

@@ -1,4 +1,4 @@
-"""Fill-in-the-middle by llama.cpp's route /infill, whose stream has a form of its own."""
+"""Fill-in-the-middle by llama.cpp's route /infill, whose stream has another form than a completion."""
 
 import msgspec
 
