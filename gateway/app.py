@@ -221,7 +221,7 @@ def app_over(deps: GatewayDeps, ports: GatewayPorts, running: RunningResponses |
             app.serve(TRIALS, {TrialPairs: TrialPairs(tasks), "trials": ports.trials})
     _serve_files_and_batches(app, deps, ports)
     pdf_texts = ConcurrencyLimit(MAX_PDFS, "PDFs are being read already")
-    app.serve(WORKBENCH, {PageFiles: PageFiles(), "pdf_texts": pdf_texts})
+    app.serve(WORKBENCH, {PageFiles: PageFiles(), "pdf_texts": pdf_texts, "join commands": ports.join_command})
     app.serve(DOCUMENT)
     return app
 

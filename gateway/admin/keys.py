@@ -1,6 +1,6 @@
 """`/api/v1/keys`: list, create, rotate and revoke API keys.
 
-If callers need no keys, these are served only on the home's socket, so that only the home's user can prepare keys.
+If callers need no keys, keys are changed only on the home's socket, so that only the home's user can prepare keys.
 """
 
 from collections.abc import Iterable
@@ -67,18 +67,17 @@ class RotateBody(DocumentPart):
 Keys = Annotated[RegistryService, collaborator("keys")]
 
 
-def _require_served(deps: GatewayDeps, request: Request) -> None:
+def _require_changeable(deps: GatewayDeps, request: Request) -> None:
     """Raises NOT_FOUND if callers need no keys, except on the home's socket."""
     if not (deps.gate.needs_keys or request.scope.get(HOME_SOCKET)):
         raise WeftError(
             Reason.NOT_FOUND,
-            "API keys cannot be managed here, because callers need none; use weft keys on the mesh's home",
+            "API keys cannot be changed here, because callers need none; use weft keys on the mesh's home",
         )
 
 
 async def list_keys(deps: Gateway, keys: Keys, request: Request) -> Response:
     """Lists all keys without their secrets, newest first."""
-    _require_served(deps, request)
     begin_read(request, SURFACE)
     found: key_pb.ListKeysResponse = await keys.ListKeys(key_pb.ListKeysRequest())
     document = document_of(found)
@@ -89,7 +88,7 @@ async def list_keys(deps: Gateway, keys: Keys, request: Request) -> Response:
 
 async def revoke_key(deps: Gateway, keys: Keys, request: Request) -> Response:
     """Revokes a key immediately, on every gateway and router."""
-    _require_served(deps, request)
+    _require_changeable(deps, request)
     begin_change(request, SURFACE)
     key_id = _id_of(request)
     await keys.RevokeKey(key_pb.RevokeKeyRequest(id=key_id))
@@ -99,7 +98,7 @@ async def revoke_key(deps: Gateway, keys: Keys, request: Request) -> Response:
 
 async def create_key(deps: Gateway, keys: Keys, request: Request) -> Response:
     """Creates a key. Its secret is shown only in this answer."""
-    _require_served(deps, request)
+    _require_changeable(deps, request)
     wanted = await read_body(request, deps.config, NewKeyBody, SURFACE, optional=True)
     _require_scopes(request, wanted.scopes or DEFAULT_SCOPES)
     creation = key_pb.CreateKeyRequest(description=wanted.description, tenant=wanted.tenant, scopes=wanted.scopes)
@@ -112,7 +111,7 @@ async def create_key(deps: Gateway, keys: Keys, request: Request) -> Response:
 
 async def rotate_key(deps: Gateway, keys: Keys, request: Request) -> Response:
     """Replaces the secret of a key. The new one is only in this answer; the old one is valid for a grace period."""
-    _require_served(deps, request)
+    _require_changeable(deps, request)
     wanted = await read_body(request, deps.config, RotateBody, SURFACE, optional=True)
     # The caller receives the new secret, so it must be allowed to create keys, and the key may have no scope that the
     # caller lacks. Scopes of a key never change.

@@ -8,6 +8,7 @@ from typing import Annotated
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from gateway.admin.join_tokens import Commands
 from gateway.deps import Gateway, GatewayDeps
 from gateway.intake.headers import require_own_machine
 from gateway.request_facts import facts_of
@@ -50,8 +51,10 @@ async def get_page(deps: Gateway, files: Pages, request: Request) -> Response:
     return _index_response(files, request)
 
 
-async def get_caller(deps: Gateway, request: Request) -> Response:
+async def get_caller(deps: Gateway, join_command: Commands, request: Request) -> Response:
     """Returns the caller's name, tenant and scopes, whether keys are needed and prompts captured, and the version.
+
+    `joinable`: whether runners on other machines can join here.
 
     Without a key, the answer only says that one is needed; a wrong key is refused.
     """
@@ -67,6 +70,7 @@ async def get_caller(deps: Gateway, request: Request) -> Response:
     if principal is not None:
         fields |= {"name": principal.name, "tenant": principal.tenant, "scopes": sorted(map(str, principal.access))}
         tenant = deps.fleet.view.tenants.get(principal.tenant)
+        fields["joinable"] = join_command("") is not None
         fields["captured"] = tenant is not None and tenant.manifest.capture
         if (url := deps.config.workbench.trace_url) is not None:
             fields["traceUrl"] = url

@@ -55,3 +55,14 @@ def test_thinking_time_is_shown_while_it_thinks_and_afterwards(page: "Page", mes
     thinking = asked(page, "Think").locator(".thinking summary")
     expect(thinking).to_have_text(re.compile(r"^Thinking… \d s$"))
     expect(thinking).to_have_text(re.compile(r"^Thinking · \d\.\d s$"))
+
+
+def test_silent_engine_has_no_rate_but_the_time_of_its_silence(page: "Page", mesh: MeshProcess) -> None:
+    """A rate of 20 tokens/s was shown for a minute without a token."""
+    behave(mesh, "a", tokens_per_second=20.0, answer_tokens=0, stall_after_tokens=40)
+    opened(page, mesh, "chat?model=pool", "Chat")
+    answer = asked(page, "Count")
+    expect(answer.locator(".pace")).to_have_text(PACE)
+    answer.get_by_text("tok39").wait_for()
+    expect(answer.locator(".pace")).to_have_text(re.compile(r"^\d+ s · 40 tokens · no token for \d+ s$"))
+    page.get_by_role("button", name="Stop", exact=True).click()

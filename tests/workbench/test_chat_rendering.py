@@ -85,6 +85,11 @@ DRAW = """async texts => {
   };
   return texts.map(drawn);
 }"""
+LINES = """cell => {
+  const range = document.createRange();
+  range.selectNodeContents(cell);
+  return range.getClientRects().length;
+}"""
 FOLDED = "<details><summary>{}</summary>{}</details>"
 ONE_LINE = "<details><summary>Click</summary>The answer is 42.</details>"
 DETAILS = {
@@ -164,6 +169,17 @@ def test_answer_has_formulas_colored_code_tasks_and_collapsible_text(page: "Page
     expect(answer).to_contain_text("After1, not [^a-z].")
     expect(answer.locator(".footnote")).to_have_text("1 The note.")
     picture(page, "chat-rendering")
+
+
+def test_formulas_and_table_heads_have_no_scrollbar_and_break_no_word(page: "Page", mesh: MeshProcess) -> None:
+    table = "| method | mean of all of the values | other |\n|---|---|---|\n| a | " + "word " * 60 + "| b |"
+    answer = answered(page, mesh, f"$$\n\\int_0^1 \\frac{{x^2}}{{\\sum_i y_i}}\\,dx\n$$\n\n{table}")
+    answer.locator("math").first.wait_for()
+    formula = answer.locator(".formula.block")
+    assert formula.evaluate("box => getComputedStyle(box).overflowY") == "hidden"
+    assert formula.evaluate("box => box.scrollHeight <= box.clientHeight")
+    head = answer.get_by_role("columnheader", name="method")
+    assert head.evaluate(LINES) == 1
 
 
 @pytest.mark.parametrize("cases", [DETAILS, FORMULAS], ids=["details", "formulas"])

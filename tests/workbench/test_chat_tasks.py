@@ -1,13 +1,14 @@
 """The tasks behind answers of the chat: submitted once, ended, changed in another browser, and deleted."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from chat_steps import asked, behave
 from mesh_process import MeshProcess, fake_runner, run_weft, running_mesh, write_config
-from pages import expect, finished, opened
+from pages import expect, finished, opened, picture
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page, Route
@@ -165,7 +166,7 @@ def test_agent_is_asked_for_one_attempt(page: "Page", mesh: MeshProcess) -> None
         completed(asked(page, "Do it"))
         attempts[model] = json.loads(seen[0].post_data).get("max_attempts")
         page.unroute_all()
-    assert attempts == {"agent/clerk": 1, "gpt-clerk": 1, "pool": None}
+    assert attempts == {"agent/clerk": 1, "gpt-clerk": 1, "pool": 2}
 
 
 def test_following_ends_if_the_mesh_refuses_it_and_goes_on_if_it_is_away(page: "Page", mesh: MeshProcess) -> None:
@@ -218,3 +219,17 @@ def test_where_conversations_are_kept_is_always_shown(page: "Page", mesh: MeshPr
     page.get_by_role("searchbox", name="Search conversations").fill("number 3")
     expect(page.get_by_role("complementary", name="Conversations").get_by_role("link")).to_have_count(1)
     expect(page.get_by_text("prompts and answers on the mesh too, by default for 7 days")).to_be_visible()
+
+
+def test_failed_attempt_is_told_with_its_cause_and_the_time_of_the_next(page: "Page", mesh: MeshProcess) -> None:
+    """For 15 s and four failures the page said that it waits for the first token."""
+    behave(mesh, "a", status=500, status_body='{"error": {"message": "the kernel was lost", "code": 500}}')
+    opened(page, mesh, "chat?model=pool", "Chat")
+    answer = asked(page, "Fail")
+    wait = answer.locator(".wait")
+    expect(wait).to_contain_text(re.compile(r"Attempt 1 of 2 failed: .*the kernel was lost.*\. Next try in \d s\."))
+    picture(page, "chat-retry")
+    expect(answer.get_by_role("alert")).to_contain_text("the kernel was lost")
+    answer.get_by_role("button", name="Retry").click()
+    answer.get_by_role("button", name="Stop trying").click()
+    answer.get_by_text("Stopped.").wait_for()

@@ -301,3 +301,30 @@ def test_request_pages_have_no_accessibility_violations(
                 picture(page, f"{re.sub('[^a-z0-9]+', '-', path)}-{theme}-{width}")
 
             assert not accessibility_faults(browser, f"{mesh.url}/ui/{path}", theme=theme, width=width, after=ready)
+
+
+def test_failed_requests_show_their_reason_in_sight_on_one_line_and_one_scrollbar(
+    browser: "Browser", mesh: MeshProcess
+) -> None:
+    """At 1440 pixels the column was outside of the window, and made rows up to 190 pixels tall."""
+    for at in range(40):
+        with suppress(HTTPError):
+            chat(mesh, f"no-such-model-{at}-{'x' * 60}", f"refused-{at}")
+    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    page = opened(context.new_page(), mesh, "requests?state=failed", "Requests")
+    table = page.get_by_role("table", name="Requests")
+    table.locator("tbody tr").nth(5).wait_for()
+    heads = table.get_by_role("columnheader").all_text_contents()
+    assert heads[1:3] == ["State", "Reason"]
+    assert not {"First token", "In", "Out", "Client"} & {*heads}
+    reason = table.locator("tbody tr").first.locator("td").nth(2).locator("span")
+    box = reason.bounding_box()
+    assert box is not None
+    assert box["x"] + box["width"] < 1440
+    assert reason.get_attribute("title") == reason.inner_text()
+    assert max(table.locator("tbody tr").evaluate_all("all => all.map((row) => row.clientHeight)")) < 50
+    heights = page.evaluate("[document.documentElement.scrollHeight, innerHeight]")
+    assert heights[0] <= heights[1], heights
+    assert table.evaluate("table => table.parentElement.scrollWidth <= table.parentElement.clientWidth")
+    picture(page, "requests-failed")
+    context.close()

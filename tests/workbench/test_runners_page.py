@@ -9,7 +9,7 @@ import pytest
 from join_process import running_join
 from kit.listing_server import listing_server
 from mesh_process import MeshProcess, fake_runner, running_mesh, write_config
-from pages import accessibility_faults, opened, picture
+from pages import accessibility_faults, expect, opened, picture
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -100,8 +100,9 @@ def test_another_machine_joins_with_the_shown_command(page: "Page", relayed: Mes
 def test_page_shows_a_fix_if_no_machine_can_join(page: "Page", mesh: MeshProcess) -> None:
     opened(page, mesh, "runners", "Runners")
     page.get_by_role("button", name="Join a machine").click()
-    page.get_by_role("dialog").get_by_role("button", name="Create join command").click()
-    page.get_by_role("dialog").get_by_role("alert").get_by_text("weft up --host 0.0.0.0").wait_for()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_text("weft mesh restart -- --host 0.0.0.0").wait_for()
+    expect(dialog.get_by_role("textbox")).to_have_count(0)
     picture(page, "runners-no-relay")
 
 

@@ -4,11 +4,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 from chat_steps import asked
-from mesh_process import MeshProcess
+from mesh_process import MeshProcess, fake_runner, running_mesh, write_config
 from pages import accessibility_faults, expect, opened, picture
+from test_models_added import declare_many
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Locator, Page
+    from pathlib import Path
+
+    from playwright.sync_api import Browser, Locator, Page, Route
 
 pytestmark = [pytest.mark.workbench, pytest.mark.timeout(180)]
 
@@ -97,3 +100,31 @@ def test_search_has_no_accessibility_violations(browser: "Browser", mesh: MeshPr
 
     for after in (searching, listing):
         assert not accessibility_faults(browser, f"{mesh.url}/ui/", theme=theme, width=width, after=after)
+
+
+def test_all_of_more_than_a_hundred_models_are_found_and_all_pages_listed(page: "Page", tmp_path: "Path") -> None:
+    """Of 162 models the last 62 had no entry, and six of eleven pages were listed."""
+
+    def many(route: "Route") -> None:
+        found = route.fetch().json()
+        found["data"] = [{**found["data"][0], "id": f"pool-{at:03}"} for at in range(130)]
+        route.fulfill(json=found)
+
+    with running_mesh(tmp_path / "home", "--config", str(write_config(tmp_path, fake_runner("a")))) as mesh:
+        declare_many(mesh.url)
+        opened(page, mesh)
+        pages = page.get_by_role("navigation", name="Pages").get_by_role("link").all_text_contents()
+        results = searched(page, "")
+        expect(page.get_by_role("group", name="Pages").get_by_role("option")).to_have_text(pages)
+        page.keyboard.type("model-0999")
+        expect(results).to_have_text(["model-0999 model, inactive"])
+        page.get_by_role("combobox", name="Search").fill("model-09")
+        results.filter(has_text="94 more").click()
+        expect(results).to_have_count(100)
+        page.route("**/v1/models", many)
+        opened(page, mesh, "chat?model=pool-000", "Chat")
+        page.get_by_role("combobox", name="Model").click()
+        page.get_by_role("option", name="Show more (30)").click()
+        expect(page.get_by_role("listbox", name="Model").get_by_role("option")).to_have_count(130)
+        page.get_by_role("option", name="pool-129").click()
+        page.get_by_role("heading", name="pool-129").wait_for()

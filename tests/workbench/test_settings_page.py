@@ -8,7 +8,7 @@ import httpx2
 import pytest
 from keyed_mesh import new_key
 from mesh_process import MeshProcess, fake_runner, running_mesh, write_config
-from pages import accessibility_faults, opened, picture
+from pages import accessibility_faults, expect, opened, picture
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
@@ -147,9 +147,16 @@ def test_mesh_settings_are_changed_after_showing_their_diff(page: "Page", mesh: 
     assert declared(mesh, "config")["allowCloudFallback"] is not before
 
 
-def test_mesh_without_keys_shows_how_to_create_the_first(page: "Page", mesh: MeshProcess) -> None:
+def test_optional_keys_are_listed_with_how_to_require_them(page: "Page", mesh: MeshProcess) -> None:
+    """The page said that callers need a key once there is one, and listed none."""
+    new_key(mesh, "--role", "admin", "--description", "The first")
     opened(page, mesh, "settings/keys", "Settings")
+    page.get_by_text("Keys are optional at this address").wait_for()
+    page.get_by_text("required: true").wait_for()
     page.get_by_text("weft keys create --role admin").wait_for()
+    page.get_by_role("table", name="Keys").get_by_text("The first").wait_for()
+    expect(page.get_by_role("button", name="New key")).to_have_count(0)
+    assert page.evaluate("fetch('/v1/models').then((answer) => answer.status)") == 200
 
 
 def test_key_is_created_shown_once_rotated_and_revoked(page: "Page", keyed: MeshProcess) -> None:

@@ -63,12 +63,18 @@ class ScriptedKeys:
         return rotated
 
 
-@pytest.mark.parametrize(("method", "path"), [("GET", PATH), ("POST", PATH), ("DELETE", f"{PATH}/abc000000000")])
-async def test_keys_cannot_be_created_over_http_if_auth_is_disabled(method: str, path: str) -> None:
+@pytest.mark.parametrize(("method", "path"), [("POST", PATH), ("DELETE", f"{PATH}/abc000000000")])
+async def test_keys_cannot_be_changed_over_http_if_auth_is_disabled(method: str, path: str) -> None:
     keys = ScriptedKeys()
     async with serving(api_keys=keys) as gateway:
         assert (await gateway.request(method, path)).status == 404
     assert keys.asked == []
+
+
+async def test_keys_are_listed_also_if_auth_is_disabled() -> None:
+    async with serving(api_keys=ScriptedKeys()) as gateway:
+        listed = (await gateway.request("GET", PATH)).json
+    assert [key["id"] for key in listed["items"]] == ["abc000000000"]
 
 
 async def test_keys_are_listed_without_secrets() -> None:

@@ -6,13 +6,14 @@ import { GROUPS, index, requestOf } from "./search_index.js";
 
 /** @typedef {import("./search_index.js").Entry} Entry */
 
-/** Entries of a group that are shown. */
+/** Entries of a group that are shown, beside all pages, until all are asked for. */
 const SHOWN = 6;
 /** Characters around the place where a text was found. */
 const AROUND = 40;
 
-/** The entries that have all words, by group. @param {Entry[]} entries @param {string} typed @returns {[string, Entry[]][]} */
-function matching(entries, typed) {
+/** The entries that have all words, by group, those with such a title first. @param {Entry[]} entries @param {string} typed
+ * @param {string} wide the group of which all are shown @returns {[string, Entry[]][]} */
+function matching(entries, typed, wide) {
   const words = typed.toLowerCase().split(/\s+/).filter(Boolean);
   const found = entries.filter(({ group, title, text = "", needsWords }) => {
     const all = `${title}\n${text}`.toLowerCase();
@@ -20,7 +21,12 @@ function matching(entries, typed) {
   });
   const whole = requestOf(typed.trim());
   if (whole && !found.some((entry) => entry.group === whole.group)) found.push(whole);
-  return GROUPS.map((group) => [group, found.filter((entry) => entry.group === group).slice(0, SHOWN)]);
+  const isNamed = (/** @type {Entry} */ { title }) => Number(title.toLowerCase() === typed.trim().toLowerCase());
+  return GROUPS.map((group) => {
+    const all = found.filter((entry) => entry.group === group).sort((left, right) => isNamed(right) - isNamed(left));
+    const more = { id: `more ${group}`, group, title: `${all.length - SHOWN} more`, widens: true, open: () => {} };
+    return [group, group === "Pages" || group === wide || all.length <= SHOWN ? all : [...all.slice(0, SHOWN), more]];
+  });
 }
 
 /** The place of a text where a word is; "" where it is not. @param {string} text @param {string} typed */
@@ -36,6 +42,7 @@ function excerpt(text, typed) {
 export function Search({ onClose, onShortcuts }) {
   const [typed, setTyped] = useState("");
   const [at, setAt] = useState(0);
+  const [wide, setWide] = useState("");
   const [entries, setEntries] = useState(/** @type {Entry[]} */ ([]));
   const list = useRef(/** @type {HTMLElement | null} */ (null));
   useEffect(() => {
@@ -43,10 +50,11 @@ export function Search({ onClose, onShortcuts }) {
     void index(onShortcuts, (more) => void (isGone || setEntries((before) => [...before, ...more])));
     return () => void (isGone = true);
   }, []);
-  const groups = useMemo(() => matching(entries, typed), [entries, typed]);
+  const groups = useMemo(() => matching(entries, typed, wide), [entries, typed, wide]);
   const found = groups.flatMap(([, each]) => each);
   const choose = (/** @type {Entry | undefined} */ entry) => {
     if (!entry) return;
+    if (entry.widens) return setWide(entry.group);
     onClose();
     entry.open();
   };
@@ -62,7 +70,7 @@ export function Search({ onClose, onShortcuts }) {
     <input class="search-field" role="combobox" aria-label="Search" aria-expanded="true" aria-controls="search-list" aria-autocomplete="list" autofocus
       aria-activedescendant=${found[at] ? `search-${at}` : undefined} autocomplete="off" spellcheck=${false} value=${typed}
       placeholder="Pages, models, conversations, requests by ID, actions" onKeyDown=${onKeyDown}
-      onInput=${(/** @type {any} */ event) => (setTyped(event.target.value), setAt(0))} />
+      onInput=${(/** @type {any} */ event) => (setTyped(event.target.value), setAt(0), setWide(""))} />
     <div id="search-list" ref=${list} role="listbox" aria-label="Results" class="search-list">
       ${groups.filter(([, each]) => each.length).map(([group, each]) => html`<div key=${group} role="group" aria-label=${group}>
         <span class="faint" aria-hidden="true">${group}</span>

@@ -8,11 +8,12 @@ import { start } from "./pages/chat_state.js";
 import { loadAll } from "./pages/chat_store.js";
 import { textOf } from "./pages/chat_conversation.js";
 
-/** @typedef {{id: string, group: string, title: string, about?: string, text?: string, needsWords?: boolean, open: () => void}} Entry
- * `text`: searched as well. `needsWords`: not shown before something is typed. */
+/** @typedef {{id: string, group: string, title: string, about?: string, text?: string, needsWords?: boolean, widens?: boolean, open: () => void}} Entry
+ * `widens`: it stands for those of its group that are not shown. `text`: searched as well. `needsWords`: not shown before something is typed. */
 
 export const GROUPS = ["Pages", "Actions", "Models", "Conversations", "Requests"];
 const MAX_REQUESTS = 1000;
+const PAGE = 1000;
 /** Running requests, and those that ended. */
 const STATES = ["", "ended"];
 
@@ -51,7 +52,13 @@ function actions(onShortcuts) {
 /** @returns {Promise<Entry[]>} */
 async function models() {
   if (!can("models:view")) return [];
-  const { items } = await get("/api/v1/models");
+  const items = [];
+  for (let pageToken = ""; ; ) {
+    const page = await get("/api/v1/models", { pageSize: PAGE, pageToken });
+    items.push(...page.items);
+    pageToken = page.nextPageToken;
+    if (!pageToken) break;
+  }
   return items.map((/** @type {any} */ { name, status }) => ({
     id: `model ${name}`, group: "Models", title: name, about: `model, ${words(status?.state)}`, needsWords: true, open: () => go(`models/${name}`),
   }));

@@ -4,8 +4,8 @@ import { ApiError, get, useKey } from "./api.js";
 
 const STORED = "weft.key";
 
-/** @typedef {{keysRequired: boolean, authenticated: boolean, name?: string, tenant?: string, captured?: boolean, scopes?: string[], version: string, traceUrl?: string}} Caller
- * `traceUrl`: of a trace, with {trace_id}. */
+/** @typedef {{keysRequired: boolean, authenticated: boolean, name?: string, tenant?: string, captured?: boolean, joinable?: boolean, scopes?: string[], version: string, traceUrl?: string}} Caller
+ * `joinable`: whether runners of other machines can join here. `traceUrl`: of a trace, with {trace_id}. */
 
 /** The caller as the gateway knows it; null before its first answer. */
 export const caller = signal(/** @type {Caller | null} */ (null));

@@ -3,13 +3,14 @@ import { html, useState } from "../parts/html.js";
 import { Dialog } from "../parts/dialog.js";
 import { Markdown } from "../parts/markdown.js";
 import { count, figure, seconds } from "../parts/format.js";
+import { RetryText } from "../parts/retry.js";
 import { Code, Facts, Progress } from "../parts/widgets.js";
 import { address } from "../navigation.js";
 import { isRunning, revisionOf, textOf } from "./chat_conversation.js";
 import { Edit } from "./chat_edit.js";
 import { ModelPicker } from "./chat_models.js";
 import { PaceLine, elapsedSince } from "./chat_pace.js";
-import { continueAnswer, editAnswer, regenerate, showAnswer } from "./chat_state.js";
+import { continueAnswer, editAnswer, regenerate, showAnswer, stop } from "./chat_state.js";
 import { Versions } from "./chat_versions.js";
 
 /** @typedef {import("./chat_conversation.js").Answer} Answer */
@@ -95,6 +96,9 @@ function thinkingOf({ since, seconds: took }, isGrowing) {
 /** What an answer waits for. @param {{answer: Answer}} props */
 function Wait({ answer }) {
   revisionOf(answer);
+  if (answer.retry && !answer.status) {
+    return html`<p class="wait problem" role="status"><${RetryText} retry=${answer.retry} most=${answer.retry.most} /> <button class="quiet" onClick=${() => stop(answer)}>Stop trying</button></p>`;
+  }
   if (answer.state === "streaming" && answer.parts.length && !answer.status) return html`<span class="cursor" aria-hidden="true"></span>`;
   return html`<p class="wait faint" role="status">${answer.status || "Waiting for the first token…"}
     ${answer.share !== null && html`<${Progress} value=${answer.share} label="Progress" />`}</p>`;

@@ -16,13 +16,14 @@ import { withFiles } from "./chat_text_files.js";
  *   attempt: number, state: "waiting" | "streaming" | "complete" | "stopped" | "failed",
  *   parts: Part[], status: string, share: number | null, finishReason: string, usage: any, facts: Record<string, string>,
  *   error: {message: string, code: string} | null, receipt: any, isReceiptSought: boolean, isEdited?: boolean,
- *   prefix?: string, askedAt?: number, tokens?: number, versions?: (Answer[] | null)[],
+ *   prefix?: string, askedAt?: number, tokens?: number, retry?: import("../parts/retry.js").Retry & {most: number}, versions?: (Answer[] | null)[],
  * }} Answer
  * `taskId`: the task of a durable answer, else "". `isSubmitted`: false until the mesh has accepted or refused it.
  * `lastEvent`, `attempt`: up to where its events are in the parts.
  * `status`, `share`: what it waits for, and how far that is. `facts`: the receipt as the stream has it.
  * `isReceiptSought`: the mesh has given its receipt, or was asked in vain.
- * `prefix`: the text of a truncated answer that it continues, which its parts begin with. `askedAt`: in milliseconds. `tokens`: so far.
+ * `prefix`: the text of a truncated answer that it continues, which its parts begin with. `askedAt`: in milliseconds. `tokens`: so far. `retry`: why its last attempt failed,
+ * while it waits for the next one.
  * `versions`: the other answers of the same model to the same message; null in the place of the one that has this list.
  */
 /** @typedef {{id: string, text: string, attachments: Attachment[], answers: Answer[], versions?: (Turn[] | null)[]}} Turn

@@ -76,14 +76,18 @@ export function leadsToAgent(id, depth = 4) {
 export function ModelPicker({ value, label, onChoose }) {
   const [typed, setTyped] = useState(/** @type {string | null} */ (null));
   const [at, setAt] = useState(0);
+  const [limit, setLimit] = useState(SHOWN_AT_ONCE);
   const list = useRef(/** @type {HTMLElement | null} */ (null));
   const id = useId();
   const isOpen = typed !== null;
-  const found = isOpen ? matching(typed) : [];
+  const all = isOpen ? matching(typed) : [];
+  const found = all.slice(0, limit);
+  const more = () => setLimit(limit + SHOWN_AT_ONCE);
   const chosen = models.value?.find((model) => model.id === value);
   const open = () => {
     setTyped("");
     setAt(0);
+    setLimit(SHOWN_AT_ONCE);
     void refreshModels();
   };
   const choose = (/** @type {string} */ name) => {
@@ -95,6 +99,7 @@ export function ModelPicker({ value, label, onChoose }) {
   const onKeyDown = (/** @type {KeyboardEvent} */ event) => {
     if (event.key === "ArrowDown" || event.key === "ArrowUp") {
       if (!isOpen) open();
+      else if (event.key === "ArrowDown" && at + 1 === found.length && found.length < all.length) (more(), setAt(at + 1));
       else setAt(Math.max(0, Math.min(found.length - 1, at + (event.key === "ArrowDown" ? 1 : -1))));
     } else if (event.key === "Enter" && isOpen) choose(found[at]?.id ?? typed);
     else if (event.key === "Escape" && isOpen) setTyped(null);
@@ -117,6 +122,7 @@ export function ModelPicker({ value, label, onChoose }) {
         (model, number) => html`<li key=${model.id} id=${`${id}-${number}`} role="option" aria-selected=${number === at}
           onPointerDown=${(/** @type {Event} */ event) => (event.preventDefault(), choose(model.id))}><${Choice} model=${model} /></li>`,
       )}
+      ${found.length < all.length && html`<li role="option" aria-selected="false" onPointerDown=${(/** @type {Event} */ event) => (event.preventDefault(), more())}>Show more (${count(all.length - found.length)})</li>`}
       ${isOpen && !found.length && html`<li role="option" aria-disabled="true" aria-selected="false" class="faint">${typed ? `Enter asks for “${typed}”` : "No model supports chat."}</li>`}
     </ul>
   </div>`;
@@ -137,7 +143,7 @@ function Choice({ model }) {
 function matching(typed) {
   const words = typed.toLowerCase().split(/\s+/).filter(Boolean);
   const all = [...(models.value ?? [])].sort((left, right) => Number(right.id === typed) - Number(left.id === typed));
-  return all.filter((model) => words.every((word) => `${model.id} ${model.kind}`.toLowerCase().includes(word))).slice(0, SHOWN_AT_ONCE);
+  return all.filter((model) => words.every((word) => `${model.id} ${model.kind}`.toLowerCase().includes(word)));
 }
 
 /** Whether a text is a whole name, not a search. @param {string | null} typed @returns {typed is string} */

@@ -8,8 +8,13 @@ import { revisionOf } from "./chat_conversation.js";
 /** A rate over less is not shown. */
 const MIN_MILLISECONDS = 500;
 const TICK_MILLISECONDS = 1000;
+/** After so long without a token there is no rate. */
+const SILENT_MILLISECONDS = 5000;
 /** What arrives so soon after the first token may have waited for this page. */
 const SETTLE_MILLISECONDS = 500;
+
+/** When the last token came to this page. @type {WeakMap<Answer, number>} */
+const heard = new WeakMap();
 
 /** When the tokens arrived that this page has seen arrive. @type {WeakMap<Answer, {begun: number, since: number, last: number, tokens: number}>} */
 const arrivals = new WeakMap();
@@ -19,8 +24,9 @@ const arrivals = new WeakMap();
 export function arrived(answer, isLive) {
   answer.tokens = (answer.tokens ?? 0) + 1;
   timeThinking(answer, isLive);
-  if (!isLive) return;
   const now = performance.now();
+  heard.set(answer, now);
+  if (!isLive) return;
   const seen = arrivals.get(answer);
   if (!seen || now - seen.begun < SETTLE_MILLISECONDS) arrivals.set(answer, { begun: seen?.begun ?? now, since: now, last: now, tokens: 0 });
   else Object.assign(seen, { last: now, tokens: seen.tokens + 1 });
@@ -30,6 +36,7 @@ export function arrived(answer, isLive) {
 export function beginAgain(answer) {
   answer.tokens = 0;
   arrivals.delete(answer);
+  heard.delete(answer);
 }
 
 /** Notes when thinking began, and how long it took once something follows it. @param {Answer} answer @param {boolean} isLive */
@@ -65,7 +72,12 @@ export function PaceLine({ answer }) {
     const timer = setInterval(() => setTicks((ticks) => ticks + 1), TICK_MILLISECONDS);
     return () => clearInterval(timer);
   }, []);
-  const rate = rateOf(answer);
-  const shown = [elapsedSince(answer.askedAt ?? 0), answer.tokens && `${count(answer.tokens)} ${answer.tokens === 1 ? "token" : "tokens"}`, rate && `${figure(rate)} tokens/s`];
+  const silent = performance.now() - (heard.get(answer) ?? Infinity);
+  const isSilent = silent > SILENT_MILLISECONDS;
+  const rate = isSilent || answer.status ? null : rateOf(answer);
+  const shown = [
+    elapsedSince(answer.askedAt ?? 0), answer.tokens && `${count(answer.tokens)} ${answer.tokens === 1 ? "token" : "tokens"}`, rate && `${figure(rate)} tokens/s`,
+    isSilent && `no token for ${elapsedSince(Date.now() - silent)}`,
+  ];
   return html`<span class="pace faint">${shown.filter(Boolean).join(" · ")}</span>`;
 }

@@ -245,7 +245,7 @@ function changed(conversation) {
 }
 
 /** Stops an answer everywhere: what came of it stays. @param {Answer | undefined} answer */
-function stop(answer) {
+export function stop(answer) {
   if (answer?.taskId && isRunning(answer)) void attempt(() => cancel(answer));
   else if (answer) running.get(answer.id)?.abort.abort();
 }

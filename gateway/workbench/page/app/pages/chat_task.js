@@ -18,6 +18,7 @@ const POLL_MILLISECONDS = 1000;
  * one stays free. */
 const STREAMS = 4;
 const SUBMIT_TRIES = 3;
+const MAX_ATTEMPTS = 2;
 const SUBMIT_MILLISECONDS = 1000;
 /** Refusals of a task after which a request that is not durable may still be answered. */
 const NOT_DURABLE = new Set([413, 429, 501]);
@@ -39,12 +40,12 @@ export const canBeDurable = (body) => body.model !== "auto" && can("inference:vi
 export async function submit(answer, body, headers, metadata) {
   const { stream, stream_options, ...asked } = body;
   if (models.value === null) await refreshModels();
-  // Only its user lets an agent use its tools again.
-  const once = leadsToAgent(body.model) ? { max_attempts: 1 } : {};
+  // Somebody waits. Only its user lets an agent use its tools again.
+  const attempts = leadsToAgent(body.model) ? 1 : MAX_ATTEMPTS;
   for (let tries = 1; ; tries += 1) {
     try {
       const options = { headers: { ...headers, "Idempotency-Key": answer.id, "X-Priority": "normal" } };
-      answer.taskId = answer.requestId = (await post(PATH, { body: { ...asked, metadata }, ...once }, options)).id;
+      answer.taskId = answer.requestId = (await post(PATH, { body: { ...asked, metadata }, max_attempts: attempts }, options)).id;
       return;
     } catch (error) {
       if (!(error instanceof ApiError)) throw error;
@@ -143,10 +144,11 @@ async function readEvents(answer, path, isBrief, changed) {
 
 /** @param {Answer} answer @param {any} task */
 function takeTask(answer, task) {
-  const { state, error, last_event: last, waiting_for: reason, attempt } = task;
+  const { state, error, last_event: last, waiting_for: reason, attempt, retry, max_attempts: most } = task;
   // A task that has ended is sent before its last pieces, and again after them.
   if (ENDED.includes(state) && last > answer.lastEvent) return;
   show(answer, "");
+  answer.retry = state === "pending" && retry ? { ...retry, most } : undefined;
   if (state === "pending") {
     if (answer.parts.at(-1)?.kind !== "lost") lose(answer);
     answer.state = "waiting";
@@ -170,7 +172,8 @@ function lose(answer) {
   answer.parts.splice(at, Infinity, lost, ...begun);
   get(`${PATH}/${segment(answer.taskId)}`).then(
     ({ attempts }) => {
-      lost.why = attempts.findLast((/** @type {any} */ each) => each.error)?.error.message ?? "";
+      const failed = attempts.findLast((/** @type {any} */ each) => each.error);
+      lost.why = failed ? `attempt ${failed.attempt}: ${failed.error.message}` : "";
       touch(answer);
     },
     () => {},

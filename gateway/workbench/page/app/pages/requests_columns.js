@@ -11,8 +11,10 @@ import { etaText, modelOf, Outcome, outcomeOf, RequestId, tookSoFar, waitText } 
 
 /** @type {Column} */
 const ID = { title: "Request", cell: (request) => html`<${RequestId} id=${request.requestId} />` };
+/** @param {string} text */
+const cut = (text) => text && html`<span class="cut" title=${text}>${text}</span>`;
 /** @type {Column} */
-const MODEL = { title: "Model", cell: modelOf, sort: modelOf };
+const MODEL = { title: "Model", cell: (request) => cut(modelOf(request)), sort: modelOf };
 /** @type {Column} */
 const TENANT = { title: "Tenant", cell: (request) => request.tenant, sort: (request) => request.tenant };
 /** @type {Column} */
@@ -23,20 +25,23 @@ const ofReceipt = (title, field, format, hint) => ({
   title, hint, className: "number", cell: (request) => format(request.receipt?.[field]), sort: (request) => request.receipt?.[field] ?? -1,
 });
 
-/** `longest`: seconds of the longest bar. @param {{now: number, longest: number, hasTenants: boolean}} list @returns {Column[]} */
-export function endedColumns({ now, longest, hasTenants }) {
+/** On one line: the page of the request has all of it. @type {Column} */
+const REASON = { title: "Reason", cell: (request) => cut(waitText(request) || request.message || "") };
+
+/** `longest`: seconds of the longest bar. `areFailed`: all of them failed, so the figures of answers say nothing.
+ * @param {{now: number, longest: number, hasTenants: boolean, areFailed: boolean}} list @returns {Column[]} */
+export function endedColumns({ now, longest, hasTenants, areFailed }) {
   return [
     ID,
     { title: "State", cell: (request) => html`<${Outcome} request=${request} />`, sort: outcomeOf },
+    REASON,
     MODEL,
     ...(hasTenants ? [TENANT] : []),
     { title: "Arrived", cell: (request) => html`<span title=${ago(request.arrivedAt)}>${clock(request.arrivedAt)}</span>`, sort: (request) => request.arrivedAt },
     { title: "Duration", cell: (request) => html`<${DurationBar} request=${request} longest=${longest} now=${now} />`, sort: (request) => tookSoFar(request, now) },
-    ofReceipt("First token", "timeToFirstTokenSeconds", seconds),
-    ofReceipt("In", "promptTokens", count, "prompt tokens"),
-    ofReceipt("Out", "completionTokens", count, "answer tokens"),
-    CLIENT,
-    { title: "Reason", cell: (request) => waitText(request) || request.message || "", className: "wrap" },
+    ...(areFailed
+      ? []
+      : [ofReceipt("First token", "timeToFirstTokenSeconds", seconds), ofReceipt("In", "promptTokens", count, "prompt tokens"), ofReceipt("Out", "completionTokens", count, "answer tokens"), CLIENT]),
   ];
 }
 

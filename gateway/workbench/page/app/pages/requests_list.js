@@ -39,7 +39,7 @@ export function RequestList({ live, query }) {
   const longest = rows.reduce((most, request) => Math.max(most, tookSoFar(request, now)), 0);
   const { ask, dialog } = useCancel();
   const hasTenants = new Set(all.map((request) => request.tenant)).size > 1;
-  const columns = chosen.state === "waiting" ? waitingColumns({ now, hasTenants, onCancel: ask }) : endedColumns({ now, longest, hasTenants });
+  const columns = chosen.state === "waiting" ? waitingColumns({ now, hasTenants, onCancel: ask }) : endedColumns({ now, longest, hasTenants, areFailed: chosen.state === "failed" });
   const isFiltered = FIELDS.some((name) => chosen[/** @type {keyof Chosen} */ (name)]);
   return html`<h1>Requests</h1>
     <${Tabs} all=${all} chosen=${chosen} />
@@ -48,7 +48,7 @@ export function RequestList({ live, query }) {
     ${live.isComplete &&
     html`<div class="row tools steady"><span class="faint" role="status">${count(all.filter(waits).length)} waiting, ${count(all.filter(SELECTIONS.running).length)} running, ${count(rows.length)} shown</span>
         ${newer > 0 && html`<button onClick=${showNewer}>${newer === 1 ? "Show 1 new request" : `Show ${count(newer)} new requests`}</button>`}</div>
-      <div ref=${box}><${Table} label="Requests" rows=${rows} rowKey=${(/** @type {any} */ request) => request.requestId} columns=${columns} height="72vh" onAway=${onAway}
+      <div ref=${box}><${Table} label="Requests" rows=${rows} rowKey=${(/** @type {any} */ request) => request.requestId} columns=${columns} height="max(18rem, 100vh - 21rem)" onAway=${onAway}
         onOpen=${(/** @type {any} */ request) => go(`requests/${request.requestId}`)} empty=${emptyText(chosen.state, isFiltered)} /></div>`}
     <p class="faint">The last 1,000 ended requests are listed.${chosen.state === "waiting" && " Positions count all tenants."}</p>
     ${chosen.state === "waiting" && html`<${Queues} /><details><summary>CLI</summary><${Code} label="Commands" text=${"weft get requests -w\nweft explain ID\nweft cancel request ID"} /></details>`}

@@ -2,6 +2,7 @@
 import { html, useState } from "../parts/html.js";
 import { post } from "../api.js";
 import { address } from "../navigation.js";
+import { caller } from "../session.js";
 import { command } from "../parts/commands.js";
 import { Dialog } from "../parts/dialog.js";
 import { clock } from "../parts/format.js";
@@ -34,6 +35,7 @@ export function JoinDialog({ runners, onClose }) {
     }
   };
   if (made) return html`<${Dialog} title="Join a machine" onClose=${onClose} isWide><${Waiting} made=${made} runners=${runners} onClose=${onClose} /></${Dialog}>`;
+  if (caller.value?.joinable === false) return html`<${Dialog} title="Join a machine" onClose=${onClose}><${Unjoinable} onClose=${onClose} /></${Dialog}>`;
   const expires = LIFETIMES.find(([, seconds]) => seconds === lifetime)?.[2];
   return html`<${Dialog} title="Join a machine" onClose=${onClose}>
     <form onSubmit=${submit}>
@@ -48,6 +50,15 @@ export function JoinDialog({ runners, onClose }) {
       <div class="buttons"><button type="button" onClick=${onClose}>Cancel</button><button type="submit" class="main">Create join command</button></div>
     </form>
   </${Dialog}>`;
+}
+
+/** What to do first where no machine can join. @param {{onClose: () => void}} props */
+function Unjoinable({ onClose }) {
+  return html`<p>No machine can join yet, because this mesh listens on its own machine alone. Open it to the network, which also requires keys; or set <code>relay.listen</code> in weft.yaml:</p>
+    <${Code} label="Command" text=${command("mesh", "restart", "--", ["--host", "0.0.0.0"])} />
+    <p>Where the router runs on another machine, create the token there:</p>
+    <${Code} label="Command on the router's machine" text=${command("runner", "token", "create")} />
+    <div class="buttons"><button class="main" onClick=${onClose}>Close</button></div>`;
 }
 
 /** The command, and who has come since it was made. @param {{made: any, runners: import("../live.js").Collection, onClose: () => void}} props */

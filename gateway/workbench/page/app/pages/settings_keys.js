@@ -25,10 +25,8 @@ export function KeyList() {
   const [chosen, setChosen] = useState(/** @type {{key: any, action: "rotate" | "revoke"} | null} */ (null));
   const load = () => get("/api/v1/keys").then((found) => { setKeys(found.items); setError(null); }, setError);
   useEffect(() => void load(), [comebacks.value]);
-  if (caller.value && !caller.value.keysRequired) {
-    return html`<p class="faint">Callers need no keys yet. Create the first key on the command line; callers need one from then on:</p>
-      <${Code} label="Command" text=${command("keys", "create", ["--role", "admin"])} />`;
-  }
+  // Without a key everyone on this machine would be who makes and revokes them.
+  const isRequired = caller.value?.keysRequired ?? true;
   const columns = [
     { title: "Id", cell: (/** @type {any} */ key) => html`<span class="mono">${key.id}</span>`, sort: (/** @type {any} */ key) => key.id },
     { title: "Tenant", cell: (/** @type {any} */ key) => key.tenant, sort: (/** @type {any} */ key) => key.tenant },
@@ -37,12 +35,15 @@ export function KeyList() {
     { title: "State", cell: (/** @type {any} */ key) => html`<${State} value=${key.state} />`, sort: (/** @type {any} */ key) => key.state },
     { title: "Created", cell: (/** @type {any} */ key) => clock(key.createTime), sort: (/** @type {any} */ key) => key.createTime },
     { title: "Expires", cell: (/** @type {any} */ key) => clock(key.expireTime) || "never" },
-    { title: "Actions", cell: (/** @type {any} */ key) => can("keys:edit") && !key.revokeTime && html`<span class="row">
+    { title: "Actions", cell: (/** @type {any} */ key) => isRequired && can("keys:edit") && !key.revokeTime && html`<span class="row">
         ${can("keys:create") && html`<button onClick=${() => setChosen({ key, action: "rotate" })}>Rotate<span class="unseen"> ${key.id}</span></button>`}
         <button onClick=${() => setChosen({ key, action: "revoke" })}>Revoke<span class="unseen"> ${key.id}</span></button></span>` },
   ];
   return html`<div class="row tools"><span class="faint grow">Keys authenticate callers, and each has a tenant. Tenants need not be declared.</span>
-      ${can("keys:create") && html`<button class="main" onClick=${() => setCreating(true)}>New key</button>`}</div>
+      ${isRequired && can("keys:create") && html`<button class="main" onClick=${() => setCreating(true)}>New key</button>`}</div>
+    ${!isRequired && html`<section class="panel"><p>Keys are optional at this address, which only this machine reaches: calls without a key are accepted, also once there are keys.
+        Require them in weft.yaml, then restart the mesh. Until then keys are created, rotated and revoked on the command line.</p>
+      <${Code} label="weft.yaml" text=${"auth:\n  required: true"} /><${Code} label="Command" text=${command("keys", "create", ["--role", "admin"])} /></section>`}
     <${ErrorNote} error=${error} />
     ${keys && html`<${Table} label="Keys" rows=${keys} rowKey=${(/** @type {any} */ key) => key.id} columns=${columns} empty="There are no keys." />`}
     ${isCreating && html`<${NewKeyDialog} onClose=${() => { setCreating(false); void load(); }} />`}

@@ -7,6 +7,7 @@ import { can } from "../session.js";
 import { Confirm } from "../parts/dialog.js";
 import { clock } from "../parts/format.js";
 import { attempt } from "../parts/notices.js";
+import { RetryText } from "../parts/retry.js";
 import { Table } from "../parts/table.js";
 import { ErrorNote, Facts, State } from "../parts/widgets.js";
 import { taskDuration } from "./tasks_list.js";
@@ -71,6 +72,7 @@ function facts(task) {
     ["Took", taskDuration(task)],
     ["Queue timeout at", ENDED.has(task.state) ? "" : clock(task.expires_at)],
     ["Attempt", `${task.attempt} of ${task.max_attempts}`],
+    ["Retry", task.retry && html`<${RetryText} retry=${task.retry} most=${task.max_attempts} />`],
     ["Submitted by", task.caller],
     ["User", task.user],
     ["Request", task.request_id && html`<span class="mono">${task.request_id}</span> (journaled)`],

@@ -17,7 +17,7 @@ const BODIES = {
 
 /** @param {{onClose: () => void}} props */
 export function NewTask({ onClose }) {
-  const [form, setForm] = useState({ model: "", endpoint: ENDPOINTS[0], text: "", further: "", limit: "", attempts: "", waits: false });
+  const [form, setForm] = useState({ model: "", endpoint: ENDPOINTS[0], text: "", further: "", limit: "", attempts: "2", waits: false });
   const [error, setError] = useState(/** @type {unknown} */ (null));
   const [isBusy, setBusy] = useState(false);
   // A submission that is sent again, as after a broken connection, is the same task.
