@@ -4,7 +4,9 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from socket import gaierror
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from runner_svc.model_store.http_file import require_allowed_url
 from runner_svc.policy.memory_estimate import MAX_CONTEXT_TOKENS
@@ -129,14 +131,29 @@ class Hub:
             message = f"{what}: HF_HUB_OFFLINE is set, so the hub is not used; unset it to pull"
             raise WeftError(Reason.SERVICE_UNAVAILABLE, message) from error
         except (HTTPError, OSError, ValueError) as error:
-            message = f"{what}: {self.endpoint} cannot be reached or sent an invalid response; try again"
-            raise WeftError(Reason.SERVICE_UNAVAILABLE, message) from error
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, f"{what}: {self._unanswered(error)}") from error
 
     def file_url(self, source: HubSource, path: str, commit: str) -> str:
         """Returns the URL of a file at a commit."""
         from huggingface_hub import hf_hub_url  # noqa: PLC0415
 
         return hf_hub_url(source.repository, path, revision=commit, endpoint=self.endpoint)
+
+    def _unanswered(self, error: Exception) -> str:
+        """Returns why a request had no usable answer."""
+        from httpx2 import ConnectError, ConnectTimeout, TimeoutException  # noqa: PLC0415
+
+        if isinstance(error, ConnectError | ConnectTimeout | OSError):
+            host = urlsplit(self.endpoint).hostname
+            cause: BaseException | None = error
+            while cause is not None:
+                if isinstance(cause, gaierror):
+                    return f"no internet connection ({host}: name not found); local files and attached servers work"
+                cause = cause.__cause__ or cause.__context__
+            return f"{self.endpoint} cannot be reached ({error or 'timeout'}); try again"
+        if isinstance(error, TimeoutException):
+            return f"{self.endpoint} did not answer in time; try again"
+        return f"{self.endpoint} sent an invalid response; try again"
 
     def _explained(self, error: Exception, what: str, source: HubSource | None) -> WeftError:
         from huggingface_hub import get_token  # noqa: PLC0415

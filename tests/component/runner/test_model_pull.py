@@ -5,6 +5,7 @@ import io
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -325,6 +326,18 @@ def test_gated_model_is_pulled_with_a_token_and_an_invalid_token_is_reported(
 def test_hub_outage_is_reported(pulls: Pulls) -> None:
     settings = PullSettings(environment={"HF_ENDPOINT": "http://127.0.0.1:9"})
     with fails(Reason.SERVICE_UNAVAILABLE, "http://127.0.0.1:9 cannot be reached"):
+        Puller(pulls.store, settings).pull(parse_source(SOURCE, "source"))
+
+
+def test_missing_internet_connection_is_named(pulls: Pulls, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was said that the hub cannot be reached or sent an invalid response."""
+
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    settings = PullSettings(environment={"HF_ENDPOINT": "https://hub.example"})
+    with fails(Reason.SERVICE_UNAVAILABLE, "no internet connection (hub.example: name not found)"):
         Puller(pulls.store, settings).pull(parse_source(SOURCE, "source"))
 
 
