@@ -1,24 +1,27 @@
 """Export of spans through the OpenTelemetry SDK.
 
-A separate thread sends spans from a bounded queue. If the collector fails or is slow, spans are dropped and counted,
-but requests are not affected.
+Whether a request is recorded is decided before, so only recorded ones pay for the SDK's tracer (100 us per span,
+measured). A separate thread sends spans from a bounded queue. If the collector fails or is slow, spans are dropped and
+counted, but requests are not affected.
 """
 
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.metadata import version
-from threading import Lock
+from threading import Lock, Thread
 
 from opentelemetry import trace
+from opentelemetry.context import Context
 from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
-from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace import ReadableSpan, SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.sdk.trace.id_generator import IdGenerator
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from typing_extensions import override
 
 from weft.kernel.log import get_logger
-from weft.kernel.tracing import Attribute, AttributeValue, Sampling, ServiceName, Span, SpanCounts, SpanKind, Tracing
+from weft.kernel.tracing import Attribute, Sampling, ServiceName, Span, SpanCounts, SpanKind, TraceContext, Tracing
 
 log = get_logger("weft.traces")
 
@@ -27,9 +30,7 @@ CLOSE_SECONDS = 2.0
 MAX_ATTRIBUTE_CHARS = 256
 """Longer texts, such as a caller's name for a model, are cut."""
 
-_SCOPE = InstrumentationScope("weft", version("weft"))
 _SAMPLED = trace.TraceFlags(trace.TraceFlags.SAMPLED)
-_OK = trace.Status(trace.StatusCode.UNSET)
 _KINDS = {
     SpanKind.INTERNAL: trace.SpanKind.INTERNAL,
     SpanKind.SERVER: trace.SpanKind.SERVER,
@@ -58,7 +59,8 @@ class SpanExport(Tracing):
         # The SDK's exporters log each failed batch; `_sent` only logs the first.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         self._processor = BatchSpanProcessor(_CountingExporter(exporter, self._sent), max_queue_size=max_queued)
-        self._resources: dict[ServiceName, Resource] = {}
+        self._ids = _GivenIds()
+        self._tracers: dict[ServiceName, trace.Tracer] = {}
 
     @property
     @override
@@ -77,41 +79,42 @@ class SpanExport(Tracing):
             self._record(span)
 
     def _record(self, span: Span) -> None:
-        attributes: dict[str, AttributeValue] = {
-            name: value[:MAX_ATTRIBUTE_CHARS] if isinstance(value, str) else value
-            for name, value in span.attributes.items()
-        }
-        status = _OK
-        if span.error:
-            attributes[Attribute.ERROR] = span.error
-            status = trace.Status(trace.StatusCode.ERROR, span.error)
-        above = None
+        above = Context()
         if span.parent_id is not None:
-            above = _span_context(span.context.trace_id, span.parent_id)
-        # Not with a tracer, which takes 100 us per span (measured).
-        made = ReadableSpan(
-            span.name,
-            context=_span_context(span.context.trace_id, span.context.span_id),
-            parent=above,
-            resource=self._resource(span.service),
-            attributes=attributes,
-            links=[trace.Link(_span_context(link.trace_id, link.span_id)) for link in span.links],
-            kind=_KINDS[span.kind],
-            status=status,
-            start_time=span.start,
-            end_time=max(span.start, span.end),
-            instrumentation_scope=_SCOPE,
-        )
-        self._processor.on_end(made)
+            parent = _span_context(span.context.trace_id, span.parent_id)
+            above = trace.set_span_in_context(trace.NonRecordingSpan(parent), above)
+        tracer = self._tracer(span.service)
+        with self._lock:
+            self._ids.following = span.context
+            made = tracer.start_span(
+                span.name,
+                context=above,
+                kind=_KINDS[span.kind],
+                attributes=span.attributes,
+                links=[trace.Link(_span_context(link.trace_id, link.span_id)) for link in span.links],
+                start_time=span.start,
+            )
+        if span.error:
+            made.set_attribute(Attribute.ERROR, span.error)
+            made.set_status(trace.Status(trace.StatusCode.ERROR, span.error))
+        made.end(max(span.start, span.end))
 
-    def _resource(self, service: ServiceName) -> Resource:
-        found = self._resources.get(service)
-        if found is None:
+    def _tracer(self, service: ServiceName) -> trace.Tracer:
+        """Returns the tracer of a component: each has its resource, and all the same queue."""
+        if service not in self._tracers:
             own = {SERVICE_VERSION: version("weft")}
             if not self._named_by_user:
                 own[SERVICE_NAME] = service.value
-            found = self._resources[service] = Resource.create(own)
-        return found
+            provider = TracerProvider(
+                sampler=ALWAYS_ON,
+                resource=Resource.create(own),
+                shutdown_on_exit=False,
+                id_generator=self._ids,
+                span_limits=SpanLimits(max_span_attribute_length=MAX_ATTRIBUTE_CHARS),
+            )
+            provider.add_span_processor(self._processor)
+            self._tracers[service] = provider.get_tracer("weft", version("weft"))
+        return self._tracers[service]
 
     def _sent(self, count: int, has_failed: bool) -> None:
         """Counts a batch, in the exporter's thread."""
@@ -131,8 +134,24 @@ class SpanExport(Tracing):
 
     @override
     def close(self) -> None:
-        # The public method waits 30 s, and never returns if a collector accepts and does not answer.
-        self._processor._batch_processor.shutdown(int(CLOSE_SECONDS * 1e3))  # noqa: SLF001
+        # It waits 30 s, and never returns if a collector accepts and does not answer: the process ends without it.
+        closing = Thread(target=self._processor.shutdown, name="weft-traces-close", daemon=True)
+        closing.start()
+        closing.join(CLOSE_SECONDS)
+
+
+class _GivenIds(IdGenerator):
+    """Gives the next span the ids that weft has already told to other processes."""
+
+    following: TraceContext
+
+    @override
+    def generate_span_id(self) -> int:
+        return self.following.span_id
+
+    @override
+    def generate_trace_id(self) -> int:
+        return self.following.trace_id
 
 
 class _CountingExporter(SpanExporter):
