@@ -126,8 +126,8 @@ docs: $(VENV)/.up ## write the reference (settings, fields, endpoints, metrics .
 	@PYTHONPATH=docs/site $(BIN)/python -m reference_pages docs/reference
 	@$(BIN)/python docs/site/routing_picture.py
 
-envoy: $(VENV)/.dev ## write the Envoy configurations of deploy/envoy by the commands in their first lines
-	@for file in deploy/envoy/*.yaml; do \
+envoy: $(VENV)/.dev ## write deploy/envoy/edge.yaml by the command in its first line
+	@for file in deploy/envoy/edge.yaml; do \
 	  made=$$(sed -n '1s/^# Made by: weft //p' $$file) && $(BIN)/weft $$made > $$file.new && mv $$file.new $$file || exit 1; done
 
 dashboards: $(VENV)/.dev ## write the Grafana dashboards of deploy/observability from their code

@@ -1,8 +1,8 @@
-"""`weft config envoy`: configurations of an Envoy that others run, from weft's own."""
+"""`weft config envoy`: the configuration of an Envoy that others run, from weft's own."""
 
 import shlex
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -11,63 +11,45 @@ from weft_app.cli.background import arguments_of
 from weft_app.cli.options import ConfigOption
 from weft_app.cli.output import say
 from weft_app.config.loader import load_config
-from weft_app.edge.edge_document import edge_document
+from weft_app.edge.edge_document import edge_document, yaml_text
 from weft_app.edge.plan import CertificateFiles, EdgePlan, endpoint_of
-from weft_app.edge.relay_document import relay_document
-from weft_app.edge.texts import EdgeKind, json_text, yaml_text
 
-LISTEN, RELAY_LISTEN = "127.0.0.1:8443", "127.0.0.1:7444"
-GATEWAY, RELAY = "127.0.0.1:8080", "127.0.0.1:7443"
+EDGE, RELAY = "edge", "relay"
+LISTEN, GATEWAY = "127.0.0.1:8443", "127.0.0.1:8080"
 
 
 def config(
     context: typer.Context,
-    kind: Annotated[EdgeKind, typer.Argument(help="What Envoy is in front of.", show_default=False)],
+    kind: Annotated[str, typer.Argument(metavar=EDGE, help="What Envoy is in front of: gateways.")] = EDGE,
     config: ConfigOption = None,
     *,
-    listen: Annotated[
-        str | None, typer.Option(help=f"Listen address. Default {LISTEN}; for a relay {RELAY_LISTEN}.")
-    ] = None,
+    listen: Annotated[str, typer.Option(help="Listen address.")] = LISTEN,
     gateway: Annotated[
         list[str] | None, typer.Option(help=f"Address of a gateway; repeatable. Default {GATEWAY}.")
     ] = None,
-    relay: Annotated[str | None, typer.Option(help=f"Address of the relay. Default {RELAY}.")] = None,
     certificate: Annotated[
         Path | None, typer.Option(help="Path of the PEM chain on Envoy's host. Default: plain HTTP.")
     ] = None,
     key: Annotated[Path | None, typer.Option(help="Path of the PEM key on Envoy's host.")] = None,
-    output: Annotated[Literal["yaml", "json"], typer.Option("--output", "-o", help="Output format.")] = "yaml",
 ) -> None:
     """Print an Envoy configuration: its limits are those of weft.yaml (`edge`, `gateway.connections`).
 
     Example: weft config envoy edge --gateway gateway-1:8080 --gateway gateway-2:8080 > edge.yaml
     """
-    for option, is_given, fitting in (
-        ("--gateway", bool(gateway), EdgeKind.EDGE),
-        ("--certificate", certificate is not None, EdgeKind.EDGE),
-        ("--key", key is not None, EdgeKind.EDGE),
-        ("--relay", relay is not None, EdgeKind.RELAY),
-    ):
-        if is_given and kind is not fitting:
-            raise invalid_field(option, f"is only for {fitting}")
+    if kind == RELAY:
+        raise invalid_field("KIND", "relay was removed; use a copy of the file deploy/envoy/relay.yaml")
+    if kind != EDGE:
+        raise invalid_field("KIND", f"must be {EDGE}")
     if (certificate is None) != (key is None):
         missing = "--key" if key is None else "--certificate"
         raise invalid_field(missing, "is missing: a certificate needs its key, and a key its certificate")
-    loaded = load_config(config)
-    if kind is EdgeKind.RELAY:
-        relayed = endpoint_of(RELAY if relay is None else relay, "--relay")
-        document = relay_document(endpoint_of(RELAY_LISTEN if listen is None else listen, "--listen"), relayed)
-    else:
-        document = edge_document(
-            EdgePlan(
-                listen=endpoint_of(LISTEN if listen is None else listen, "--listen"),
-                gateways=tuple(endpoint_of(each, "--gateway") for each in gateway or (GATEWAY,)),
-                limits=loaded.edge,
-                certificate=CertificateFiles(certificate=str(certificate), key=str(key)) if certificate else None,
-            )
+    document = edge_document(
+        EdgePlan(
+            listen=endpoint_of(listen, "--listen"),
+            gateways=tuple(endpoint_of(each, "--gateway") for each in gateway or (GATEWAY,)),
+            limits=load_config(config).edge,
+            certificate=CertificateFiles(certificate=str(certificate), key=str(key)) if certificate else None,
         )
-    if output == "json":
-        say(json_text(document))
-    else:
-        words = arguments_of(context, without=frozenset({"kind", "config", "output"}))
-        say(yaml_text(document, kind, f"weft config envoy {kind.value} {shlex.join(words)}".rstrip()))
+    )
+    words = arguments_of(context, without=frozenset({"kind", "config"}))
+    say(yaml_text(document, f"weft config envoy {EDGE} {shlex.join(words)}".rstrip()))

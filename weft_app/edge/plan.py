@@ -2,10 +2,14 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from weft.kernel.address import MAX_PORT
 from weft.kernel.errors import invalid_field
 from weft_app.config.config import EdgeSettings
+
+Document = dict[str, Any]
+"""A message of Envoy's configuration as JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,11 +24,11 @@ from weft.kernel.reasons import Reason
 from weft.kernel.service import start_critical, start_task, stop_tasks
 from weft.kernel.tls import TlsFiles, TlsSource
 from weft_app.edge.edge_document import CERTIFICATE, LISTENER, edge_document
-from weft_app.edge.fragments import Document, message
-from weft_app.edge.plan import EdgePlan, Endpoint
+from weft_app.edge.plan import Document, EdgePlan, Endpoint
 
 MAX_ANSWER_BYTES = 1_048_576
 _ACTIVE = f"http.{LISTENER}.downstream_rq_active"
+_CERTIFICATE_TYPE = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
 
 
 class EnvoyAdmin:
@@ -284,7 +284,7 @@ class EdgeProxy:
             "certificate_chain": {"inline_string": material.certificate.decode()},
             "private_key": {"inline_string": material.key.decode()},
         }
-        secret = message("extensions.transport_sockets.tls.v3.Secret", name=CERTIFICATE, tls_certificate=pair)
+        secret = {"@type": _CERTIFICATE_TYPE, "name": CERTIFICATE, "tls_certificate": pair}
         # One file, so that certificate and key always match; only this user can read it.
         replace_file(self._certificate, json.dumps({"resources": [secret]}).encode())
         self._certificate_version = version

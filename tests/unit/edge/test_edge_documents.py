@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from typer.testing import CliRunner
 
+from gateway.config import HANDSHAKE_TIMEOUT_SECONDS, HEADER_TIMEOUT_SECONDS, MAX_HEADER_COUNT, ConnectionLimits
 from weft.kernel.errors import WeftError
 from weft_app.cli.main import app
 from weft_app.config.config import EdgeSettings
@@ -16,7 +16,7 @@ from weft_app.edge.binary import envoy_binary
 from weft_app.edge.edge_document import edge_document
 from weft_app.edge.plan import EdgePlan, Endpoint, endpoint_of
 
-FILES = sorted((Path(__file__).parents[3] / "deploy" / "envoy").glob("*.yaml"))
+FILE = Path(__file__).parents[3] / "deploy" / "envoy" / "edge.yaml"
 PLAN = EdgePlan(
     listen=Endpoint(host="127.0.0.1", port=8443),
     gateways=(Endpoint(host="127.0.0.1", port=8080),),
@@ -40,30 +40,26 @@ def _printed(*words: str) -> str:
     return ended.stdout
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_deploy_file_matches_the_output_of_its_command(
-    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_deploy_file_matches_the_output_of_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    first, _, _ = file.read_text().partition("\n")
+    first, _, _ = FILE.read_text().partition("\n")
     weft, *words = shlex.split(first.removeprefix("# Made by: "))
     assert weft == "weft"
-    assert _printed(*words[2:]) == file.read_text(), "run: make envoy"
+    assert _printed(*words[2:]) == FILE.read_text(), "run: make envoy"
 
 
-def test_each_kind_has_a_file() -> None:
-    assert [file.stem for file in FILES] == ["edge", "relay"]
-
-
-def test_json_and_yaml_are_equivalent() -> None:
-    words = ("edge", "--gateway", "10.0.0.7:8080")
-    assert yaml.safe_load(_printed(*words, "-o", "json")) == yaml.safe_load(_printed(*words))
+def test_template_has_the_limits_of_the_gateway() -> None:
+    document, connections = edge_document(replace(PLAN, certificate=Path("/c"))), ConnectionLimits()
+    assert _found(document, "request_headers_timeout") == [f"{HEADER_TIMEOUT_SECONDS:g}s"]
+    assert _found(document, "transport_socket_connect_timeout") == [f"{HANDSHAKE_TIMEOUT_SECONDS:g}s"]
+    assert _found(document, "max_headers_count") == [MAX_HEADER_COUNT]
+    assert _found(document, "max_request_headers_kb") == [connections.max_header_bytes // 1024]
+    assert _found(document, "idle_timeout") == [f"{connections.idle_seconds / part:g}s" for part in (1, 2)]
 
 
 def test_limits_match_the_configuration() -> None:
     document = edge_document(replace(PLAN, limits=EdgeSettings(max_connections=7, max_requests_per_second=11)))
     assert _found(document, "tokens_per_fill") == [11]
-    assert _found(document, "idle_timeout") == ["75s", "37.5s"]
     assert _found(document, "max_active_downstream_connections") == [7]
 
 
@@ -87,12 +83,12 @@ def test_ipv6_address_has_brackets() -> None:
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["edge", "--relay", "a:1"], "--relay: is only for relay"),
-        (["relay", "--gateway", "a:1"], "--gateway: is only for edge"),
+        (["relay"], "KIND: relay was removed; use a copy of the file deploy/envoy/relay.yaml"),
+        (["door"], "KIND: must be edge"),
         (["edge", "--certificate", "a.pem"], "--key: is missing"),
     ],
 )
-def test_incompatible_option_is_refused(words: list[str], why: str) -> None:
+def test_invalid_option_is_refused(words: list[str], why: str) -> None:
     ended = CliRunner().invoke(app, ["config", "envoy", *words])
     assert ended.exit_code == 2
     assert why in ended.stderr
