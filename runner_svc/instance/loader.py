@@ -1,5 +1,6 @@
 """The loader of an instance: acquires a memory lease, starts the backend, and measures the duration."""
 
+import asyncio
 from collections import deque
 from dataclasses import replace
 from statistics import median
@@ -146,13 +147,14 @@ class Loader:
     async def _fetch(self) -> None:
         """Pulls the model's files if they are missing."""
         self.fetches = False
-        if self.config.fetch is None:
+        fetch, is_here = self.config.fetch, self.config.is_here
+        if fetch is None or (is_here is not None and await asyncio.to_thread(is_here)):
             return
         # If this machine lacks something, the load is retried like that of an engine that exits.
         self.fetches = self.config.lack is None
         self.fetch_stage = PULLING if self.fetches else ""
         try:
-            fetched = await self.config.fetch(self._note_fetch)
+            fetched = await fetch(self._note_fetch)
         finally:
             self.fetch_stage, self.fetch_share = "", None
         self.on_fetched(fetched)

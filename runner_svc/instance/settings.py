@@ -144,7 +144,9 @@ class ServedModel(ModelEngine):
     adapters: tuple[ServedAdapter, ...] = ()
     """Adapters of the model: separate models that its instance also serves."""
     fetch: FetchModel | None = field(default=None, repr=False)
-    """Pulls its files before the first load; None: they are present."""
+    """Pulls its files before a load unless `is_here`; None: they are present, and cannot be pulled."""
+    is_here: Callable[[], bool] | None = field(default=None, repr=False)
+    """Whether its files are present now, since others may delete them; None: they are not. May block."""
     lack: WeftError | None = None
     """What the model needs but this machine lacks, the error of `fetch`; None: nothing."""
     added: added_model_pb2.AddedModel | None = field(default=None, repr=False)

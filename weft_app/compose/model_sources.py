@@ -56,7 +56,7 @@ class ModelSources:
         with suppress(WeftError):
             here = self._files_here(source, model.form)
             if here is not None:
-                return _built(model, here, build)
+                return self._fetched_again(_built(model, here, build), model, source, build)
         # Properties of the files are unknown, so none are published.
         return replace(
             build(model),
@@ -141,7 +141,26 @@ class ModelSources:
         served = await asyncio.to_thread(_built, model, here, build)
         if served.lack is not None:
             raise served.lack
-        return served
+        return self._fetched_again(served, model, source, build)
+
+    def _fetched_again(
+        self, served: ServedModel, model: SourcedModelSettings, source: ModelSource, build: Build
+    ) -> ServedModel:
+        """Returns a model whose files are here, and are pulled again before a load if they are not any more."""
+        if served.fetch is not None or isinstance(source, PathSource):
+            return served
+        return replace(
+            served,
+            fetch=lambda note: self._fetch(model, source, build, note),
+            is_here=lambda: self._is_here(source, model.form),
+        )
+
+    def _is_here(self, source: ModelSource, form: ModelForm | None) -> bool:
+        try:
+            here = self._files_here(source, form)
+        except WeftError:
+            return False
+        return here is not None and here.path.exists()
 
     def _files_here(self, source: ModelSource, form: ModelForm | None) -> FoundFiles | None:
         """Returns the files of a source on this machine; None: they must be pulled.

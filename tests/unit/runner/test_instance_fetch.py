@@ -81,6 +81,22 @@ async def test_pulled_files_are_not_pulled_again_after_a_crash_or_hibernation() 
     await stage.instance.stop()
 
 
+async def test_deleted_files_are_pulled_again_before_the_next_load() -> None:
+    stage = FetchStage()
+    stage.go.set()
+    present = True
+    first = replace(stage.model, make_backend=lambda: stage.second, is_here=lambda: present)
+    instance = Instance(first, stage.second, FakeClock(), lambda: None)
+    await instance.start()
+    await asyncio.wait_for(instance.wake(), 5.0)
+    assert (stage.pulls, stage.second.starts) == (0, 1)
+    await instance.unload()
+    present = False
+    await asyncio.wait_for(instance.wake(), 5.0)
+    assert (stage.pulls, stage.second.starts) == (1, 2)
+    await instance.stop()
+
+
 async def test_failed_pull_is_not_a_restart_and_the_next_call_pulls_again() -> None:
     stage = FetchStage()
     stage.error = WeftError(Reason.NOT_FOUND, "the hub has no such repository")
