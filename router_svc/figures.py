@@ -23,6 +23,7 @@ from weft.dispatch.fleet import FleetView
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.request import Priority
 
 SHORTEST_SECONDS = 1e-4
 """Times up to this form the first class ..."""
@@ -239,8 +240,11 @@ def busiest(steps: Iterable[Step], most: int) -> list[str]:
     return sorted(totals, key=lambda model: (-totals[model], model))[:most]
 
 
-def end_of(receipt: receipt_pb2.Receipt) -> RequestEnd:
-    """Return what a receipt counts. Times are counted only for completed requests."""
+def end_of(receipt: receipt_pb2.Receipt, *, is_awaited: bool = True) -> RequestEnd:
+    """Return what a receipt counts. Times are counted only for completed requests.
+
+    `is_awaited`: whether its time to the first token counts, as nobody waits for tasks in idle capacity.
+    """
     usage = receipt.usage
     end = {
         _OUTCOMES.get(receipt.outcome, "failed"): 1,
@@ -251,9 +255,11 @@ def end_of(receipt: receipt_pb2.Receipt) -> RequestEnd:
     }
     if receipt.outcome == receipt_pb2.OUTCOME_COMPLETED and receipt.HasField("time_to_first_token"):
         first, total = _seconds_of(receipt.time_to_first_token), _seconds_of(receipt.total_time)
-        end["time_to_first_token"] = class_of(first)
+        if is_awaited:
+            end["time_to_first_token"] = class_of(first)
         later = end["completion_tokens"] - 1
-        if later > 0 and total >= first:
+        # Tokens of a task are those of all its attempts.
+        if later > 0 and total >= first and not (receipt.task_id and end["retried"]):
             end["time_per_output_token"] = class_of((total - first) / later)
     return end
 
@@ -286,10 +292,13 @@ class FiguresRecorder:
 
     def note_end(self, ended: RequestEnded) -> None:
         """Count a finished request, unless its dispatcher continues without this router."""
+        if ended.is_attempt:
+            return
         asked, receipt = ended.request.spec.model, ended.receipt
         if receipt is not None:
             model = ended.view.label(receipt.model if receipt.attempts else asked)
-            self._count(model, end_of(receipt), ended.at)
+            is_awaited = ended.request.spec.priority is not Priority.DURABLE
+            self._count(model, end_of(receipt, is_awaited=is_awaited), ended.at)
             return
         if ended.last_error is Reason.SERVICE_UNAVAILABLE:
             return

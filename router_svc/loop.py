@@ -427,6 +427,14 @@ class SchedulingLoop:
             served = _served(ended.receipt, ended.request.spec.operation)
             self._deliver(self.scheduler.finish(ended.request.key, ended.at, served, failure))
 
+    def task_ended(self, spec: PlacementRequest, reason: Reason, receipt: receipt_pb2.Receipt) -> None:
+        """Count the end of a task, as its placements are not counted; its store counts its usage."""
+        now = self._clock.monotonic()
+        request = Request.of(0, replace(spec, task_id=""), now)
+        ended = RequestEnded(request=request, at=now, view=self._mesh.view, reason=reason, receipt=receipt)
+        self._deps.records.figures.note_end(ended)
+        self._deps.observer.note_end(ended)
+
     def lacks_end(self, request: PlacementRequest) -> bool:
         """Whether the end of a request is unknown here.
 

@@ -18,12 +18,14 @@ from typing_extensions import override
 
 from router_svc.observer import RequestEnded, RouterState, SchedulingObserver
 from router_svc.policy.decisions import Placed, Rejects, RequestDecision, WaitKind
+from router_svc.usage import retries_of
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.request_spans import OPERATION_NAMES, PROVIDER
 from weft.kernel.metrics import MetricsPage, exemplar_of
 from weft.kernel.placement_request import PlacementRequest, PoolQueue
 from weft.kernel.reasons import Reason
+from weft.kernel.request import Priority
 from weft.kernel.tracing import TraceContext, error_type
 
 TOLERANCE_SECONDS = 0.002
@@ -126,6 +128,9 @@ class RouterMetrics(SchedulingObserver):
         self._failed_attempts = page.counter(
             "weft_router_failed_attempts", "Attempts that failed before content, by reason.", ("reason",)
         )
+        self._retries = page.counter(
+            "weft_router_retries", "Attempts beyond the first of each ended request, by model.", ("model",)
+        )
         self._wakes = page.counter("weft_router_wakes", "Wakes and loads caused by requests, by model.", ("model",))
         self._failed_wakes = page.counter(
             "weft_router_failed_wakes", "Wakes and loads that failed, by model and reason.", ("model", "reason")
@@ -166,7 +171,8 @@ class RouterMetrics(SchedulingObserver):
         """Counts a grant or a refusal. Waits are not counted, as each request gets many."""
         if isinstance(decision, Placed):
             self._grants.of(view.label(request.model), request.priority.name.lower()).inc()
-        elif isinstance(decision, Rejects):
+        elif isinstance(decision, Rejects) and not request.task_id:
+            # A refused task waits and is offered again.
             self._note_refusal(request, decision.reason, view)
 
     @override
@@ -198,6 +204,8 @@ class RouterMetrics(SchedulingObserver):
     def note_end(self, ended: RequestEnded) -> None:
         """Counts the end of a request and the waits in its receipt."""
         request, reason, receipt, view = ended.request.spec, ended.reason, ended.receipt, ended.view
+        if ended.is_attempt:
+            return
         if ended.refusal is not None:
             self._note_refusal(request, reason, view)
             return
@@ -210,6 +218,8 @@ class RouterMetrics(SchedulingObserver):
             return
         exemplar = exemplar_of_request(request)
         self._requests.note_end(request, reason, receipt, view, exemplar)
+        if retries := retries_of(receipt):
+            self._retries.of(model).inc(retries)
         if receipt.left_premises:
             self._left.of(model).inc()
         if receipt.attempts:
@@ -231,7 +241,7 @@ class RequestMetrics:
         )
         self._first_token = page.histogram(
             "gen_ai_server_time_to_first_token_seconds",
-            "Time from the arrival of a completed request to its first content.",
+            "Time from the arrival of a completed request to its first content, without tasks in idle capacity.",
             _COMMON,
             FIRST_TOKEN_SECONDS,
         )
@@ -278,7 +288,8 @@ class RequestMetrics:
         if receipt.HasField("total_time"):
             self._duration.of(*common, error).observe(total, exemplar)
         if receipt.outcome == _COMPLETED and has_content:
-            self._note_speed(common, receipt, total, exemplar)
+            is_awaited = request.priority is not Priority.DURABLE
+            self._note_speed(common, receipt, total, exemplar, is_awaited=is_awaited)
         if receipt.HasField("usage"):
             usage = receipt.usage
             self._usage.of(*common, "input").observe(usage.prompt_tokens, exemplar)
@@ -290,12 +301,20 @@ class RequestMetrics:
             self._faults.of(fault).inc()
 
     def _note_speed(
-        self, common: tuple[str, ...], receipt: receipt_pb2.Receipt, total: float, exemplar: dict[str, str] | None
+        self,
+        common: tuple[str, ...],
+        receipt: receipt_pb2.Receipt,
+        total: float,
+        exemplar: dict[str, str] | None,
+        *,
+        is_awaited: bool,
     ) -> None:
         first = seconds_of(receipt.time_to_first_token)
-        self._first_token.of(*common).observe(first, exemplar)
+        if is_awaited:
+            self._first_token.of(*common).observe(first, exemplar)
         later_tokens = receipt.usage.completion_tokens - 1
-        if later_tokens > 0 and total >= first:
+        # Tokens of a task are those of all its attempts.
+        if later_tokens > 0 and total >= first and not (receipt.task_id and retries_of(receipt)):
             self._per_token.of(*common).observe((total - first) / later_tokens, exemplar)
 
 

@@ -38,6 +38,11 @@ class RequestEnded:
     """Whether this router is stopping, so that the dispatcher continues without it."""
 
     @property
+    def is_attempt(self) -> bool:
+        """Whether it is an attempt of a task, which is counted when the task ends."""
+        return bool(self.request.spec.task_id)
+
+    @property
     def outcome(self) -> "receipt_pb2.Outcome.ValueType | None":
         """The outcome; OUTCOME_UNSPECIFIED: unknown, None: its dispatcher places it again.
 

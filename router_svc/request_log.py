@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from dataclasses import replace as replace_dataclass
 from datetime import datetime, timedelta
 from itertools import islice
 
@@ -25,6 +26,7 @@ from router_svc.policy.decisions import (
     Loads,
     LoadStart,
     Noted,
+    Pauses,
     Placed,
     Rejects,
     StopsWaking,
@@ -32,10 +34,11 @@ from router_svc.policy.decisions import (
     Wakes,
 )
 from router_svc.policy.request import Request
-from router_svc.request_record import EndedRequest, add_decisions
+from router_svc.request_record import EndedRequest, RecordedTask, UnderWay, add_decisions
 from router_svc.unwritten_records import UnwrittenRecords
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_pb2 as pb
+from weft.api.router.v1 import task_pb2
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.placement_request import PlacementRequest
@@ -61,9 +64,9 @@ class RequestLogLimits:
     max_wakes: int = 1_024
     """Models with a remembered last load, for requests that get its status a moment later; the oldest is dropped
     first."""
-    max_receipt_bytes: int = 4_096
-    """A larger receipt is stored without signals, warnings and engine log lines; if it is still too large, only its
-    outcome is stored."""
+    max_receipt_bytes: int = 16_384
+    """A larger receipt is stored without signals, warnings and engine log lines, then without the messages of its
+    attempts; if it is still too large, only its outcome is stored."""
 
 
 RETRY_AFTER_SECONDS = 1.0
@@ -129,7 +132,11 @@ class RequestLog:
 
     def __init__(self, limits: RequestLogLimits | None = None) -> None:
         self.limits = limits or RequestLogLimits()
-        self._under_way: dict[int, Request] = {}
+        self._under_way: dict[int, UnderWay] = {}
+        self._tasks: dict[str, RecordedTask] = {}
+        """Unfinished tasks by id; each is also under way."""
+        self._placements: dict[int, RecordedTask] = {}
+        """Tasks by the keys of their placements, which are not under way themselves."""
         self._wakes: OrderedDict[str, LoadStart] = OrderedDict()
         """The last load of each model, the newest last."""
         self._ended: OrderedDict[int, EndedRequest] = OrderedDict()
@@ -164,6 +171,10 @@ class RequestLog:
         """Record an arrived request; `wall`: UTC."""
         spec = request.spec
         request.arrived_wall = wall - timedelta(seconds=spec.age_seconds) if spec.age_seconds else wall
+        if (task := self._tasks.get(spec.task_id)) is not None:
+            task.placement, task.spec, self._placements[request.key] = request, spec, task
+            self._mark(task.key, spec.tenant)
+            return
         if spec.age_seconds > 0.0:
             self._forget_lost(spec)
         if len(self._under_way) < self.limits.max_under_way:
@@ -195,12 +206,85 @@ class RequestLog:
 
     def note_failed(self, key: int, failed: FailedAttempt, now: float) -> None:
         """Record a failed attempt."""
-        entry = self._under_way.get(key)
+        entry = self._placed(key)
         if entry is not None:
             entry.status = failed
             self._add(entry, failed, now)
-            if self._watches:
-                self._mark(key, entry.spec.tenant)
+            self._mark_entry(entry)
+
+    # -- tasks
+
+    def begin_task(self, spec: PlacementRequest, age_seconds: float, now: float, wall: datetime) -> RecordedTask | None:
+        """Record a task that is offered, once; returns it. None: too many requests are under way."""
+        known = self._tasks.get(spec.task_id)
+        if known is not None or len(self._under_way) >= self.limits.max_under_way:
+            return known
+        key = next(self._recovered_keys)
+        task = RecordedTask(
+            key=key, spec=spec, arrived_at=now - age_seconds, arrived_wall=wall - timedelta(seconds=age_seconds)
+        )
+        self._under_way[key] = self._tasks[spec.task_id] = task
+        self._newest[spec.request_id] = self._newest_of_tenant[spec.tenant, spec.request_id] = key
+        self._mark(key, spec.tenant)
+        return task
+
+    def pause_task(self, task_id: str, retry: task_pb2.TaskRetry, pause_seconds: float, now: float) -> None:
+        """Record that an attempt of a task failed and that another one follows."""
+        task = self._tasks.get(task_id)
+        if task is None:
+            return
+        task.retry = retry
+        following = len(task.attempts) + 1
+        noted = Pauses(following, pause_seconds, retry.failed_count, retry.max_attempts)
+        task.past = [*task.past, (now, noted)][-self.limits.max_decisions :]
+        self._mark(task.key, task.spec.tenant)
+
+    def note_canceller(self, tenant: str, task_id: str, cancelled_by: str) -> asyncio.Future[None] | None:
+        """Record who cancels a task; returns a future of its end. None: it is not under way here."""
+        task = self._tasks.get(task_id)
+        if task is None or task.spec.tenant != tenant:
+            return None
+        task.cancelled_by = cancelled_by
+        task.ended = task.ended or asyncio.get_running_loop().create_future()
+        return task.ended
+
+    def end_task(self, task: RecordedTask, receipt: receipt_pb2.Receipt, message: str, now: float) -> None:
+        """Record the end of a task. `receipt`: over all its attempts."""
+        if task.placement is not None:
+            self._placements.pop(task.placement.key, None)
+            task.leave(None, self.limits.max_decisions)
+        self._tasks.pop(task.spec.task_id, None)
+        if task.ended is not None and not task.ended.done():
+            task.ended.set_result(None)
+        for place in reversed(range(len(task.past))):
+            at, noted = task.past[place]
+            if isinstance(noted, FailedAttempt):
+                task.past[place] = (at, replace_dataclass(noted, may_follow=False))
+                break
+        if len(task.attempts) == len(receipt.attempts):
+            for shown, known in zip(receipt.attempts, task.attempts, strict=True):
+                shown.engine_log.extend(known.engine_log)
+        reason = reason_of(receipt.reason) if receipt.reason else Reason.UNSPECIFIED
+        by = task.cancelled_by or receipt.cancelled_by
+        task.cancelled_by = by if reason is Reason.CANCELLED else ""
+        words = f"cancelled by {actor_words(by)}" if task.cancelled_by else message
+        self._end(task, reason, words, now, receipt)
+
+    def _end_placement(self, task: RecordedTask, end: RequestEnded) -> None:
+        """Record the end of a placement of a task; the task decides what follows."""
+        request, receipt = end.request, end.receipt
+        del self._placements[request.key]
+        if end.refusal is not None:
+            refused = Rejects(
+                key=request.key, reason=end.refusal.reason, message=end.refusal.message, metadata=end.refusal.metadata
+            )
+            self._add(request, refused, end.at)
+        failed = None if receipt is None else _failed_in_answer(receipt)
+        if failed is not None:
+            self._add(request, replace_dataclass(failed, may_follow=True), end.at)
+        task.cancelled_by = request.cancelled_by or task.cancelled_by
+        task.leave(receipt, self.limits.max_decisions)
+        self._mark(task.key, task.spec.tenant)
 
     def note_end(self, end: RequestEnded) -> None:
         """Record the end of a request; the first end and the first receipt count.
@@ -210,13 +294,16 @@ class RequestLog:
         """
         request, reason, receipt, now = end.request, end.reason, end.receipt, end.at
         key = request.key
+        if (task := self._placements.get(key)) is not None:
+            self._end_placement(task, end)
+            return
         if end.refusal is not None:
             error = end.refusal
             self._note(Rejects(key=key, reason=error.reason, message=error.message, metadata=error.metadata), now)
             return
         if end.is_closing and receipt is None and reason is Reason.CANCELLED and not request.cancelled_by:
             self._under_way.pop(key, None)
-        entry = self._under_way.get(key)
+        entry = self._placed(key)
         if entry is not None:
             words = f"cancelled by {actor_words(entry.cancelled_by)}" if entry.cancelled_by else ""
             failed = None if receipt is None else _failed_in_answer(receipt)
@@ -283,13 +370,13 @@ class RequestLog:
             self._forget_oldest()
         return before
 
-    def find(self, request_id: str, now: float, tenant: str = "") -> Request | EndedRequest | None:
+    def find(self, request_id: str, now: float, tenant: str = "") -> UnderWay | EndedRequest | None:
         """Return the tenant's newest request with this id; of any tenant if empty."""
         self._forget_old(now)
         key = self._newest_of_tenant.get((tenant, request_id)) if tenant else self._newest.get(request_id)
         return None if key is None else self._under_way.get(key) or self._ended.get(key)
 
-    def under_way(self, limit: int, tenant: str = "") -> tuple[list[Request], int]:
+    def under_way(self, limit: int, tenant: str = "") -> tuple[list[UnderWay], int]:
         """Return the requests under way, oldest first, and their number; of one tenant, or of all if empty."""
         found = [entry for entry in self._under_way.values() if tenant in ("", entry.spec.tenant)]
         return heapq.nsmallest(limit, found, key=lambda entry: (entry.arrived_at, entry.key)), len(found)
@@ -302,12 +389,12 @@ class RequestLog:
         found = [each for each in reversed(self._ended.values()) if tenant in ("", each.tenant) and is_wanted(each)]
         return found[:limit], len(found)
 
-    def newest(self, key: int) -> Request | EndedRequest | None:
+    def newest(self, key: int) -> UnderWay | EndedRequest | None:
         """Return a request by its key; None: it is not in memory, or its tenant reused its id."""
         entry = self._under_way.get(key) or self._ended.get(key)
         if entry is None:
             return None
-        known = entry.spec if isinstance(entry, Request) else entry
+        known = entry if isinstance(entry, EndedRequest) else entry.spec
         return entry if self._newest_of_tenant.get((known.tenant, known.request_id)) == key else None
 
     @contextmanager
@@ -338,21 +425,36 @@ class RequestLog:
         for watch in self._watches:
             watch.note(key, tenant, only_figures=only_figures)
 
+    def _placed(self, key: int) -> Request | None:
+        """Return the request under way with this key; for a task its placement."""
+        task = self._placements.get(key)
+        entry = self._under_way.get(key) if task is None else task.placement
+        return entry if isinstance(entry, Request) else None
+
+    def _mark_entry(self, entry: Request) -> None:
+        if self._watches:
+            self._mark(self._placements.get(entry.key, entry).key, entry.spec.tenant)
+
     def _note(self, decision: Waits | Loads | Placed | Rejects, now: float) -> None:
-        entry = self._under_way.get(decision.key)
+        entry = self._placed(decision.key)
         if entry is None:
             return
-        if isinstance(decision, Rejects):
+        task = self._placements.get(entry.key)
+        if isinstance(decision, Rejects) and task is None:
             words = _error_words(entry, decision.reason) or decision.message
             self._add(entry, decision, now)
             self._end(entry, decision.reason, words, now)
             return
-        is_repeated = _repeats(entry.status, decision)
+        is_repeated = not isinstance(decision, Rejects) and _repeats(entry.status, decision)
         if not is_repeated:
             self._add(entry, decision, now)
-        entry.status = decision
+        if not isinstance(decision, Rejects):
+            entry.status = decision
+        if task is not None and isinstance(decision, Placed):
+            task.retry = None
         if self._watches:
-            self._mark(entry.key, entry.spec.tenant, only_figures=is_repeated)
+            key = entry.key if task is None else task.key
+            self._mark(key, entry.spec.tenant, only_figures=is_repeated)
 
     def _note_wakes(self, wakes: Wakes, now: float) -> None:
         self._wakes[wakes.model] = LoadStart(wakes, now)
@@ -361,7 +463,7 @@ class RequestLog:
             self._wakes.popitem(last=False)
 
     def _note_loading(self, status: Loads, now: float) -> None:
-        entry = self._under_way.get(status.key)
+        entry = self._placed(status.key)
         if entry is None:
             return
         if not _repeats(entry.status, status):
@@ -379,10 +481,12 @@ class RequestLog:
         if len(entry.decisions) > self.limits.max_decisions:
             del entry.decisions[0]
 
-    def _end(self, entry: Request, reason: Reason, message: str, now: float) -> None:
+    def _end(
+        self, entry: UnderWay, reason: Reason, message: str, now: float, receipt: receipt_pb2.Receipt | None = None
+    ) -> None:
         decisions, spec = pb.RequestRecord(), entry.spec
         add_decisions(decisions, entry.decisions, entry.arrived_at)
-        del self._under_way[entry.key]
+        self._under_way.pop(entry.key, None)
         ended = self._ended[entry.key] = EndedRequest(
             key=entry.key,
             request_id=spec.request_id,
@@ -399,6 +503,8 @@ class RequestLog:
             cancelled_by=entry.cancelled_by,
             asked_model=spec.asked_model,
             number=self._next_number,
+            receipt=None if receipt is None else self._bounded(receipt).SerializeToString(),
+            quotes_content=receipt is not None and _quotes_content(receipt),
         )
         self._next_number += 1
         self.unwritten.note_end(ended)
@@ -435,6 +541,9 @@ class RequestLog:
         kept = receipt_pb2.Receipt()
         kept.CopyFrom(receipt)
         clear_quotes(kept)
+        if kept.ByteSize() > self.limits.max_receipt_bytes:
+            for attempt in kept.attempts[:-1]:
+                attempt.ClearField("message")
         if kept.ByteSize() <= self.limits.max_receipt_bytes:
             return kept
         return receipt_pb2.Receipt(outcome=receipt.outcome, reason=receipt.reason, left_premises=receipt.left_premises)
@@ -445,7 +554,7 @@ def _failed_in_answer(receipt: receipt_pb2.Receipt) -> FailedAttempt | None:
     if not receipt.attempts or not receipt.HasField("time_to_first_token"):
         return None
     last = receipt.attempts[-1]
-    if not last.reason:
+    if last.reason in (Reason.UNSPECIFIED.value, Reason.CANCELLED.value):
         return None
     return FailedAttempt(len(receipt.attempts), reason_of(last.reason), last.message, has_content=True)
 

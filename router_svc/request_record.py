@@ -1,19 +1,24 @@
 """An ended request in a router's memory, the port to those in its database, and the decisions of a record."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Protocol
 
 import msgspec
 
-from router_svc.policy.decisions import FailedAttempt, Loads, LoadStart, Noted, Placed, Rejects, Waits
+from router_svc.policy.decisions import FailedAttempt, Loads, LoadStart, Noted, Pauses, Placed, Rejects, Waits
 from router_svc.policy.endpoints.choice import MAX_CONSIDERED, Considered
+from router_svc.policy.request import Request
+from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_pb2 as pb
+from weft.api.router.v1 import task_pb2
 from weft.durable.requests import Selection
+from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
-from weft.kernel.timestamps import set_seconds
+from weft.kernel.timestamps import seconds_of, set_seconds
 from weft.kernel.units import wait_words
 
 
@@ -71,6 +76,97 @@ class EndedRequest(msgspec.Struct, gc=False, kw_only=True):
         return self.is_lost or self.was_left
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
+class RecordedTask:
+    """A task that has not ended, over all its placements, with the fields of a `Request` that records show."""
+
+    key: int
+    spec: PlacementRequest
+    arrived_at: float
+    """When it was submitted, in seconds on this router's clock."""
+    arrived_wall: datetime
+    attempts: list[receipt_pb2.Attempt] = field(default_factory=list)
+    """Those of ended placements."""
+    past: list[tuple[float, Noted]] = field(default_factory=list)
+    """The decisions of ended placements."""
+    placement: Request | None = None
+    """None: it waits for its next attempt."""
+    retry: task_pb2.TaskRetry | None = None
+    """Why its last attempt failed, until the next one starts; None: none failed."""
+    cancelled_by: str = ""
+    ended: asyncio.Future[None] | None = None
+    """Completed at its end; None: nothing waits for it."""
+
+    @property
+    def decisions(self) -> list[tuple[float, Noted]]:
+        """All decisions, with its attempts counted through."""
+        return [*self.past, *self._own_decisions()]
+
+    @property
+    def status(self) -> object:
+        """The last status of its placement."""
+        return None if self.placement is None else self.placement.status
+
+    @property
+    def all_attempts(self) -> list[receipt_pb2.Attempt]:
+        """All attempts, those of the present placement included."""
+        own = () if self.placement is None else attempts_of(self.placement.decisions, self.arrived_at)
+        return [*self.attempts, *own]
+
+    def leave(self, receipt: receipt_pb2.Receipt | None, max_decisions: int) -> None:
+        """End its placement; `receipt`: of the placement, if known."""
+        placement = self.placement
+        if placement is None:
+            return
+        known = self.all_attempts[len(self.attempts) :]
+        if receipt is not None:
+            later = placement.arrived_at - self.arrived_at
+            # Copied, as the task stores the receipt as it is.
+            own = receipt_pb2.Receipt()
+            own.CopyFrom(receipt)
+            known = list(own.attempts)
+            for attempt in known:
+                set_seconds(attempt.start, later + seconds_of(attempt.start))
+        decisions = self._own_decisions()
+        # A task is offered again and again: the same refusal is kept once.
+        if decisions and self.past and _is_same_refusal(self.past[-1][1], decisions[-1][1]):
+            decisions = []
+        self.past = [*self.past, *decisions][-max_decisions:]
+        self.attempts += known
+        self.placement = None
+
+    def _own_decisions(self) -> list[tuple[float, Noted]]:
+        if self.placement is None:
+            return []
+        before = len(self.attempts)
+        return [
+            (at, replace(noted, attempt=noted.attempt + before) if isinstance(noted, Placed | FailedAttempt) else noted)
+            for at, noted in self.placement.decisions
+        ]
+
+
+UnderWay = Request | RecordedTask
+
+
+def _is_same_refusal(one: Noted, other: Noted) -> bool:
+    return isinstance(one, Rejects) and isinstance(other, Rejects) and one.reason is other.reason
+
+
+def attempts_of(decisions: Iterable[tuple[float, Noted]], arrived_at: float) -> list[receipt_pb2.Attempt]:
+    """Return the attempts that decisions tell of, as in a receipt."""
+    found: list[receipt_pb2.Attempt] = []
+    for at, noted in decisions:
+        if isinstance(noted, Placed):
+            chosen = noted.candidate
+            found.append(receipt_pb2.Attempt(runner=chosen.runner, runner_incarnation=chosen.incarnation))
+            found[-1].model = chosen.model
+            set_seconds(found[-1].start, at - arrived_at)
+        elif isinstance(noted, FailedAttempt) and found:
+            found[-1].reason, found[-1].message = noted.reason.value, noted.message  # type: ignore[assignment]
+            set_seconds(found[-1].duration, at - arrived_at - seconds_of(found[-1].start))
+    return found
+
+
 class RequestHistory(Protocol):
     """Port to the requests in a router's database. Raises SERVICE_UNAVAILABLE."""
 
@@ -125,9 +221,15 @@ def _fill_decision(record: pb.DecisionRecord, noted: Noted, age_seconds: float, 
                 _fill_candidates(record, noted.choice.considered, noted.choice.count)
         case FailedAttempt():
             record.kind = pb.DecisionRecord.KIND_RETRIED if is_retried else pb.DecisionRecord.KIND_FAILED
-            when = "after its answer had begun and is not retried" if noted.has_content else "before any content"
+            final = "" if noted.may_follow else " and is not retried"
+            when = f"after its answer had begun{final}" if noted.has_content else "before any content"
             words = f": {noted.message}" if noted.message else ""
             record.detail = f"attempt {noted.attempt} failed {when}: {_reason_name(noted.reason)}{words}"
+        case Pauses():
+            record.kind = pb.DecisionRecord.KIND_QUEUED
+            failed = f"{noted.failed_count} of {noted.max_attempts} attempts failed" if noted.failed_count else "again"
+            when = f"in {wait_words(noted.seconds)} s" if noted.seconds else "with a free slot"
+            record.detail = f"attempt {noted.attempt} starts {when} ({failed})"
         case Rejects():
             record.kind = pb.DecisionRecord.KIND_REJECTED
             record.detail = f"{_reason_name(noted.reason)}: {noted.message}"

@@ -15,7 +15,14 @@ from router_svc.policy.change_buffer import WatchLimits
 from router_svc.policy.decisions import Loads, Placed, Waits
 from router_svc.policy.request import Request
 from router_svc.request_log import RequestLog
-from router_svc.request_record import EndedRequest, RequestHistory, add_decisions
+from router_svc.request_record import (
+    EndedRequest,
+    RecordedTask,
+    RequestHistory,
+    UnderWay,
+    add_decisions,
+    attempts_of,
+)
 from weft.api.router.v1 import request_pb2, request_service_pb2_grpc, task_pb2
 from weft.api.router.v1 import request_service_pb2 as pb
 from weft.dispatch.placement import MAX_CANCELLER_CHARS
@@ -39,9 +46,9 @@ from weft.kernel.rpc_auth import caller
 from weft.kernel.timestamps import set_seconds
 
 
-def request_record(entry: Request | EndedRequest, *, with_decisions: bool) -> request_pb2.RequestRecord:
+def request_record(entry: UnderWay | EndedRequest, *, with_decisions: bool) -> request_pb2.RequestRecord:
     """Return the record of a request."""
-    asked = entry.spec if isinstance(entry, Request) else entry
+    asked = entry if isinstance(entry, EndedRequest) else entry.spec
     record = request_pb2.RequestRecord(
         request_id=asked.request_id,
         tenant=asked.tenant,
@@ -55,6 +62,11 @@ def request_record(entry: Request | EndedRequest, *, with_decisions: bool) -> re
         _fill_end(record, entry, with_decisions=with_decisions)
         return record
     _fill_status(record, entry.status)
+    if isinstance(entry, Request):
+        record.attempts.extend(attempts_of(entry.decisions, entry.arrived_at))
+    else:
+        record.attempts.extend(entry.all_attempts)
+        _fill_retry(record, entry)
     if with_decisions:
         add_decisions(record, entry.decisions, entry.arrived_at)
     return record
@@ -94,7 +106,15 @@ def _fill_status(record: request_pb2.RequestRecord, status: object) -> None:
                     set_seconds(record.queued.eta, status.eta_seconds)
 
 
-def _records_of(entries: Sequence[Request] | Sequence[EndedRequest]) -> list[request_pb2.RequestRecord]:
+def _fill_retry(record: request_pb2.RequestRecord, task: RecordedTask) -> None:
+    record.cancelled_by = task.cancelled_by
+    if task.retry is not None:
+        record.retry.CopyFrom(task.retry)
+        if task.placement is None:
+            record.queued.reason = f"the next attempt; the last one failed: {task.retry.error.message}"
+
+
+def _records_of(entries: Sequence[UnderWay] | Sequence[EndedRequest]) -> list[request_pb2.RequestRecord]:
     return [request_record(entry, with_decisions=False) for entry in entries]
 
 
@@ -303,12 +323,16 @@ class RequestServicer(AnsweringServicer, request_service_pb2_grpc.RequestService
             raise invalid_field("tenant", f"must name one: requests of several tenants have this id ({named})")
         ends = dict(self._loop.cancel(request_id, tenant, cancelled_by))
         idle = []
+        records = []
         for task in journaled:
-            own = self._loop.cancel(task.id, task.tenant, cancelled_by)
+            records.append(self._log.note_canceller(task.tenant, task.id, cancelled_by))
+            own = ends if task.id == request_id else self._loop.cancel(task.id, task.tenant, cancelled_by)
             ends |= own
             if not own:
                 idle.append(task)
         await self._await_ends(ends)
+        if ends and (recorded := [each for each in records if each is not None]):
+            await asyncio.wait(recorded, timeout=CANCEL_WAIT_SECONDS)
         cancelled = [task for task in idle if await self._cancel_idle(task, cancelled_by)]
         if cancelled and not ends:
             return _cancelled_record(request_id, cancelled[-1].tenant, cancelled_by)

@@ -150,7 +150,7 @@ class UsageRecorder:
     def note_end(self, ended: RequestEnded) -> None:
         """Counts the end of a request."""
         request, receipt, view = ended.request.spec, ended.receipt, ended.view
-        if not self._is_counted(request):
+        if self._max_rows is None or ended.is_attempt:
             return
         if receipt is not None:
             model = receipt.model if receipt.attempts else ""
@@ -183,10 +183,6 @@ class UsageRecorder:
         """Counts again what could not be written."""
         for key, sums in taken.items():
             self._add(key, sums)
-
-    def _is_counted(self, request: PlacementRequest) -> bool:
-        # Tasks are counted by their store.
-        return self._max_rows is not None and not request.task_id
 
     def _key_of(self, request: PlacementRequest, model: str, view: FleetView) -> UsageKey:
         hour = hour_of(self._clock.utc_now().timestamp())

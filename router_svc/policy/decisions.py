@@ -146,6 +146,19 @@ class FailedAttempt:
     """The error text; empty: unknown."""
     has_content: bool = False
     """Whether the answer had begun."""
+    may_follow: bool = False
+    """Whether another attempt may follow although the answer had begun, as for a task."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pauses:
+    """A task waits for its next attempt."""
+
+    attempt: int
+    """The next one."""
+    seconds: float
+    failed_count: int
+    max_attempts: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,4 +169,4 @@ class LoadStart:
     at: float
 
 
-Noted = Waits | Loads | Placed | Rejects | FailedAttempt | LoadStart
+Noted = Waits | Loads | Placed | Rejects | FailedAttempt | LoadStart | Pauses

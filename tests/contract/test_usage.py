@@ -141,8 +141,9 @@ _EXCEPT_OUTCOMES = [
 
 
 async def kept_receipts(database: RouterDatabase) -> tuple[list[receipt_pb2.Receipt], int]:
-    """The receipts of all attempts in the database, and how many ended without one."""
-    rows = await database.rows("SELECT * FROM task_attempts WHERE ended_at IS NOT NULL")
+    """The receipts of all attempts of ended tasks in the database, and how many ended without one."""
+    ended = "SELECT id FROM tasks WHERE state > 2"
+    rows = await database.rows(f"SELECT * FROM task_attempts WHERE task_id IN ({ended})")
     return [receipt_pb2.Receipt.FromString(row.receipt) for row in rows if row.receipt], sum(
         not row.receipt for row in rows
     )

@@ -281,7 +281,7 @@ class RequestTrace:
         if self.attempts and not receipt.host:
             receipt.host = self.attempts[-1].grant.host
         for attempt in self.attempts:
-            receipt.attempts.add(
+            shown = receipt.attempts.add(
                 runner=attempt.grant.runner,
                 runner_incarnation=attempt.grant.runner_incarnation,
                 reason=attempt.reason.value,  # same numbers
@@ -289,6 +289,10 @@ class RequestTrace:
                 message=attempt.message,
                 engine_exit=attempt.engine_exit,
             )
+            set_seconds(shown.start, attempt.began - self.arrived)
+            set_seconds(shown.duration, (now if attempt.ended is None else attempt.ended) - attempt.began)
+        if self.attempts and not receipt.attempts[-1].reason:
+            receipt.attempts[-1].reason = receipt.reason
         self._note_tool_runs(receipt)
         if self.granted is not None:
             waited = self.granted - self.arrived - self._load_wait_at_grant

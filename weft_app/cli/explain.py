@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,6 +42,7 @@ def _state(request: Document) -> str:
     if "endedAt" in request:
         seconds = (moment_in(request["endedAt"]) - moment_in(request["arrivedAt"])).total_seconds()
         took = f" after {time_words(seconds)}"
+    took += tries_words(request)
     if "reason" not in request:
         return f"completed{took}"
     return f"{request['reason']}{took}" + _after(": ", request.get("message"))
@@ -68,6 +70,12 @@ def retry_words(retry: Document) -> str:
     left = (moment_in(retry["nextAt"]) - datetime.now(UTC)).total_seconds() if "nextAt" in retry else 0.0
     when = f"the next one starts in {wait_words(left)} s" if left > 0 else "the next one starts with a free slot"
     return f"{failed} ({error['reason']}: {error['message']}); {when}"
+
+
+def tries_words(request: Document) -> str:
+    """Returns ", 5 attempts"; empty for at most one."""
+    count = len(request.get("receipt", request).get("attempts", ()))
+    return f", {count} attempts" if count > 1 else ""
 
 
 def _alias(request: Document) -> str:
@@ -249,10 +257,23 @@ def _content(capture: Document) -> str:
 
 def explanation(request: Document) -> str:
     """Returns all decisions as text."""
-    lines = [*page(_REQUEST, request), *_section("Decisions", _decisions(request.get("decisions", ())))]
+    lines = [*page(_REQUEST, request)]
+    tried = [page([Column(f"Attempt {at}", _attempt)], each) for at, each in enumerate(request.get("attempts", ()), 1)]
+    lines += _section("Attempts", chain.from_iterable(tried))
+    lines += [*_section("Decisions", _decisions(request.get("decisions", ())))]
     if "receipt" in request:
         lines += receipt_lines(request["receipt"], request["requestId"])
     return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _attempt(attempt: Document) -> str:
+    """Returns where and when an attempt ran, and how it ended."""
+    where = (f"{attempt['model']} on " if attempt.get("model") else "") + (attempt["runner"] or "an unknown runner")
+    times = [f"+{attempt['startSeconds']:.3f} s"] if "startSeconds" in attempt else []
+    times += [f"for {time_words(attempt['durationSeconds'])}"] if "durationSeconds" in attempt else []
+    has_ended = "durationSeconds" in attempt or "startSeconds" not in attempt
+    ended = attempt.get("reason", "answered" if has_ended else "runs") + _after(": ", attempt.get("message"))
+    return f"{where}{' (' + ', '.join(times) + ')' if times else ''}: {ended}"
 
 
 def receipt_lines(receipt: Document, request_id: str) -> list[str]:
@@ -263,14 +284,7 @@ def receipt_lines(receipt: Document, request_id: str) -> list[str]:
     for number, attempt in enumerate(attempts, 1):
         lines += page(
             [
-                Column(
-                    f"Attempt {number}",
-                    lambda attempt: (
-                        (f"{attempt['model']} on " if attempt.get("model") else "")
-                        + f"{attempt['runner']}: {attempt.get('reason', 'answered')}"
-                        + _after(": ", attempt.get("message"))
-                    ),
-                ),
+                Column(f"Attempt {number}", _attempt),
                 Column("Engine ended", "engineExit"),
             ],
             attempt,

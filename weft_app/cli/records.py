@@ -11,10 +11,11 @@ from weft.kernel.reasons import Reason
 from weft.kernel.units import Rate, RateUnit, size_words, time_words, wait_words
 from weft.kernel.unknown_names import SECRET, unknown_name
 from weft_app.cli.completion import SECRETS
+from weft_app.cli.explain import retry_words, tries_words
 from weft_app.cli.follow import RecordChanges, follow, poll_records
 from weft_app.cli.mesh_api import Document, connect
 from weft_app.cli.options import ResourceFormat, note
-from weft_app.cli.output import FORMATS, TEXTS, Listing, custom_columns, moment_in, print_table, say
+from weft_app.cli.output import FORMATS, TEXTS, Listing, custom_columns, moment_in, print_table, say, shortened
 from weft_app.cli.short_ids import REQUESTS, full_id
 
 
@@ -276,20 +277,26 @@ def _seconds_of(request: Document) -> float:
     return (moment_in(request["endedAt"]) - moment_in(request["arrivedAt"])).total_seconds()
 
 
-_WAITS = "WAITS_FOR:queued.reason|loading.stage"
+def _waits_for(request: Document) -> str:
+    waits = request.get("queued", {}).get("reason") or request.get("loading", {}).get("stage", "")
+    return retry_words(request["retry"]) if "retry" in request else waits
+
+
 _REQUEST = custom_columns(
-    "REQUEST:requestId TARGET:target STATE:state TENANT:tenant? PRIORITY:priority? POSITION:queued.position "
-    "ETA:queued.etaSeconds|loading.etaSeconds:eta~ AGE:arrivedAt:age~"
+    "REQUEST:requestId TARGET:target STATE TENANT:tenant? PRIORITY:priority? POSITION "
+    "ETA:queued.etaSeconds|loading.etaSeconds:eta~ AGE:arrivedAt:age~",
+    STATE=lambda request: request["state"] + tries_words(request),
+    POSITION=lambda request: str(request.get("queued", {}).get("position") or "-"),
 )
 _REQUESTS = Listing(
     empty="no requests are waiting or running; list ended ones with weft get requests --state ended",
-    columns=_REQUEST + custom_columns(f"{_WAITS}:short"),
-    wide=_REQUEST + custom_columns(f"CLIENT:clientId {_WAITS}"),
+    columns=_REQUEST + custom_columns("WAITS_FOR", WAITS_FOR=lambda request: shortened(_waits_for(request))),
+    wide=_REQUEST + custom_columns("CLIENT:clientId WAITS_FOR", WAITS_FOR=_waits_for),
     name=lambda request: request["requestId"],
 )
 _END = custom_columns(
     "REQUEST:requestId TARGET:target OUTCOME TENANT:tenant? PRIORITY:priority? TOKENS TOOK ENDED:endedAt:ago~",
-    OUTCOME=lambda request: request.get("reason", "completed"),
+    OUTCOME=lambda request: request.get("reason", "completed") + tries_words(request),
     TOKENS=_token_counts,
     TOOK=lambda request: time_words(_seconds_of(request)),
 )

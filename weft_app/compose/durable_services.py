@@ -13,6 +13,7 @@ from router_svc.durable.stored_responses import ResponseService
 from router_svc.durable.tasks.service import TaskService
 from router_svc.durable.tasks.task_call import CallMaker
 from router_svc.durable.tasks.task_media import TaskMedia
+from router_svc.durable.tasks.task_recorder import TaskRecorder
 from router_svc.durable.usage import UsageService
 from router_svc.leader import LeadingRouter
 from router_svc.service import RouterService
@@ -116,7 +117,17 @@ def router_stores(
     )
     tasks = router_svc.durable.tasks.service.build(database, limits, calls, router_name=router.name)
     router.subscribe(tasks.engine.mesh_changed)
-    batches = BatchService(database, batch_limits, limits, tasks.events, clock=clock, names=calls.names, files=files)
+    tasks.record_with(TaskRecorder(router.records.requests, router.task_ended, clock, tasks.utc_now))
+    batches = BatchService(
+        database,
+        batch_limits,
+        limits,
+        tasks.events,
+        clock=clock,
+        names=calls.names,
+        files=files,
+        stop_items=tasks.engine.cancel,
+    )
     router.journal_to(tasks.tasks, batches.files, tasks.servicer)
     if page is not None:
         from router_svc.durable.metrics import add_task_metrics  # noqa: PLC0415 - only where there is a page

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,16 @@ from router_svc.durable.store_service import Rpcs, StoreService
 from router_svc.durable.tasks.spec_validation import checked_task
 from router_svc.durable.tasks.task_events import TaskEventBus
 from router_svc.durable.tasks.task_media import TaskMedia
-from router_svc.durable.tasks.task_records import ItemEnded, Lane, LaneFilled, ManyChanged, NewTask, StoreEvent
+from router_svc.durable.tasks.task_records import (
+    ItemEnded,
+    Lane,
+    LaneFilled,
+    ManyChanged,
+    NewTask,
+    PendingTask,
+    StoreEvent,
+    TasksEnded,
+)
 from router_svc.durable.tasks.task_servicer import asking_caller
 from router_svc.durable.uploads import (
     IDLE_SECONDS,
@@ -72,6 +81,14 @@ CHUNK_BYTES = 4 * 1024 * 1024
 MAX_LANES_PUBLISHED = 256
 """Maximum lanes that are published individually."""
 _DIGEST_BYTES = 16
+
+
+StopItems = Callable[[Callable[[PendingTask], bool]], Awaitable[None]]
+"""Cancels the wanted items that run in this process; see `TaskEngine.cancel`."""
+
+
+async def ignore_items(_: Callable[[PendingTask], bool]) -> None:
+    """StopItems of a process that runs no tasks."""
 
 
 class ItemIntake:
@@ -288,9 +305,11 @@ class BatchServicer(AnsweringServicer, batch_service_pb2_grpc.BatchServiceServic
         names: KnownNames | None = None,
         media: TaskMedia | None = None,
         idle_seconds: float = IDLE_SECONDS,
+        stop_items: StopItems = ignore_items,
     ) -> None:
         """`names`: valid targets of items, ids and aliases included; None: any name is accepted literally."""
         self._media = media
+        self._stop_items = stop_items
         self._idle_seconds = idle_seconds
         self._store = store
         self._limits = limits
@@ -570,6 +589,7 @@ class BatchServicer(AnsweringServicer, batch_service_pb2_grpc.BatchServiceServic
 
     async def _cancel_items(self, batch_id: str) -> None:
         now = self._now()
+        await self._stop_items(lambda item: item.batch == batch_id)
         try:
             while await self._store.cancel_some(batch_id, now, CHANGED_AT_ONCE):
                 pass
@@ -630,7 +650,7 @@ async def _lines(
 class BatchService(StoreService):
     """Serves a router's files and batches."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a router provides
         self,
         database: RouterDatabase,
         limits: BatchLimits,
@@ -640,6 +660,7 @@ class BatchService(StoreService):
         clock: Clock | None = None,
         names: KnownNames | None = None,
         files: FileServicer | None = None,
+        stop_items: StopItems = ignore_items,
     ) -> None:
         """`events`: the bus of the task service in this process. `files`: shared with tasks; None: separate.
 
@@ -648,7 +669,10 @@ class BatchService(StoreService):
         clock = clock or SystemClock()
         self._files = files or FileServicer(database, limits, clock)
         store, media = BatchStore(database), TaskMedia(self._files)
-        self._batches = BatchServicer(store, limits, task_limits, events, clock, names=names, media=media)
+        store.report_ends = lambda ended: events.publish(TasksEnded(ended))
+        self._batches = BatchServicer(
+            store, limits, task_limits, events, clock, names=names, media=media, stop_items=stop_items
+        )
         self.files, self.batches = FileClient(self._files), BatchClient(self._batches)
         """Clients of the services in this process."""
         sweeps = {"files": self._files.sweep, "batches": self._batches.sweep}

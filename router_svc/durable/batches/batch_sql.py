@@ -12,10 +12,9 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from router_svc.durable.files import is_kept
 from router_svc.durable.tasks.sql_rows import NO_SEQ, READY_NOW, SPECS, STAGED, as_many_as_fit, insert_rows, task_of
-from router_svc.durable.tasks.task_records import NewTask
-from router_svc.durable.usage_entries import add_entries, ended_without_receipt
+from router_svc.durable.tasks.task_ends import ReportEnds, ignore_ends, settle
+from router_svc.durable.tasks.task_records import EndedTask, NewTask
 from router_svc.store.database import RouterDatabase
-from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import batch_service_pb2 as batch_pb
 from weft.api.router.v1 import task_pb2
 from weft.durable.batches import BATCH_OUTPUT
@@ -73,6 +72,8 @@ class BatchStore:
 
     def __init__(self, database: RouterDatabase) -> None:
         self._database = database
+        self.report_ends: ReportEnds = ignore_ends
+        """Called with the items that ended here, after each commit."""
 
     # -- batches
 
@@ -264,27 +265,25 @@ class BatchStore:
         """Cancels some open items; returns how many."""
         chosen = "SELECT id FROM tasks WHERE batch_id = :batch AND state IN (1, 2) ORDER BY line LIMIT :limit"
 
-        def cancel(tx: Tx) -> int:
+        def cancel(tx: Tx) -> list[EndedTask]:
             values: dict[str, Any] = {"batch": batch_id, "limit": limit, "now": now}
-            stopped = tx.rows(
+            tx.execute(
                 f"""UPDATE task_attempts SET ended_at = :now, reason = :reason, message = 'its batch was cancelled'
-                WHERE ended_at IS NULL AND task_id IN ({chosen}) RETURNING task_id""",
+                WHERE ended_at IS NULL AND task_id IN ({chosen})""",
                 **values,
                 reason=Reason.CANCELLED.value,
             )
             cancelled = tx.rows(
-                f"""UPDATE tasks SET state = :state, ended_at = :now, owner = '', lease_until = NULL
-                WHERE id IN ({chosen}) RETURNING id, tenant, caller, model""",
+                f"""UPDATE tasks SET state = :state, ended_at = :now, owner = '', lease_until = NULL, error_reason = 0,
+                error_message = '' WHERE id IN ({chosen}) RETURNING *""",
                 **values,
                 state=task_pb2.TASK_STATE_CANCELLED,
             )
-            running, of_batch = {row.task_id for row in stopped}, receipt_pb2.OUTCOME_CANCELLED
-            add_entries(
-                tx, [ended_without_receipt(row, now, of_batch, was_running=row.id in running) for row in cancelled]
-            )
-            return len(cancelled)
+            return settle(tx, cancelled, now)
 
-        return await self._database.run(cancel)
+        ended = await self._database.run(cancel)
+        self.report_ends(ended)
+        return len(ended)
 
     async def results(
         self, batch_id: str, after_line: int, limit: int, max_bytes: int

@@ -14,7 +14,8 @@ from router_svc.durable.tasks.task_call import CallMaker
 from router_svc.durable.tasks.task_engine import TaskEngine
 from router_svc.durable.tasks.task_events import TaskEventBus
 from router_svc.durable.tasks.task_media import TaskMedia
-from router_svc.durable.tasks.task_records import DatabaseClock, StateCount
+from router_svc.durable.tasks.task_recorder import TaskRecorder
+from router_svc.durable.tasks.task_records import DatabaseClock, StateCount, TasksEnded
 from router_svc.durable.tasks.task_run import TaskDeps
 from router_svc.durable.tasks.task_servicer import TaskServicer
 from router_svc.durable.tasks.task_spans import TaskSpans
@@ -27,6 +28,8 @@ from weft.kernel.names import new_process_id
 from weft.kernel.service import Service
 from weft.sql.sweeper import Sweeper
 
+MAX_RESUMED = 1_000
+"""Maximum tasks of each kind whose records are resumed at a start; the others are recorded when they are offered."""
 UNNAMED_ROUTER = "router"
 """Owner prefix of claims by a router without a name."""
 
@@ -80,6 +83,7 @@ class TaskService(Service):
         self._database_clock = database_clock
         self._limits = limits
         self._events = TaskEventBus()
+        store.report_ends = lambda ended: self._events.publish(TasksEnded(ended))
         deps = TaskDeps(
             # Per start, as claims of an earlier start must not be renewed.
             owner=new_process_id(router_name or UNNAMED_ROUTER),
@@ -93,6 +97,7 @@ class TaskService(Service):
             media=media or TaskMedia(None),
         )
         self._engine = TaskEngine(deps)
+        self._recorder: TaskRecorder | None = None
         self._counts = OpenTaskCounts(store, limits, clock)
         self._sweeps = TaskSweeps(deps, self._counts)
         sweeps = {"tasks": self._sweeps.sweep}
@@ -110,6 +115,11 @@ class TaskService(Service):
     def states(self) -> Mapping[str, StateCount]:
         """Tasks by state, as of the last sweep."""
         return {state_name(state).lower(): count for state, count in self._sweeps.states.items()}
+
+    def record_with(self, recorder: TaskRecorder) -> None:
+        """Record tasks as requests. Call it before the start."""
+        self._recorder = recorder
+        self._events.subscribe(recorder)
 
     def utc_now(self) -> float:
         """The clock of stored tasks: UTC seconds since the epoch."""
@@ -145,11 +155,21 @@ class TaskService(Service):
         try:
             await self._database_clock.synchronize()
             await self._counts.count()
+            await self._resume_records()
         except BaseException:
             await self._store.stop()
             raise
         await self._engine.start()
         self._sweeper.start(immediately=True)
+
+    async def _resume_records(self) -> None:
+        """Records what an earlier process began: tasks with attempts, and ends that it could not write any more."""
+        if self._recorder is None:
+            return
+        for each in await self._store.tried(MAX_RESUMED):
+            self._recorder.resume(each.task, each.band, list(each.receipt.attempts))
+        if ended := await self._store.unrecorded_ends(MAX_RESUMED):
+            self._recorder(TasksEnded(ended))
 
     async def stop(self, grace_seconds: float) -> None:
         """Stops everything; runs that do not end within the grace period are reverted for other routers."""

@@ -13,8 +13,10 @@ from typing import Any, ClassVar
 from router_svc.durable.moments import BoundedMoment, bring_back, is_any_ahead
 from router_svc.durable.tasks import sql_rows
 from router_svc.durable.tasks.sql_rows import NO_SEQ, SPECS, STAGED, as_many_as_fit, lane_of, task_of
+from router_svc.durable.tasks.task_ends import ReportEnds, attempts_in, ended_of, ignore_ends, settle
 from router_svc.durable.tasks.task_records import (
     Claim,
+    EndedTask,
     ExpiredLease,
     Lane,
     NewChunk,
@@ -23,27 +25,21 @@ from router_svc.durable.tasks.task_records import (
     StateCount,
     TaskOutcome,
 )
-from router_svc.durable.usage_entries import add_entries, ended_attempt, ended_without_receipt
 from router_svc.policy.task_release import KeptTasks, Release
 from router_svc.store.database import RouterDatabase, time_of
-from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import task_pb2
 from weft.api.router.v1 import task_service_pb2 as pb
 from weft.durable.tasks import DEFAULT_LISTED, MAX_LISTED, task_error
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.timestamps import stamp_of
-from weft.sql.connections import Tx
+from weft.sql.connections import Row, Tx
 from weft.sql.statements import insert
 
+RECORD_LAG_SECONDS = 60.0
+"""Records of requests are written later than tasks end, but not by more than this."""
 MAX_CHUNKS_READ = 1_024
 """Maximum chunks per call."""
-_OUTCOMES: "Mapping[int, receipt_pb2.Outcome.ValueType]" = {
-    task_pb2.TASK_STATE_COMPLETED: receipt_pb2.OUTCOME_COMPLETED,
-    task_pb2.TASK_STATE_FAILED: receipt_pb2.OUTCOME_FAILED,
-    task_pb2.TASK_STATE_CANCELLED: receipt_pb2.OUTCOME_CANCELLED,
-}
-"""Outcome of a task that ended without a receipt."""
 _BY_OWNER = task_error(Reason.CANCELLED, "it was cancelled")
 _STATES = tuple(number for number in task_pb2.TaskState.values() if number)
 
@@ -101,6 +97,8 @@ class SqlTaskStore:
     def __init__(self, database: RouterDatabase) -> None:
         self._database = database
         self._is_open = False
+        self.report_ends: ReportEnds = ignore_ends
+        """Called with the tasks that ended here, after each commit."""
 
     async def start(self) -> None:
         """Opens the database. Raises SERVICE_UNAVAILABLE."""
@@ -215,7 +213,7 @@ class SqlTaskStore:
             # BETWEEN instead of an equality, so that only one index has the order. With an equality PostgreSQL may scan
             # all tasks by `seq` until it has found enough of the lane.
             found = tx.rows(
-                f"""SELECT id, caller, attempt, failures, max_attempts, batch_id, length(spec) AS size
+                f"""SELECT id, caller, attempt, failures, max_attempts, batch_id, created_at, length(spec) AS size
                 FROM tasks JOIN task_specs ON task_id = id WHERE {_MAY_START} AND model = :model AND tenant = :tenant
                 AND band BETWEEN :band AND :band ORDER BY band, seq LIMIT :limit""",
                 now=now,
@@ -236,6 +234,7 @@ class SqlTaskStore:
                     failures=row.failures,
                     max_attempts=row.max_attempts,
                     batch=row.batch_id,
+                    created_at=row.created_at,
                 )
                 for row in chosen
             ]
@@ -250,13 +249,35 @@ class SqlTaskStore:
         return None if found is None else float(found.ready_at)
 
     async def open_of_request(self, request_id: str, limit: int) -> Sequence[task_pb2.Task]:
-        """Returns unfinished tasks with this request id, of any tenant, oldest first."""
+        """Returns unfinished tasks with this request id or id, of any tenant, oldest first."""
         found = await self._database.rows(
-            "SELECT * FROM tasks WHERE request_id = :request_id AND state IN (1, 2) LIMIT :limit",
+            """SELECT * FROM tasks WHERE request_id = :request_id AND state IN (1, 2)
+            UNION ALL SELECT * FROM tasks WHERE id = :request_id AND state IN (1, 2) LIMIT :limit""",
             request_id=request_id,
             limit=limit,
         )
         return [task_of(row) for row in sorted(found, key=lambda row: row.seq)]
+
+    async def tried(self, limit: int) -> Sequence[EndedTask]:
+        """Returns unfinished tasks with attempts, and the receipts so far."""
+        some = "SELECT * FROM tasks WHERE state = 2 OR (state = 1 AND attempt > 0) LIMIT :limit"
+        return await self._ended(some, limit=limit)
+
+    async def unrecorded_ends(self, limit: int) -> Sequence[EndedTask]:
+        """Returns tasks that ended after the last write of request records, which lacks them."""
+        some = f"""SELECT * FROM tasks WHERE state > 2 AND ended_at >
+            COALESCE((SELECT max(ended_at) FROM request_records), 0) - {RECORD_LAG_SECONDS}
+            AND NOT EXISTS (SELECT 1 FROM request_records WHERE request_records.request_id = tasks.id)
+            ORDER BY ended_at LIMIT :limit"""
+        return await self._ended(some, limit=limit)
+
+    async def _ended(self, some: str, **values: Any) -> Sequence[EndedTask]:
+        def read(tx: Tx) -> Sequence[EndedTask]:
+            rows = tx.rows(some, **values)
+            attempts = attempts_in(tx, [row.id for row in rows])
+            return [ended_of(row, attempts.get(row.id, ())) for row in rows]
+
+        return await self._database.read(read)
 
     async def kept_counts(self) -> Mapping[str, KeptTasks]:
         """Returns number and size of finished tasks by tenant."""
@@ -377,29 +398,32 @@ class SqlTaskStore:
     async def end(self, claim: Claim, outcome: TaskOutcome, now: float) -> bool:
         """Ends the task and its attempt. False: the claim is lost and nothing was stored."""
 
-        def finish(tx: Tx) -> bool:
+        def finish(tx: Tx) -> list[EndedTask]:
             failure = outcome.failure or task_pb2.TaskError()
             values: dict[str, Any] = sql_rows.claim_parameters(claim) | sql_rows.failure_parameters(failure)
             if not self._append(tx, claim, outcome.chunks):
-                # True if the earlier write succeeded but its acknowledgement was lost.
-                ended = """SELECT 1 FROM tasks JOIN task_attempts
+                # Found if the earlier write succeeded but its acknowledgement was lost.
+                ended = """SELECT tasks.* FROM tasks JOIN task_attempts
                     ON task_attempts.task_id = tasks.id AND task_attempts.attempt = tasks.attempt
                     WHERE tasks.id = :id AND tasks.attempt = :attempt AND tasks.state = :state
                     AND error_reason = :reason AND error_message = :message AND task_attempts.owner = :owner"""
-                return tx.value(ended, **values, state=outcome.state) is not None
+                found = tx.rows(ended, **values, state=outcome.state)
+                return [ended_of(row, attempts_in(tx, [row.id])[row.id]) for row in found]
             row = tx.row(
                 f"""UPDATE tasks SET state = :state, ended_at = :now, error_reason = :reason, error_message = :message,
-                {_UNCLAIMED} WHERE {self.fence} RETURNING tenant, caller, model""",
+                {_UNCLAIMED} WHERE {self.fence} RETURNING *""",
                 **values,
                 state=outcome.state,
                 now=now,
             )
             assert row is not None, "the claim was found in this transaction"
-            add_entries(tx, [ended_attempt(row, now, outcome.receipt, _OUTCOMES[outcome.state])])
-            _end_attempts(tx, [claim], failure, now, receipt=outcome.receipt)
-            return True
+            was_cancelled = outcome.state == task_pb2.TASK_STATE_CANCELLED and outcome.failure is None
+            _end_attempts(tx, [claim], _BY_OWNER if was_cancelled else failure, now, receipt=outcome.receipt)
+            return settle(tx, [row], now)
 
-        return await self._database.run(finish, vital=True)
+        ended = await self._database.run(finish, vital=True)
+        self.report_ends(ended)
+        return bool(ended)
 
     async def revert(
         self, claim: Claim, failure: task_pb2.TaskError, *, receipt: bytes, counts: bool, now: float, ready_at: float
@@ -410,19 +434,18 @@ class SqlTaskStore:
         """
 
         def give_back(tx: Tx) -> bool:
-            row = tx.row(
-                f"""UPDATE tasks SET failures = failures + :failures, ready_at = :ready_at, {_AGAIN} WHERE {self.fence}
-                RETURNING tenant, caller, model""",
+            is_done = tx.execute(
+                f"""UPDATE tasks SET failures = failures + :failures, ready_at = :ready_at, {_AGAIN}
+                WHERE {self.fence}""",
                 **sql_rows.claim_parameters(claim),
                 **sql_rows.failure_parameters(failure),
                 failures=int(counts),
                 ready_at=ready_at if ready_at > now else sql_rows.READY_NOW,
                 now=now,
             )
-            if row is None:
+            if not is_done:
                 return False
             _delete_pieces(tx, [claim])
-            add_entries(tx, [ended_attempt(row, now, receipt, None)])
             _end_attempts(tx, [claim], failure, now, receipt=receipt)
             return True
 
@@ -433,21 +456,22 @@ class SqlTaskStore:
     async def cancel(self, tenant: str, task_id: str, now: float) -> task_pb2.Task | None:
         """Cancels a task unless it is terminal; returns it, with the router that ran it still in `owner`."""
 
-        def stop(tx: Tx) -> task_pb2.Task | None:
+        def stop(tx: Tx) -> tuple[task_pb2.Task | None, list[EndedTask]]:
             row = tx.row(_TASK, id=task_id, tenant=tenant)
             if row is None or row.state >= task_pb2.TASK_STATE_COMPLETED:
-                return None if row is None else task_of(row)
-            cancel = f"UPDATE tasks SET state = :state, ended_at = :now, {_UNCLAIMED} WHERE seq = :seq RETURNING *"
-            after = tx.row(cancel, seq=row.seq, now=now, state=task_pb2.TASK_STATE_CANCELLED)
-            was_running = row.state == task_pb2.TASK_STATE_RUNNING
-            if was_running:
+                return None if row is None else task_of(row), []
+            cancel = f"""UPDATE tasks SET state = :state, ended_at = :now, error_reason = 0, error_message = '',
+                {_UNCLAIMED} WHERE seq = :seq RETURNING *"""
+            after = tx.rows(cancel, seq=row.seq, now=now, state=task_pb2.TASK_STATE_CANCELLED)
+            if row.state == task_pb2.TASK_STATE_RUNNING:
                 _end_attempts(tx, [Claim(task_id, row.owner, row.attempt)], _BY_OWNER, now)
-            add_entries(tx, [ended_without_receipt(row, now, receipt_pb2.OUTCOME_CANCELLED, was_running=was_running)])
-            task = task_of(after)
+            task = task_of(after[0])
             task.owner = row.owner
-            return task
+            return task, settle(tx, after, now)
 
-        return await self._database.run(stop)
+        task, ended = await self._database.run(stop)
+        self.report_ends(ended)
+        return task
 
     async def delete(self, tenant: str, task_id: str) -> task_pb2.Task | None:
         """Deletes a terminal task and returns its last state. Raises RESOURCE_IN_USE if it is not terminal."""
@@ -469,7 +493,7 @@ class SqlTaskStore:
         `except_of`: an owner whose claims stay.
         """
 
-        def take_back(tx: Tx) -> Sequence[ExpiredLease]:
+        def take_back(tx: Tx) -> tuple[Sequence[ExpiredLease], list[EndedTask]]:
             rows = tx.rows(
                 """SELECT * FROM tasks WHERE state = 2 AND lease_until <= :now AND owner <> :owner
                 ORDER BY lease_until LIMIT :limit""",
@@ -478,7 +502,7 @@ class SqlTaskStore:
                 owner=except_of,
             )
             if not rows:
-                return ()
+                return (), []
             again = [row for row in rows if row.failures + 1 < row.max_attempts]
             failed = [row for row in rows if row.failures + 1 >= row.max_attempts]
             lost = [
@@ -497,17 +521,17 @@ class SqlTaskStore:
             )
             claims = [each.claim for each in lost]
             _delete_pieces(tx, claims)
-            add_entries(tx, [ended_without_receipt(row, now, None) for row in again])
-            add_entries(tx, [ended_without_receipt(row, now, receipt_pb2.OUTCOME_FAILED) for row in failed])
             _end_attempts(tx, claims, sql_rows.LOST, now)
-            return lost
+            return lost, settle(tx, _rows_of(tx, failed), now)
 
-        return await self._database.run(take_back, vital=True)
+        lost, ended = await self._database.run(take_back, vital=True)
+        self.report_ends(ended)
+        return lost
 
     async def fail_expired(self, now: float, limit: int) -> Sequence[str]:
         """Fails expired pending tasks: QUEUE_TIMEOUT, or DEADLINE_EXCEEDED after a batch window. Returns their ids."""
 
-        def fail(tx: Tx) -> Sequence[str]:
+        def fail(tx: Tx) -> list[EndedTask]:
             rows = tx.rows(
                 """SELECT seq, id, attempt, window_ends_at, pending_limit_seconds, tenant, caller, model FROM tasks
                 WHERE state = 1 AND expires_at <= :now ORDER BY expires_at LIMIT :limit""",
@@ -516,11 +540,11 @@ class SqlTaskStore:
             )
             ended = [sql_rows.end_parameters(row, sql_rows.why_never(row), now) for row in rows]
             tx.many(f"UPDATE tasks SET {_FAILED} WHERE seq = :seq", ended)
-            failed = receipt_pb2.OUTCOME_FAILED
-            add_entries(tx, [ended_without_receipt(row, now, failed, was_running=False) for row in rows])
-            return [row.id for row in rows]
+            return settle(tx, _rows_of(tx, rows), now)
 
-        return await self._database.run(fail)
+        failed = await self._database.run(fail)
+        self.report_ends(failed)
+        return [each.task.id for each in failed]
 
     async def purge_ended(self, before: float, limit: int) -> Sequence[str]:
         """Deletes tasks that ended before a time, except batch items without written results; returns their ids."""
@@ -586,6 +610,11 @@ def _moments_of(longest_pause_seconds: float) -> Sequence[BoundedMoment]:
         moment("tasks", "seq", "created_at", where=has_window, along=("window_ends_at", "expires_at")),
         moment("tasks", "seq", "ended_at", where="state > 2"),
     )
+
+
+def _rows_of(tx: Tx, rows: Sequence[Any]) -> Sequence[Row]:
+    """Returns the present rows of tasks."""
+    return tx.rows("SELECT * FROM tasks WHERE seq IN :seqs", seqs=[row.seq for row in rows]) if rows else ()
 
 
 def _cut(tx: Tx, claim: Claim, first: int) -> int:

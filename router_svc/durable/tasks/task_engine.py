@@ -5,7 +5,7 @@ this router's claims, detects lost ones, and takes back expired leases of other 
 """
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from typing_extensions import override
 
@@ -39,6 +39,8 @@ MESH_CHANGE_SECONDS = 1.0
 """Minimum time between two new offers of refused tasks because of mesh changes."""
 LOOK_SECONDS = 0.1
 """Minimum time between two listings of all lanes, however many events arrive."""
+CANCEL_SECONDS = 5.0
+"""Maximum wait for the end of cancelled runs."""
 STORE_PAUSE_SECONDS = 1.0
 """Pause after a database failure."""
 FINAL_WRITE_SECONDS = 5.0
@@ -128,6 +130,17 @@ class TaskEngine(RunHost):
             self._dispatcher.withdraw(task_id)
         else:
             run.stop(StopReason.CANCELLED)
+
+    async def cancel(self, is_wanted: Callable[[PendingTask], bool]) -> None:
+        """Cancels the wanted tasks that run here, so that they end with their output and token counts.
+
+        Returns when they have ended, or after CANCEL_SECONDS: the caller cancels the others in the store.
+        """
+        wanted = [run for run in self._runs.values() if run.is_running and is_wanted(run.task)]
+        for run in wanted:
+            run.stop(StopReason.WITHDRAWN)
+        runs = [self._under_way[run.task.id] for run in wanted if run.task.id in self._under_way]
+        await _wait_for(runs, CANCEL_SECONDS)
 
     def waiting_for(self, task: task_pb2.Task) -> str:
         """Returns why a task waits; empty: unknown."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import task_pb2
 from weft.kernel.clock import Clock, MeshClock
 from weft.kernel.reasons import Reason
@@ -57,7 +58,38 @@ class TasksPurged:
     task_ids: Collection[str]
 
 
-StoreEvent = LaneFilled | TaskChanged | ManyChanged | ItemEnded | TasksPurged
+@dataclass(frozen=True, slots=True)
+class TaskOffered:
+    """A task is offered to the scheduler, for the first time or again."""
+
+    task: "PendingTask"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPaused:
+    """An attempt failed, and the task waits for the next one."""
+
+    task_id: str
+    retry: task_pb2.TaskRetry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedTask:
+    """A task with the receipt over all its attempts."""
+
+    task: task_pb2.Task
+    band: Priority
+    receipt: receipt_pb2.Receipt
+
+
+@dataclass(frozen=True, slots=True)
+class TasksEnded:
+    """Tasks ended."""
+
+    tasks: Sequence[EndedTask]
+
+
+StoreEvent = LaneFilled | TaskChanged | ManyChanged | ItemEnded | TasksPurged | TaskOffered | TaskPaused | TasksEnded
 
 
 class Claim(NamedTuple):
@@ -113,6 +145,8 @@ class PendingTask:
     max_attempts: int
     batch: str = ""
     """Empty: none."""
+    created_at: float
+    """When it was submitted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

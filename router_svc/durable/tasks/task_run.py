@@ -29,7 +29,9 @@ from router_svc.durable.tasks.task_records import (
     PendingTask,
     StoreEvent,
     TaskChanged,
+    TaskOffered,
     TaskOutcome,
+    TaskPaused,
 )
 from router_svc.durable.tasks.task_spans import TaskSpans
 from router_svc.policy.task_retry import (
@@ -48,6 +50,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason, reason_of
 from weft.kernel.service import start_task
+from weft.kernel.timestamps import stamp_of
 
 PROGRESS_INTERVAL_SECONDS = 0.25
 """Interval of progress reports to watchers of an image or recording; progress is not stored."""
@@ -175,6 +178,8 @@ class StopReason(Enum):
     """The task was ended elsewhere."""
     TIMED_OUT = "timed out"
     """The attempt exceeded `run_timeout_seconds`."""
+    WITHDRAWN = "withdrawn"
+    """The task is cancelled, and this run ends it."""
     HALTED = "halted"
     """The router shuts down."""
 
@@ -268,6 +273,7 @@ class TaskRun:
         """Offers the task, runs it, and writes the result of the attempt."""
         if self._stop is not None:
             return
+        self._host.publish(TaskOffered(self.task))
         self._reading = asyncio.create_task(self._read(), name=f"task-call-{self.task.id}")
         try:
             await asyncio.wait([self._reading])
@@ -378,6 +384,10 @@ class TaskRun:
                 _log_lost(claim)
             case StopReason.CANCELLED:
                 log.info("task attempt cancelled", task=claim.task_id, attempt=claim.attempt, owner=claim.owner)
+            case StopReason.WITHDRAWN:
+                chunks = await self._recording.rest()
+                await self._stop_helpers()
+                await self._end(claim, task_pb2.TASK_STATE_CANCELLED, chunks, None)
             case StopReason.HALTED:
                 await self._stop_helpers()
                 failure = task_error(Reason.SHUTTING_DOWN, "the router stopped")
@@ -454,6 +464,13 @@ class TaskRun:
             _log_lost(claim)
             return
         self.ready_at = deps.database_clock.now() + again.pause_seconds
+        retry = task_pb2.TaskRetry(
+            error=failure,
+            next_time=stamp_of(self.ready_at) if again.pause_seconds else None,
+            failed_count=self.task.failures + int(counts),
+            max_attempts=self.task.max_attempts,
+        )
+        self._host.publish(TaskPaused(claim.task_id, retry))
         reason = reason_of(failure.reason).name
         log.info("task reverted", task=claim.task_id, attempt=claim.attempt, reason=reason, counts=counts)
         self._host.publish(TaskChanged(claim.task_id))

@@ -344,6 +344,7 @@ class TaskServicer(AnsweringServicer, task_service_pb2_grpc.TaskServiceServicer)
         before = await self._get(tenant, task_id)
         if is_terminal(before):
             return before
+        await self._engine.cancel(lambda run: run.id == task_id)
         with self._shown.reading():
             ended = await self._store.cancel(tenant, task_id, self._deps.database_clock.now())
             task = self._found(tenant, task_id, None if ended is None else copy_of(ended, owner=""))

@@ -10,7 +10,15 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
 from router_svc.durable.tasks.task_events import TaskEventBus
-from router_svc.durable.tasks.task_records import ItemEnded, StoreEvent, TaskChanged, TasksPurged
+from router_svc.durable.tasks.task_records import (
+    ItemEnded,
+    StoreEvent,
+    TaskChanged,
+    TaskOffered,
+    TaskPaused,
+    TasksEnded,
+    TasksPurged,
+)
 from weft.api.router.v1 import task_pb2
 from weft.api.router.v1 import task_service_pb2 as pb
 from weft.durable.tasks import DEFAULT_LISTED, MAX_LISTED, is_terminal
@@ -44,7 +52,7 @@ class ChangedTasks:
 
     def note(self, event: StoreEvent) -> None:
         """Notes an event of the bus."""
-        if isinstance(event, ItemEnded):
+        if isinstance(event, ItemEnded | TaskOffered | TaskPaused | TasksEnded):
             return
         if isinstance(event, TasksPurged):
             for task_id in filter(self._was_sent, event.task_ids):

@@ -488,5 +488,5 @@ def test_last_hour_metrics_are_shown_as_table_and_document(mesh: Mesh) -> None:
     table = mesh.run("mesh", "figures")
     document = json.loads(mesh.run("mesh", "figures", "-o", "json").stdout)
     assert table.exit_code == 0, table.output
-    assert table.stdout.splitlines()[1].split()[:7] == ["unknown", "1", "0", "0", "0", "12", "0"]
+    assert table.stdout.splitlines()[1].split()[:7] == ["unknown", "1", "0", "0", "0", "0", "12"]
     assert (document["kind"], sum(document["all"]["completionTokens"])) == ("figures", 34)

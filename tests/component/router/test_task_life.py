@@ -176,7 +176,7 @@ async def test_cancelling_a_waiting_task_withdraws_its_offer() -> None:
         assert len(bench.calls.made) == 1
 
 
-async def test_cancelling_a_running_task_ends_the_runner_work_and_discards_its_output() -> None:
+async def test_cancelling_a_running_task_ends_the_runner_work_and_stores_its_end_once() -> None:
     async with task_bench() as bench:
         task, call = await bench.begun()
         call.finish()
@@ -186,7 +186,7 @@ async def test_cancelling_a_running_task_ends_the_runner_work_and_discards_its_o
             await call.left.wait()
         await bench.settle()
         assert (await bench.get(task.id)).state == task_pb2.TASK_STATE_CANCELLED
-        assert not [counted for _, _, counted in bench.store.ended if counted]
+        assert [counted for _, _, counted in bench.store.ended] == [True]
 
 
 async def test_cancelling_between_claim_and_call_reaches_no_runner() -> None:

@@ -225,6 +225,7 @@ def test_unreadable_task_is_malformed_rather_than_a_router_error() -> None:
         attempt=0,
         failures=0,
         max_attempts=1,
+        created_at=0.0,
     )
 
     async def gate() -> None: ...

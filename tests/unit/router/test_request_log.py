@@ -276,7 +276,7 @@ def test_request_log_stays_within_its_bound() -> None:
 def test_receipt_too_large_even_without_signals_keeps_its_outcome() -> None:
     log = log_with(asked())
     receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_FAILED, left_premises=True)
-    for _ in range(100):
+    for _ in range(400):
         receipt.attempts.add(runner="x" * 128)
     log.note_end(ending(1, 1.0, Reason.WORKER_LOST, receipt))
     kept = record_of(log).receipt
@@ -292,7 +292,7 @@ def test_receipt_with_a_reason_of_a_newer_version_still_ends_its_request() -> No
 def test_oversized_receipt_is_kept_without_signals() -> None:
     log = log_with(asked())
     receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_COMPLETED, model="m")
-    receipt.signals.extend(signal_pb2.Signal(name="X" * 100) for _ in range(64))
+    receipt.signals.extend(signal_pb2.Signal(name="X" * 300) for _ in range(64))
     log.note_end(ending(1, 1.0, Reason.UNSPECIFIED, receipt))
     kept = record_of(log).receipt
     assert (kept.model, len(kept.signals), len(receipt.signals)) == ("m", 0, 64)

@@ -52,7 +52,7 @@ export function waitingColumns({ now, hasTenants, onCancel }) {
     ID,
     MODEL,
     ...(hasTenants ? [TENANT] : []),
-    { title: "State", cell: (request) => html`<${State} value=${request.state} />`, sort: (request) => request.state },
+    { title: "State", cell: (request) => html`<${Outcome} request=${request} />`, sort: (request) => request.state },
     { title: "Since", className: "number", cell: (request) => seconds(Math.max(1, Math.round(tookSoFar(request, now)))), sort: (request) => tookSoFar(request, now) },
     { title: "Starts in", className: "number", cell: etaText, sort: (request) => (request.queued ?? request.loading)?.etaSeconds ?? Infinity },
     { title: "Priority", cell: (request) => request.priority, sort: (request) => request.priority },

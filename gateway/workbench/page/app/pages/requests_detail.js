@@ -7,7 +7,7 @@ import { actor, clock, count, dollars, figure, seconds, words } from "../parts/f
 import { attempt } from "../parts/notices.js";
 import { Code, ErrorNote, Facts } from "../parts/widgets.js";
 import { Table } from "../parts/table.js";
-import { CopyId, etaText, Outcome, pathOf, sendCancel, tookOf, waitText } from "./requests_words.js";
+import { attemptsOf, CopyId, etaText, Outcome, pathOf, sendCancel, tookOf, waitText } from "./requests_words.js";
 import { Content } from "./requests_content.js";
 import { Waterfall } from "./requests_waterfall.js";
 
@@ -68,6 +68,7 @@ function Summary({ record }) {
       ["Arrived", clock(record.arrivedAt)],
       ["Ended", clock(record.endedAt)],
       ["Took", seconds(tookOf(record))],
+      ["Attempts", count(attemptsOf(record).length || undefined)],
       ["Queue wait", seconds(receipt.queueWaitSeconds)],
       ["Load wait", receipt.loadWaitSeconds ? seconds(receipt.loadWaitSeconds) : ""],
       ["Time to first token", seconds(receipt.timeToFirstTokenSeconds)],

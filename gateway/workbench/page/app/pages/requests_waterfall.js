@@ -5,6 +5,7 @@ import { can } from "../session.js";
 import { count, figure, seconds, words } from "../parts/format.js";
 import { useNow } from "../parts/use_now.js";
 import { Code } from "../parts/widgets.js";
+import { attemptsOf } from "./requests_words.js";
 
 /** @typedef {"queue" | "load" | "attempt" | "prompt" | "answer" | "tool" | "failed"} Kind */
 /** @typedef {{kind: Kind, title: string, text: string, from: number, to: number, isPart?: boolean, attempt?: any}} Piece
@@ -39,8 +40,23 @@ export function piecesOf(record, now) {
     const { to } = /** @type {Piece} */ (pieces.pop());
     /** @type {Piece} */ (pieces.at(-1)).to = to;
   }
-  addReceipt(pieces, record.receipt ?? {});
+  const tries = attemptsOf(record);
+  if (tries.length > attempts && tries.every((each) => each.startSeconds !== undefined)) pieces.splice(0, pieces.length, ...piecesOfAttempts(tries, end));
+  addAttempts(pieces, tries);
+  addParts(pieces, record.receipt ?? {});
   return pieces.filter((piece) => piece.to > piece.from || !["queue", "load"].includes(piece.kind));
+}
+
+/** The attempts and the pauses between them, where not all decisions are known. @param {any[]} attempts @param {number} end @returns {Piece[]} */
+function piecesOfAttempts(attempts, end) {
+  const pieces = /** @type {Piece[]} */ ([]);
+  let from = 0;
+  attempts.forEach(({ startSeconds: start, durationSeconds: took, model, runner }, at) => {
+    pieces.push({ kind: "queue", title: at ? "Pause" : TITLES.queue, text: "", from, to: start });
+    from = took === undefined ? (attempts[at + 1]?.startSeconds ?? end) : start + took;
+    pieces.push({ kind: "attempt", title: `Attempt ${at + 1}${runner ? `: ${model} on ${runner}` : ""}`, text: "", from: start, to: from });
+  });
+  return pieces;
 }
 
 /** @param {number} number @param {any[]} candidates */
@@ -49,10 +65,12 @@ function attemptTitle(number, candidates = []) {
   return chosen ? `Attempt ${number}: ${chosen.model} on ${chosen.runner}` : `Attempt ${number}`;
 }
 
-/** Adds how each attempt ended, and the parts of the one that answered. @param {Piece[]} pieces @param {any} receipt */
-function addReceipt(pieces, receipt) {
-  const placed = pieces.filter(({ title }) => title.startsWith("Attempt"));
-  const known = receipt.attempts ?? [];
+/** @param {Piece} piece */
+const isAttempt = ({ title }) => title.startsWith("Attempt");
+
+/** Adds how each attempt ended. @param {Piece[]} pieces @param {any[]} known */
+function addAttempts(pieces, known) {
+  const placed = pieces.filter(isAttempt);
   known.forEach((/** @type {any} */ attempt, /** @type {number} */ at) => {
     // Only the latest decisions are stored.
     const piece = placed[at - Math.max(0, known.length - placed.length)];
@@ -60,8 +78,12 @@ function addReceipt(pieces, receipt) {
     piece.attempt = attempt;
     if (attempt.reason && attempt.reason !== "cancelled") piece.kind = "failed";
   });
+}
+
+/** Adds the parts of the attempt that answered. @param {Piece[]} pieces @param {any} receipt */
+function addParts(pieces, receipt) {
   const first = receipt.timeToFirstTokenSeconds;
-  const at = pieces.findIndex((piece) => placed.includes(piece) && piece.from <= first && first <= piece.to);
+  const at = pieces.findIndex((piece) => isAttempt(piece) && piece.from <= first && first <= piece.to);
   if (at < 0) return;
   const { from, to } = pieces[at];
   const prefill = receipt.engineTimings?.prefillSeconds;

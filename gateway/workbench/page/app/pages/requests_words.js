@@ -56,10 +56,27 @@ export function outcomeOf(request) {
 /** Whether it ended with an error, also a refusal. @param {any} request */
 export const isFailed = (request) => request.state === "ended" && !["completed", "cancelled"].includes(outcomeOf(request));
 
+/** Its attempts, in order, while it continues and after. @param {any} request @returns {any[]} */
+export const attemptsOf = ({ receipt, attempts }) => receipt?.attempts ?? attempts ?? [];
+
+/** "5 attempts"; empty for at most one. @param {any} request */
+export function triesText(request) {
+  const tries = attemptsOf(request).length;
+  return tries > 1 ? `${tries} attempts` : "";
+}
+
+/** Which attempt failed, why, and when the next one starts. @param {any} retry @param {number} now */
+function retryText({ error, failedCount, maxAttempts, nextAt }, now) {
+  const left = nextAt ? Math.ceil((Date.parse(nextAt) - now) / 1000) : 0;
+  const failed = failedCount ? `${failedCount} of ${maxAttempts} attempts failed` : "It is tried again";
+  return `${failed}: ${error.message}. Next attempt ${left > 0 ? `in ${seconds(left)}` : "with a free slot"}`;
+}
+
 /** The same in colour: an error is one whatever its reason. @param {{request: any}} props */
 export function Outcome({ request }) {
   const outcome = outcomeOf(request);
-  return isFailed(request) ? html`<span class="state bad" title=${request.message}>${words(outcome)}</span>` : html`<${State} value=${outcome} title=${request.message} />`;
+  const tries = triesText(request);
+  return html`${isFailed(request) ? html`<span class="state bad" title=${request.message}>${words(outcome)}</span>` : html`<${State} value=${outcome} title=${request.message} />`}${tries && html` <span class="faint">${tries}</span>`}`;
 }
 
 /** Seconds from its arrival to its end; null while it continues. @param {any} request */
@@ -72,7 +89,8 @@ export function tookOf({ arrivedAt, endedAt, receipt }) {
 export const tookSoFar = (request, now) => tookOf(request) ?? Math.max(0, (now - Date.parse(request.arrivedAt)) / 1000);
 
 /** What it waits for, in the words of the mesh; empty: it does not wait. @param {any} request */
-export function waitText({ queued, loading }) {
+export function waitText({ queued, loading, retry }, now = Date.now()) {
+  if (retry) return retryText(retry, now);
   if (queued) return queued.reason;
   if (loading) return loading.progress === undefined ? loading.stage : `${loading.stage} (${Math.round(100 * loading.progress)} %)`;
   return "";
