@@ -292,7 +292,7 @@ class FiguresRecorder:
 
     def note_end(self, ended: RequestEnded) -> None:
         """Count a finished request, unless its dispatcher continues without this router."""
-        if ended.is_attempt:
+        if not ended.is_counted:
             return
         asked, receipt = ended.request.spec.model, ended.receipt
         if receipt is not None:
@@ -300,14 +300,9 @@ class FiguresRecorder:
             is_awaited = ended.request.spec.priority is not Priority.DURABLE
             self._count(model, end_of(receipt, is_awaited=is_awaited), ended.at)
             return
-        if ended.last_error is Reason.SERVICE_UNAVAILABLE:
-            return
-        # A dispatcher that is refused over gRPC can only leave, which ends its request as cancelled.
-        error = ended.last_error or ended.reason
-        outcome = "cancelled" if error is Reason.CANCELLED else "failed"
-        if ended.refusal is not None or not (ended.was_placed or ended.last_error in (None, Reason.CANCELLED)):
-            outcome = "rejected"
-        self._count(ended.view.label(asked), {outcome: 1}, ended.at)
+        # A request that its dispatcher places at another router counts there.
+        if (outcome := ended.outcome) is not None and ended.last_error is not Reason.SERVICE_UNAVAILABLE:
+            self._count(ended.view.label(asked), {_OUTCOMES.get(outcome, "failed"): 1}, ended.at)
 
     def _count(self, model: str, end: RequestEnd, at: float) -> None:
         for recorder in self.recorders:

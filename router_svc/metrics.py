@@ -204,11 +204,10 @@ class RouterMetrics(SchedulingObserver):
     def note_end(self, ended: RequestEnded) -> None:
         """Counts the end of a request and the waits in its receipt."""
         request, reason, receipt, view = ended.request.spec, ended.reason, ended.receipt, ended.view
-        if ended.is_attempt:
+        if not ended.is_counted:
             return
         if ended.refusal is not None:
             self._note_refusal(request, reason, view)
-            return
         if ended.outcome is None:
             return
         model = view.label(request.model)

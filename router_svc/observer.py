@@ -12,6 +12,7 @@ from weft.dispatch.fleet import FleetView
 from weft.kernel.errors import WeftError
 from weft.kernel.placement_request import PlacementRequest, PoolQueue
 from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation
 from weft.kernel.tracing import NO_TRACING, Tracing
 from weft.kernel.value import value_class
 
@@ -38,9 +39,9 @@ class RequestEnded:
     """Whether this router is stopping, so that the dispatcher continues without it."""
 
     @property
-    def is_attempt(self) -> bool:
-        """Whether it is an attempt of a task, which is counted when the task ends."""
-        return bool(self.request.spec.task_id)
+    def is_counted(self) -> bool:
+        """Whether it counts as a request: attempts of tasks do not, as the task counts when it ends."""
+        return not self.request.spec.task_id and not is_no_request(self.request.spec, self.reason)
 
     @property
     def outcome(self) -> "receipt_pb2.Outcome.ValueType | None":
@@ -60,6 +61,14 @@ class RequestEnded:
         if error is None or is_closing:
             return receipt_pb2.OUTCOME_UNSPECIFIED
         return receipt_pb2.OUTCOME_FAILED if self.was_placed else receipt_pb2.OUTCOME_REJECTED
+
+
+def is_no_request(spec: PlacementRequest, reason: Reason) -> bool:
+    """Return whether nothing was to be recorded: tokens were to be counted by a model that cannot count them.
+
+    Clients ask before they send, such as the workbench; they estimate then, so nothing has failed.
+    """
+    return spec.operation is Operation.TOKENIZE and reason is Reason.UNSUPPORTED_OPERATION
 
 
 Subscriber = Callable[[RequestEnded], None]

@@ -18,7 +18,7 @@ from itertools import islice
 
 from msgspec.structs import replace
 
-from router_svc.observer import RequestEnded
+from router_svc.observer import RequestEnded, is_no_request
 from router_svc.policy.change_buffer import ChangeBuffer, WatchLimits
 from router_svc.policy.decisions import (
     Decision,
@@ -174,6 +174,8 @@ class RequestLog:
         if (task := self._tasks.get(spec.task_id)) is not None:
             task.placement, task.spec, self._placements[request.key] = request, spec, task
             self._mark(task.key, spec.tenant)
+        if spec.task_id:
+            # A task that ended meanwhile needs no record of its last offer.
             return
         if spec.age_seconds > 0.0:
             self._forget_lost(spec)
@@ -304,6 +306,9 @@ class RequestLog:
         if end.is_closing and receipt is None and reason is Reason.CANCELLED and not request.cancelled_by:
             self._under_way.pop(key, None)
         entry = self._placed(key)
+        if entry is not None and is_no_request(entry.spec, reason):
+            self._drop(entry)
+            return
         if entry is not None:
             words = f"cancelled by {actor_words(entry.cancelled_by)}" if entry.cancelled_by else ""
             failed = None if receipt is None else _failed_in_answer(receipt)
@@ -431,6 +436,12 @@ class RequestLog:
         entry = self._under_way.get(key) if task is None else task.placement
         return entry if isinstance(entry, Request) else None
 
+    def _drop(self, entry: Request) -> None:
+        """Forget a request; see `is_no_request`."""
+        del self._under_way[entry.key]
+        self.unwritten.forget(entry.key)
+        self._forget_id(entry.key, entry.spec.tenant, entry.spec.request_id)
+
     def _mark_entry(self, entry: Request) -> None:
         if self._watches:
             self._mark(self._placements.get(entry.key, entry).key, entry.spec.tenant)
@@ -440,6 +451,9 @@ class RequestLog:
         if entry is None:
             return
         task = self._placements.get(entry.key)
+        if isinstance(decision, Rejects) and is_no_request(entry.spec, decision.reason):
+            self._drop(entry)
+            return
         if isinstance(decision, Rejects) and task is None:
             words = _error_words(entry, decision.reason) or decision.message
             self._add(entry, decision, now)
@@ -530,10 +544,13 @@ class RequestLog:
     def _forget_oldest(self) -> None:
         key, ended = self._ended.popitem(last=False)
         self.oldest_number = ended.number + 1
-        if self._newest.get(ended.request_id) == key:
-            del self._newest[ended.request_id]
-        if self._newest_of_tenant.get((ended.tenant, ended.request_id)) == key:
-            del self._newest_of_tenant[ended.tenant, ended.request_id]
+        self._forget_id(key, ended.tenant, ended.request_id)
+
+    def _forget_id(self, key: int, tenant: str, request_id: str) -> None:
+        if self._newest.get(request_id) == key:
+            del self._newest[request_id]
+        if self._newest_of_tenant.get((tenant, request_id)) == key:
+            del self._newest_of_tenant[tenant, request_id]
 
     def _bounded(self, receipt: receipt_pb2.Receipt) -> receipt_pb2.Receipt:
         if receipt.ByteSize() <= self.limits.max_receipt_bytes:

@@ -62,6 +62,10 @@ class UnwrittenRecords:
             del self._ended[next(iter(self._ended))]
             self.dropped_count += 1
 
+    def forget(self, key: int) -> None:
+        """Discard an arrival that needs no record."""
+        self._begun.pop(key, None)
+
     def note_recovered(self, ended: EndedRequest) -> None:
         """Collect the end of a request from an earlier process, which replaces the record that it was lost."""
         if self._max_ended:

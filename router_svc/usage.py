@@ -150,7 +150,7 @@ class UsageRecorder:
     def note_end(self, ended: RequestEnded) -> None:
         """Counts the end of a request."""
         request, receipt, view = ended.request.spec, ended.receipt, ended.view
-        if self._max_rows is None or ended.is_attempt:
+        if self._max_rows is None or not ended.is_counted:
             return
         if receipt is not None:
             model = receipt.model if receipt.attempts else ""

@@ -25,6 +25,9 @@ _PUT_ACCOUNT = upsert(
     "fair_accounts", ("router", "tenant"), "incarnation", "tokens", "mean_cost", "is_active", "saved_at"
 )
 _PUT_CLIENT = upsert("known_clients", ("router", "tenant", "client_id"), "last_seen_at", "cooldown_seconds", "record")
+_FORGET_STEP = """DELETE FROM figure_steps WHERE router = :router AND seconds = :seconds
+    AND begins_at > :begins_at - :seconds / 2 AND begins_at < :begins_at + :seconds / 2"""
+"""A process continues the step of the one before, whose row begins at a slightly different time."""
 _PUT_STEP = upsert("figure_steps", ("router", "begins_at"), "seconds", "step")
 _STEPS = "SELECT * FROM figure_steps WHERE seconds = :seconds"
 _SWEEP_STEPS = "DELETE FROM figure_steps WHERE begins_at < :first AND seconds = :seconds"
@@ -130,6 +133,7 @@ class RouterState:
             tx.execute(earlier, own=self._writer.incarnation)
         tx.many(_PUT_ACCOUNT, accounts)
         tx.many(_PUT_CLIENT, clients)
+        tx.many(_FORGET_STEP, steps)
         tx.many(_PUT_STEP, steps)
 
     def _account_rows(self, accounts: Iterable[KeptAccount]) -> Sequence[Values]:

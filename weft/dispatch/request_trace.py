@@ -280,19 +280,7 @@ class RequestTrace:
         receipt.model = self.attempts[-1].grant.model if self.attempts else self.context.model
         if self.attempts and not receipt.host:
             receipt.host = self.attempts[-1].grant.host
-        for attempt in self.attempts:
-            shown = receipt.attempts.add(
-                runner=attempt.grant.runner,
-                runner_incarnation=attempt.grant.runner_incarnation,
-                reason=attempt.reason.value,  # same numbers
-                model=attempt.grant.model,
-                message=attempt.message,
-                engine_exit=attempt.engine_exit,
-            )
-            set_seconds(shown.start, attempt.began - self.arrived)
-            set_seconds(shown.duration, (now if attempt.ended is None else attempt.ended) - attempt.began)
-        if self.attempts and not receipt.attempts[-1].reason:
-            receipt.attempts[-1].reason = receipt.reason
+        self._add_attempts(receipt, now)
         self._note_tool_runs(receipt)
         if self.granted is not None:
             waited = self.granted - self.arrived - self._load_wait_at_grant
@@ -311,6 +299,21 @@ class RequestTrace:
             set_seconds(receipt.time_to_first_token, self.first_content - self.arrived)
         self._note_promise(receipt, now)
         return receipt
+
+    def _add_attempts(self, receipt: receipt_pb2.Receipt, now: float) -> None:
+        for attempt in self.attempts:
+            shown = receipt.attempts.add(
+                runner=attempt.grant.runner,
+                runner_incarnation=attempt.grant.runner_incarnation,
+                reason=attempt.reason.value,  # same numbers
+                model=attempt.grant.model,
+                message=attempt.message,
+                engine_exit=attempt.engine_exit,
+            )
+            set_seconds(shown.start, attempt.began - self.arrived)
+            set_seconds(shown.duration, (now if attempt.ended is None else attempt.ended) - attempt.began)
+        if self.attempts and not receipt.attempts[-1].reason:
+            receipt.attempts[-1].reason = receipt.reason
 
     def _note_tool_runs(self, receipt: receipt_pb2.Receipt) -> None:
         for run in self.tool_runs:

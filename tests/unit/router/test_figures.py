@@ -210,7 +210,9 @@ async def test_document_has_one_entry_per_step_and_null_for_unknown_values() -> 
     await clock.advance(10 - clock.monotonic() % 10)
     began = clock.utc_now()
     recorder.note_end(ending(ASKED, clock.monotonic(), Reason.UNSPECIFIED, receipt(), view=FleetView()))
-    recorder.note_end(ending(ASKED, clock.monotonic(), Reason.CANCELLED, None, view=FleetView()))
+    recorder.note_end(
+        ending(ASKED, clock.monotonic(), Reason.CANCELLED, None, view=FleetView(), last_error=Reason.CANCELLED)
+    )
     recorder.note_end(
         ending(ASKED, clock.monotonic(), view=FleetView(), refusal=WeftError(Reason.RATE_LIMIT_EXCEEDED, "x"))
     )
@@ -284,7 +286,7 @@ def _start(figures: pb.Figures) -> datetime:
 @pytest.mark.parametrize(
     ("end", "outcome"),
     [
-        ({}, "cancelled"),
+        ({}, "failed"),
         ({"last_error": Reason.CANCELLED}, "cancelled"),
         ({"last_error": Reason.QUEUE_FULL}, "rejected"),
         ({"last_error": Reason.SERVER_DIED, "was_placed": True}, "failed"),

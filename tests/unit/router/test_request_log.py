@@ -367,3 +367,19 @@ def test_event_for_an_unknown_key_is_ignored(call: str) -> None:
         case _:
             log.note_end(ending(9, 0.0))
     assert (len(log._under_way), len(log._ended)) == (0, 0)
+
+
+def test_bug_token_count_of_a_model_without_a_tokenizer_was_a_failed_request() -> None:
+    """The workbench asks before it sends; it estimates when the model cannot count."""
+    for step in ("refused", "answered"):
+        log = RequestLog()
+        spec = asked("r", operation=Operation.TOKENIZE)
+        request = Request.of(1, spec, 0.0)
+        log.note_arrival(request, datetime(2026, 11, 29, tzinfo=UTC))
+        if step == "refused":
+            log.note_decisions([Rejects(key=1, reason=Reason.UNSUPPORTED_OPERATION, message="no")], 0.0)
+        ended = ending(spec, 1.0, Reason.UNSUPPORTED_OPERATION)
+        assert not ended.is_counted
+        log.note_end(ended)
+        assert (log.ended(9, 1.0, "", lambda _: True)[1], log.under_way(9)[1], log.find("r", 1.0)) == (0, 0, None)
+        assert ending(spec, 1.0, Reason.BACKEND_ERROR).is_counted
