@@ -11,8 +11,8 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from typing_extensions import override
 
 from gateway.intake.request_model import (
+    AS_TEXT,
     MAX_INT32,
-    AnyText,
     HandledRequest,
     JsonMap,
     StopAtFirstError,
@@ -249,7 +249,7 @@ class OutputConfigParam(StrictModel):
 class MetadataParam(StrictModel):
     """Metadata of the request. The user of a journaled message is stored with its task."""
 
-    user_id: Annotated[AnyText, Field(max_length=1024)] | None = None
+    user_id: Annotated[str, Field(max_length=1024), AS_TEXT] | None = None
 
 
 class CountTokensRequest(HandledRequest):

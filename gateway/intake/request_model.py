@@ -103,9 +103,9 @@ def _as_text(value: object) -> object:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-AnyText = Annotated[str, BeforeValidator(_as_text)]
-"""Text that weft stores or shows and does not interpret: another JSON value becomes its JSON."""
-UserName = Annotated[AnyText, Field(max_length=512)]
+AS_TEXT = BeforeValidator(_as_text)
+"""For text that weft stores or shows and does not interpret: another JSON value becomes its JSON."""
+UserName = Annotated[str, Field(max_length=512), AS_TEXT]
 """The end user's name, as the caller reports it. Accepted and not used."""
 
 KeepAlive = Annotated[
@@ -224,7 +224,7 @@ def _require_few_tokens(params: HandledRequest, limits: RequestLimits) -> None:
 Metadata = Annotated[
     dict[
         Annotated[str, Field(max_length=MAX_METADATA_NAME_CHARS)],
-        Annotated[AnyText, Field(max_length=MAX_METADATA_VALUE_CHARS)],
+        Annotated[str, Field(max_length=MAX_METADATA_VALUE_CHARS), AS_TEXT],
     ],
     Field(max_length=MAX_METADATA),
 ]

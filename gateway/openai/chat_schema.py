@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasChoices, Field, Tag, model_validator
 from typing_extensions import override
 
-from gateway.intake.request_model import AnyText, JsonMap, StopAtFirstError, StrictModel, by_shape, text_or_list
+from gateway.intake.request_model import AS_TEXT, JsonMap, StopAtFirstError, StrictModel, by_shape, text_or_list
 from gateway.openai.sampling import MAX_TOP_LOGPROBS, GenerationRequest, TokenLimit
 from weft.durable.batches import MAX_METADATA, MAX_METADATA_VALUE_CHARS
 
@@ -311,7 +311,7 @@ class ChatRequest(GenerationRequest):
     prompt_cache_retention: Any = None
     metadata: (
         Annotated[
-            dict[str, Annotated[AnyText, Field(max_length=MAX_METADATA_VALUE_CHARS)]],
+            dict[str, Annotated[str, Field(max_length=MAX_METADATA_VALUE_CHARS), AS_TEXT]],
             Field(max_length=MAX_METADATA),
         ]
         | None

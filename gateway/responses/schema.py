@@ -6,9 +6,9 @@ from pydantic import BaseModel, Discriminator, Field, Tag
 from typing_extensions import override
 
 from gateway.intake.request_model import (
+    AS_TEXT,
     MAX_ID_CHARS,
     MAX_INT32,
-    AnyText,
     JsonMap,
     Metadata,
     StopAtFirstError,
@@ -269,7 +269,7 @@ class ResponsesRequest(GenerationRequest):
     text: TextOptions | None = None
     truncation: Literal["auto", "disabled"] | None = None
     metadata: Metadata | None = None
-    safety_identifier: Annotated[AnyText, Field(max_length=512)] | None = None
+    safety_identifier: Annotated[str, Field(max_length=512), AS_TEXT] | None = None
     """Accepted and echoed, not used."""
     background: bool | None = None
     conversation: Any = None

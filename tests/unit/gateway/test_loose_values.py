@@ -63,6 +63,15 @@ def test_values_of_metadata_and_user_become_text() -> None:
 
 
 @pytest.mark.parametrize(
+    ("fields", "field"), [({"user": "x" * 513}, "user"), ({"metadata": {"a": "x" * 513}}, "metadata.a")]
+)
+def test_text_beyond_its_limit_is_refused_in_characters(fields: dict[str, object], field: str) -> None:
+    with pytest.raises(FieldError, match="512 characters") as refused:
+        chat_of(**fields)
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
     "fields",
     [
         {"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]},
