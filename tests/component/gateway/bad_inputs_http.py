@@ -127,7 +127,7 @@ SMUGGLING = (
         )
         for what in (b"200-ok", b"100-continue, more", b"")
     ),
-    Case("H22 websocket", _upgrading(b"websocket", b"Sec-WebSocket-Version: 13"), applies=few),
+    Case("H22 websocket", _upgrading(b"websocket", b"Sec-WebSocket-Version: 13"), frozenset({426}), few),
     Case("H17 chunk of 2^64", _chunked(b"ffffffffffffffff1\r\n{}"), applies=_WITH_BODY),
 )
 TOO_MUCH = (

@@ -257,7 +257,7 @@ def takes_json(path: str) -> bool:
     if path in {"/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/api/show", "/api/pull"}:
         return True
     return path.startswith("/v1/") and not any(
-        part in path for part in ("/admin/", "/audio/", "/images/", "/files", "/cancel")
+        part in path for part in ("/admin/", "/audio/", "/images/", "/files", "/cancel", "/compact", "/input_tokens")
     )
 
 
