@@ -30,7 +30,7 @@ from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument, ModelDocument, model_document, observed_document, to_declaration
 from weft.kernel.errors import FieldError, WeftError, with_field
 from weft.kernel.reasons import REGISTRY_AWAY, Reason
-from weft.kernel.rpc import calling
+from weft.kernel.rpc import calling, was_answered
 
 
 class RegistryCalls:
@@ -44,7 +44,7 @@ class RegistryCalls:
     async def call(self, method: Any, request: Any, timeout_seconds: float | None = None) -> Any:
         """Returns the answer of a unary call; `timeout_seconds` replaces the default.
 
-        Raises SERVICE_UNAVAILABLE when the registry is unreachable, DEADLINE_EXCEEDED at the timeout.
+        Raises SERVICE_UNAVAILABLE when the registry is unreachable or cannot serve, DEADLINE_EXCEEDED at the timeout.
         """
         timeout_seconds = timeout_seconds or self._timeout_seconds
         with self._explained(timeout_seconds):
@@ -85,11 +85,18 @@ class RegistryCalls:
 
     def _error(self, found: WeftError, timeout_seconds: float) -> WeftError:
         if found.reason in REGISTRY_AWAY:
+            # Only without an answer is it a matter of the network, and not, for example, of a full disk.
+            said = "the registry cannot be reached; models continue to answer without it"
             return WeftError(
-                Reason.SERVICE_UNAVAILABLE, "the registry cannot be reached; models continue to answer without it"
+                Reason.SERVICE_UNAVAILABLE,
+                found.message if was_answered(found) else said,
+                retry_after_seconds=found.retry_after_seconds,
             )
         if found.reason is Reason.DEADLINE_EXCEEDED and "operation" not in found.metadata:
-            return WeftError(found.reason, f"the registry did not answer within {timeout_seconds:g} seconds")
+            return WeftError(
+                found.reason,
+                f"the registry did not answer within {timeout_seconds:g} seconds; a change may take place nevertheless",
+            )
         if isinstance(found, FieldError):
             return with_field(found, self._callers_field(found.field))
         if "field" in found.metadata:

@@ -22,7 +22,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
 from weft.kernel.reasons import REGISTRY_AWAY, Reason
-from weft.kernel.rpc import calling
+from weft.kernel.rpc import calling, was_answered
 from weft.kernel.service import start_critical, stop_tasks
 from weft.kernel.timestamps import duration_of, seconds_of
 
@@ -60,6 +60,12 @@ _WAITING = "waiting for memory: "
 NO_REGISTRY = f"{_WAITING}the registry does not answer"
 NO_SNAPSHOT = f"{_WAITING}the memory use of this host's accelerators is not known yet"
 OWN_QUEUE = f"{_WAITING}other models of this runner wait before it"
+
+
+def _without_registry(error: WeftError) -> str:
+    """Returns why a load waits that the registry does not serve."""
+    is_own = error.reason is Reason.SERVICE_UNAVAILABLE and was_answered(error)
+    return f"{_WAITING}{error.message}" if is_own else NO_REGISTRY
 
 
 class Observer(Protocol):
@@ -315,7 +321,7 @@ class LeaseManager(MemoryLedger):
             except WeftError as error:
                 if error.reason not in AWAY:
                     raise
-                wait.note(NO_REGISTRY)
+                wait.note(_without_registry(error))
                 failures += 1
                 await self._clock.sleep(retry_pause_seconds(failures, self._jitter()))
                 # A grant must not be based on a snapshot from before the outage.
@@ -362,7 +368,7 @@ class LeaseManager(MemoryLedger):
             except WeftError as error:
                 if error.reason not in AWAY:
                     raise
-                wait.note(NO_REGISTRY)
+                wait.note(_without_registry(error))
                 failures += 1
                 await self._clock.sleep(retry_pause_seconds(failures, self._jitter()))
             else:

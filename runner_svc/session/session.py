@@ -265,6 +265,6 @@ class RunnerSession:
             log.warning("registry does not know this session; opening a new one")
             self._session_id = ""
         elif error.reason in _AWAY:
-            log.warning("registry is unreachable; still serving")
+            log.warning("the registry does not serve; still serving", message=error.message)
         else:
             log.error("the registry refused", reason=error.reason.name, message=error.message)

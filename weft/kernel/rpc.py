@@ -249,6 +249,13 @@ def error_from_call(error: grpc.RpcError, peer_lost: Reason, unreached: Reason |
     return WeftError(_BARE_CODES.get(code, Reason.INTERNAL), details or code.name.lower())
 
 
+def was_answered(error: WeftError) -> bool:
+    """Whether a call's error, raised by `calling`, is the peer's own answer; False: nothing answered."""
+    cause = error.__cause__
+    status = rpc_status.from_call(cast("grpc.Call", cause)) if isinstance(cause, grpc.RpcError) else None
+    return status is not None and error_from_details(status) is not None
+
+
 _CLOSED_BY_SERVER = "CANCELLED"
 """gRPC's details of a call that the server has reset; those of a cancellation by the caller differ."""
 _REMOVED = "Stream removed"

@@ -119,6 +119,17 @@ async def test_unreachable_registry_is_unavailable(tmp_path: Path) -> None:
     await channel.close(grace=None)
 
 
+@pytest.mark.parametrize("reason", [Reason.SERVICE_UNAVAILABLE, Reason.REGISTRY_STANDBY])
+async def test_registry_that_answers_is_not_called_unreachable(tmp_path: Path, reason: Reason) -> None:
+    """A full disk of the registry was reported as a registry that cannot be reached, which sent its reader away."""
+    full = WeftError(reason, "the registry's database failed: it cannot be written", retry_after_seconds=1.0)
+    async with connected(tmp_path, {"GetResource": full}) as client:
+        with pytest.raises(WeftError) as caught:
+            await client.get(ResourceKind.MODEL, "x")
+    assert (caught.value.reason, caught.value.message) == (Reason.SERVICE_UNAVAILABLE, full.message)
+    assert caught.value.retry_after_seconds == 1.0
+
+
 class CutCall:
     """A stream on a channel that is closed under it, as that of an old certificate."""
 
