@@ -59,7 +59,7 @@ class Captures:
         self._database = database
         self._secrets = secrets
         self._audit = audit
-        self._writer = SingleWriter()
+        self._writer = SingleWriter(lambda: database.is_in_doubt)
         self._kept: dict[str, _Kept] = {}
         """By id, oldest first."""
 

@@ -167,8 +167,7 @@ _MARK_ID = 1
 class SqlKeyStore:
     """Stores API keys in SQL. Writes are durable when the call returns.
 
-    All methods raise SERVICE_UNAVAILABLE if the database fails; then nothing was written, unless the acknowledgement of
-    the commit was lost.
+    All methods raise SERVICE_UNAVAILABLE if the database fails; then nothing was written.
     """
 
     def __init__(self, database: Store) -> None:
@@ -233,8 +232,6 @@ class ApiKeys:
         self._keys: dict[str, ApiKey] = {}
         self._good: set[str] = set()
         """Ids of the valid keys, as known to watchers."""
-        self._doubtful: set[str] = set()
-        """Ids of keys of failed writes, which the database may contain nevertheless."""
         self._pepper = b""
         self._watchers = Watchers[pb.WatchKeysResponse](core.config.watch_buffer_responses)
         self._ring: KeyRing | None = None
@@ -305,12 +302,11 @@ class ApiKeys:
     async def sweep(self) -> None:
         """Publishes expired keys, deletes keys that ended long ago, and corrects times that are in the future.
 
-        A key that expired while the clock was ahead is valid again once the clock is set back. Stores keys again after
-        writes that failed, so that a restart does not put the refused changes in force.
+        A key that expired while the clock was ahead is valid again once the clock is set back.
         """
         self._core.require_open()
         now = self._core.clock.utc_now()
-        if self._doubtful or self._valid(now) != self._good or self._forgettable(now) or self._ahead(now):
+        if self._valid(now) != self._good or self._forgettable(now) or self._ahead(now):
             await self._core.writer.run(self._sweep)
 
     async def _with_pepper(self, stored: StoredKeys, now: datetime) -> tuple[tuple[ApiKey, ...], bytes]:
@@ -354,7 +350,6 @@ class ApiKeys:
         if key.revoked_at is not None:
             return
         revoked = key.revoked(self._core.clock.utc_now())
-        # Not `_save`: a revocation that was stored may take effect, even if its acknowledgement was lost.
         await self._store.save([revoked])
         self._keys[key_id] = revoked
         self._tell_removed([key_id])
@@ -376,15 +371,9 @@ class ApiKeys:
         return rotated, key_text(key_id, secret)
 
     async def _keep(self, key: ApiKey) -> None:
-        await self._save([key])
+        await self._store.save([key])
         self._keys[key.id] = key
         self._tell_valid([key.id])
-
-    async def _save(self, keys: Sequence[ApiKey]) -> None:
-        ids = {key.id for key in keys}
-        self._doubtful |= ids
-        await self._store.save(keys)
-        self._doubtful -= ids
 
     async def _make_room(self, now: datetime) -> None:
         limit = MAX_KEYS
@@ -401,13 +390,6 @@ class ApiKeys:
         self._tell_removed(self._good - valid)
         self._tell_valid(valid - self._good)
         await self._forget([key.id for key in self._forgettable(now)])
-        await self._settle()
-
-    async def _settle(self) -> None:
-        if self._doubtful:
-            await self._store.save([self._keys[key_id] for key_id in self._doubtful if key_id in self._keys])
-            await self._store.delete([key_id for key_id in self._doubtful if key_id not in self._keys])
-            self._doubtful.clear()
 
     def _valid(self, now: datetime) -> set[str]:
         return {key.id for key in self._keys.values() if key.is_good(now)}
@@ -419,7 +401,7 @@ class ApiKeys:
     async def _bring_back(self, keys: list[ApiKey]) -> None:
         if not keys:
             return
-        await self._save(keys)
+        await self._store.save(keys)
         log.warning("keys have a creation time in the future: the clock was set back", count=len(keys))
         self._keys |= {key.id: key for key in keys}
         self._tell_valid([key.id for key in keys if key.id in self._good])

@@ -28,12 +28,16 @@ _COUNTER_ID = 1
 class LeaseStore:
     """Stores leases from their grant to their end. Writes are durable when the call returns.
 
-    All methods raise SERVICE_UNAVAILABLE if the database fails; then nothing was written, unless the acknowledgement of
-    the commit was lost.
+    All methods raise SERVICE_UNAVAILABLE if the database fails; then nothing was written.
     """
 
     def __init__(self, database: Store) -> None:
         self._database = database
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """See `Store.is_in_doubt`."""
+        return self._database.is_in_doubt
 
     async def load(self) -> StoredLedger:
         """Returns everything that is stored."""

@@ -81,7 +81,7 @@ class Ledger:
         self._queue = WaitQueue(config.max_waiting, on_change=self._note_change)
         self._evictor = Evictor(calls, clock, self._wake.set)
         self._reconciler = Reconciler(self._table, self._queue, self._evictor, store, clock, config)
-        self._writer = SingleWriter()
+        self._writer = SingleWriter(lambda: store.is_in_doubt)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -422,6 +422,8 @@ class Ledger:
                 await self._writer.run(self._reconciler.reconcile)
             except WeftError as error:
                 log.error("a step of the ledger failed", reason=error.reason.name)  # noqa: TRY400 - the store has logged the cause
+                # A database failure must not extend a wait beyond its deadline.
+                self._reconciler.end_waits(error)
             except Exception:
                 log.exception("a step of the ledger failed unexpectedly")
 

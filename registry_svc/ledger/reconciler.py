@@ -147,8 +147,6 @@ class Reconciler:
         self._config = config
         self._last_fencing_number = 0
         self._grace_until = 0.0
-        self._doubtful: list[str] = []
-        """Grants that the store did not acknowledge, but may contain."""
         self._ending: frozenset[str] = frozenset()
         """Leases with a deletion in progress."""
         self._abandoned: dict[str, float] = {}
@@ -192,16 +190,6 @@ class Reconciler:
 
     async def reconcile(self) -> None:
         """Runs one step. Raises SERVICE_UNAVAILABLE if the store fails; the next step repeats the rest."""
-        try:
-            await self._step()
-        except WeftError as error:
-            # A database failure must not extend a wait beyond its deadline.
-            self._end_waits(error)
-            raise
-        self._end_waits()
-
-    async def _step(self) -> None:
-        await self._remove_doubtful()
         now = self._clock.monotonic()
         self._orphan(now)
         await self._give_up_abandoned()
@@ -210,6 +198,7 @@ class Reconciler:
             await self._serve(host)
         self._evictor.sweep(self._config.reclaim_wait_seconds)
         self._table.forget_hosts(now)
+        self.end_waits()
 
     async def release(self, leases: Sequence[Lease]) -> None:
         """Releases leases, first in the store, then in memory."""
@@ -223,11 +212,6 @@ class Reconciler:
             if current is not None and current.state is not LeaseState.RELEASING:
                 self._table.put(released(current, now))
             self._unacknowledged.pop(lease.grant.id, None)
-
-    async def _remove_doubtful(self) -> None:
-        if self._doubtful:
-            await self._store.remove(self._doubtful)
-            self._doubtful.clear()
 
     def _orphan(self, now: float) -> None:
         for lease in self._table:
@@ -305,13 +289,11 @@ class Reconciler:
             priority=request.priority,
             created_at=self._clock.utc_now(),
         )
-        self._doubtful.append(grant.id)
         try:
             await self._store.grant(grant)
         except WeftError as error:
             self._refuse(request, error)
             raise
-        self._doubtful.remove(grant.id)
         lease = Lease(
             grant=grant,
             state=LeaseState.HELD,
@@ -342,7 +324,7 @@ class Reconciler:
         for ahead, waiter in enumerate(sorted(self._queue.on(host), key=lambda each: each.request.place)):
             self._queue.show(waiter, wait_status(waiter.request, account, leases, ahead))
 
-    def _end_waits(self, failure: WeftError | None = None) -> None:
+    def end_waits(self, failure: WeftError | None = None) -> None:
         """Ends waits after their deadline, with `failure` if that is the cause."""
         now = self._clock.monotonic()
         for host in self._queue.hosts():

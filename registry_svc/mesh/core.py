@@ -1,10 +1,8 @@
 """Shared state of the registry's writers. Each change is committed to the store, applied, then published."""
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
-
-from google.protobuf.message import Message
 
 from registry_svc.config import AliasSetting, RegistryConfig
 from registry_svc.mesh.mesh_state import Mesh
@@ -16,7 +14,6 @@ from registry_svc.mesh.watch import EventLog, Snapshot
 from registry_svc.watchers import Watcher, Watchers
 from registry_svc.writer import SingleWriter
 from weft.api.registry.v1 import alias_pb2, event_pb2, registry_service_pb2, settings_pb2, tenant_pb2
-from weft.documents.kinds import Key, key_of
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.clock import Clock, MeshClock
 from weft.kernel.errors import WeftError
@@ -52,12 +49,9 @@ class RegistryCore:
         self.routers: dict[str, Router] = {}
         """Routers with a session, by name."""
         self.settings = settings_pb2.MeshSettings(allow_cloud_fallback=config.allow_cloud_fallback, revision=1)
-        self.writer = SingleWriter()
+        self.writer = SingleWriter(lambda: store.is_in_doubt)
         self.events = EventLog(clock, config.max_events, config.watch_buffer_responses)
         self.watchers = Watchers[registry_service_pb2.WatchResponse](config.watch_buffer_responses)
-        self._doubtful: set[Key] = set()
-        """Resources of failed writes, which the database may contain nevertheless: their acknowledgement was lost."""
-        self._has_doubtful_settings = False
         self._open = False
         # Revision 0 is a watcher's state before its first snapshot.
         self._revision = 1
@@ -142,45 +136,6 @@ class RegistryCore:
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
         return await self.writer.run(write)
-
-    async def save_documents(self, records: Sequence[Message]) -> None:
-        """As the store's `save_documents`. Call it in a write, after `settle`."""
-        keys = set(map(key_of, records))
-        self._doubtful |= keys
-        await self.store.save_documents(records)
-        self._doubtful -= keys
-
-    async def delete_documents(self, keys: Collection[Key]) -> None:
-        """As the store's `delete_documents`. Call it in a write, after `settle`."""
-        self._doubtful.update(keys)
-        await self.store.delete_documents(keys)
-        self._doubtful.difference_update(keys)
-
-    async def save_settings(self, settings: settings_pb2.MeshSettings) -> None:
-        """As the store's `save_settings`. Call it in a write, after `settle`."""
-        self._has_doubtful_settings = True
-        await self.store.save_settings(settings)
-        self._has_doubtful_settings = False
-
-    async def settle(self) -> None:
-        """Stores again what failed writes would have changed, so that the database equals memory. Call it in a write.
-
-        Otherwise a restart would put refused changes in force, even after an acknowledgement of what memory has.
-        Raises SERVICE_UNAVAILABLE.
-        """
-        if self._has_doubtful_settings:
-            await self.save_settings(self.settings)
-        if not self._doubtful:
-            return
-        for publisher in self._doubtful_publishers():
-            await self.store.save_session(publisher.stored())
-        known = (self.mesh.documents[kind].declared(name) for kind, name in sorted(self._doubtful))
-        await self.store.save_documents([record for record in known if record is not None], self._doubtful)
-        self._doubtful.clear()
-
-    def _doubtful_publishers(self) -> list[SessionState]:
-        """Returns the sessions whose publications a failed write may have deleted."""
-        return [state for state in self.mesh if not self._doubtful.isdisjoint(state.rows())]
 
     def watch(self) -> tuple[Snapshot, Watcher[registry_service_pb2.WatchResponse]]:
         """Returns a snapshot, and a watcher for every later change."""

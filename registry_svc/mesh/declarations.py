@@ -166,10 +166,9 @@ class Declarations:
 
     async def carry_out(self, plan: Plan) -> None:
         """Stores a plan's records, and publishes them with their events. Call it in a write."""
-        await self._core.settle()
         if not plan.records:
             return
-        await self._core.save_documents(plan.records)
+        await self._core.store.save_documents(plan.records)
         self._core.publish(self._core.mesh.declare(plan.records), _events_of(plan.results))
         self._bell.ring()
         saved = Counter(key_of(record)[0].plural for record in plan.records)
@@ -360,7 +359,6 @@ class Declarations:
         )
 
     async def _delete(self, kind: ResourceKind, name: str, requested_by: str, *, force: bool) -> None:
-        await self._core.settle()
         self._require_deletable(kind, name)
         runner, loaded = self._loaded(kind, name)
         if loaded and not force:
@@ -370,7 +368,7 @@ class Declarations:
         else:
             if kind is ResourceKind.TENANT:
                 await self._note_capture(name, requested_by, will_be=False)
-            await self._core.delete_documents([(kind, name)])
+            await self._core.store.delete_documents([(kind, name)])
             self._core.publish(self._core.mesh.drop([(kind, name)]), _deleted([(kind, name)]))
             self._bell.ring()
         log.info("deleted", kind=kind.value, name=name, force=force)
@@ -522,7 +520,6 @@ class SettingsManager:
 
     async def _update(self, allow_cloud_fallback: bool | None, journal: "JournalMode.ValueType") -> MeshSettings:
         core = self._core
-        await core.settle()
         before = core.settings
         changed = MeshSettings(
             allow_cloud_fallback=before.allow_cloud_fallback if allow_cloud_fallback is None else allow_cloud_fallback,
@@ -532,7 +529,7 @@ class SettingsManager:
         if changed == before:
             return before
         changed.revision += 1
-        await core.save_settings(changed)
+        await core.store.save_settings(changed)
         core.settings = changed
         core.publish([registry_service_pb2.Change(settings=changed)], [_happening(before, changed)])
         log.info(

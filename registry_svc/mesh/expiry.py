@@ -40,20 +40,25 @@ class Expiry:
     async def sweep(self) -> None:
         """Expires silent runners, deletes those inactive too long, and stores events and due heartbeat times."""
         self._core.require_open()
+        async with self._core.writer.turn():
+            self._silence_all()
         await self._core.writer.run(self._sweep)
 
-    async def _sweep(self) -> None:
+    def _silence_all(self) -> None:
         now = self._clock.monotonic()
         if self._was_frozen(now):
             log.warning("registry was suspended", seconds=round(now - self._swept_monotonic, 1))
             self._back_since = now
         self._swept_monotonic = now
-        verdicts = [(state, self._judge(state, now)) for state in self._core.mesh]
-        self._silence([state for state, verdict in verdicts if verdict is Verdict.SILENCE], now)
-        await self._forget([state for state, verdict in verdicts if verdict is Verdict.FORGET])
+        self._silence(self._judged(Verdict.SILENCE, now), now)
+
+    async def _sweep(self) -> None:
+        await self._forget(self._judged(Verdict.FORGET, self._clock.monotonic()))
         await self._save_due_pulses()
         await self._core.events.save(self._core.store.save_events)
-        await self._core.settle()
+
+    def _judged(self, verdict: Verdict, now: float) -> list[SessionState]:
+        return [state for state in self._core.mesh if self._judge(state, now) is verdict]
 
     def _judge(self, state: SessionState, now: float) -> Verdict:
         verdict = judge(state.pulse, self._config, self._back_since, now, share=state.share)

@@ -83,7 +83,7 @@ class SqlStore(RegistryDatabase):
     """Stores sessions with their resources, declarations, settings and join tokens. One owner at a time.
 
     Writes are durable when the call returns. All methods raise SERVICE_UNAVAILABLE if the database fails; then nothing
-    was written, unless the acknowledgement of the commit was lost.
+    was written.
     """
 
     async def load(self) -> StoredMesh:

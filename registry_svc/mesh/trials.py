@@ -47,7 +47,6 @@ class TrialServicer(AnsweringServicer, trial_service_pb2_grpc.TrialServiceServic
         if request.task not in record.verdicts:
             require_room(f"verdicts in the trial {request.trial}", len(record.verdicts), 1, MAX_VERDICTS)
         record.verdicts[request.task] = request.verdict
-        await self._core.settle()
-        await self._core.save_documents([record])
+        await self._core.store.save_documents([record])
         self._core.publish(self._core.mesh.declare([record]))
         return record

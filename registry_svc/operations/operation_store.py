@@ -53,6 +53,11 @@ class OperationStore:
     def __init__(self, database: Store) -> None:
         self._database = database
 
+    @property
+    def is_in_doubt(self) -> bool:
+        """See `Store.is_in_doubt`."""
+        return self._database.is_in_doubt
+
     async def newest_issued_at(self) -> datetime | None:
         """Returns the highest `Admission.mark` that was ever saved; None: none."""
         return await self._database.run(_newest_issued_at)

@@ -83,7 +83,7 @@ class Operations:
         self._gatekeeper = gatekeeper
         self._settings = settings
         self._table = OperationTable(deps.clock)
-        self._writer = SingleWriter()
+        self._writer = SingleWriter(lambda: store.is_in_doubt)
         self.audit = AuditLog(store, deps.clock, settings.max_audit_entries)
         self._spans = OperationSpans(tracing)
         self._executor = Executor(deps, store, self.audit, self._table, self._writer, settings, self._spans)

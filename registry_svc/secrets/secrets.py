@@ -47,8 +47,7 @@ class StoredSecret:
 class SqlSecretStore:
     """Stores encrypted secrets. Writes are durable when the call returns.
 
-    All methods raise SERVICE_UNAVAILABLE if the database fails; then nothing was written, unless the acknowledgement of
-    the commit was lost.
+    All methods raise SERVICE_UNAVAILABLE if the database fails; then nothing was written.
     """
 
     def __init__(self, database: Store) -> None:

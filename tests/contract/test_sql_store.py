@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kit.postgres_proxy import PostgresProxy, postgres_proxy
+from kit.waiting import until
 
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
@@ -21,6 +23,7 @@ from weft.sql.migrations import Schema
 from weft.sql.owners import OwnerRole, TakenOverError
 from weft.sql.statements import insert, upsert
 from weft.sql.store import Store
+from weft_testing.postgres_server import PostgresServer
 
 pytest_plugins = ("database_fixtures",)
 
@@ -38,7 +41,7 @@ CREATE TABLE things (
 CREATE INDEX ix_things_size ON things (size);
 CREATE TABLE owners (
     id INTEGER NOT NULL PRIMARY KEY, owner VARCHAR(64) NOT NULL, address VARCHAR(512), backend_pid INTEGER,
-    beat BIGINT, beat_at TIMESTAMP WITH TIME ZONE
+    beat BIGINT, beat_at TIMESTAMP WITH TIME ZONE, commit_number BIGINT
 );
 CREATE TABLE numbers (number BIGSERIAL NOT NULL PRIMARY KEY, word TEXT NOT NULL);
 """
@@ -228,7 +231,9 @@ async def test_failed_statement_aborts_its_transaction_and_error_hides_values(
     store: Store, capfd: pytest.CaptureFixture[str]
 ) -> None:
     await added(store, "SECRET")
-    with pytest.raises(WeftError, match="the things's database failed; its log has details") as failed:
+    with pytest.raises(
+        WeftError, match=r"the things's database failed: it cannot be used \(.*\); its log has details"
+    ) as failed:
         await store.run(lambda tx: (tx.execute(INSERT, id="a", size=1), tx.execute(INSERT, id="SECRET", size=2)))
     with pytest.raises(DatabaseError) as plain:
         await store.attempt(lambda tx: tx.execute(INSERT, id="SECRET", size=2))
@@ -348,7 +353,7 @@ async def test_sqlite_reads_wait_for_no_writer_and_a_locked_file_is_reported(
         assert await ids_in(store) == ["a"]
         with pytest.raises(DatabaseError) as busy:
             await store.attempt(lambda tx: tx.execute(INSERT, id="b", size=1))
-        with pytest.raises(WeftError, match="failed; its log has details"):
+        with pytest.raises(WeftError, match="failed: it is locked by another program"):
             await added(store, "b")
     assert busy.value.code == "SQLITE_BUSY"
     await added(store, "c")
@@ -403,6 +408,92 @@ async def test_broken_connection_is_replaced_unless_another_owner_took_over(post
     await first.close()
 
 
+@pytest.fixture
+async def proxy(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[PostgresProxy]:
+    """In front of the server."""
+    async with postgres_proxy(tmp_path_factory.mktemp("pg"), postgres.socket_folder) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+async def owner(proxy: PostgresProxy, postgres_database: str, schema: Schema) -> AsyncIterator[Store]:
+    """A store whose connection can be cut."""
+    store = Store(proxy.url(postgres_database), "things", schema=schema, role=ROLE)
+    await store.open()
+    yield store
+    await store.close()
+
+
+async def test_commit_whose_acknowledgement_was_lost_is_known_before_its_callers_are_answered(
+    proxy: PostgresProxy, owner: Store
+) -> None:
+    """The callers were told that it failed, and the registry showed a stored key only after a restart."""
+    await added(owner, "a")
+    proxy.cut = "after"
+    await asyncio.gather(added(owner, "b"), added(owner, "c"))
+    proxy.cut = "before"
+    with pytest.raises(WeftError, match="the things's database failed"):
+        await added(owner, "d")
+    assert (proxy.cuts, owner.is_in_doubt) == (2, False)
+    assert await ids_in(owner) == ["a", "b", "c"]
+
+
+async def test_commit_in_doubt_waits_for_the_server_and_others_fail_meanwhile(
+    proxy: PostgresProxy, owner: Store
+) -> None:
+    target, proxy.target, proxy.cut = proxy.target, None, "after"
+    doubtful = asyncio.create_task(added(owner, "a"))
+    await until(lambda: owner.is_in_doubt)
+    with pytest.raises(WeftError, match="the things's database failed"):
+        await ids_in(owner)
+    assert not doubtful.done()
+    proxy.target = target
+    await doubtful
+    assert await ids_in(owner) == ["a"]
+
+
+async def test_commit_in_doubt_is_told_as_such_if_its_process_ends(proxy: PostgresProxy, owner: Store) -> None:
+    proxy.target, proxy.cut = None, "after"
+    doubtful = asyncio.create_task(added(owner, "a"))
+    await until(lambda: owner.is_in_doubt)
+    await owner.close()
+    with pytest.raises(WeftError, match="the things ends before its database told whether this was stored"):
+        await doubtful
+
+
+async def test_owner_that_was_replaced_while_its_commit_was_in_doubt_ends(
+    proxy: PostgresProxy, owner: Store, postgres_url: str
+) -> None:
+    target, proxy.target, proxy.cut = proxy.target, None, "after"
+    doubtful = asyncio.create_task(added(owner, "a"))
+    await until(lambda: owner.is_in_doubt)
+    admin = Store(postgres_url, "admin")
+    await admin.open()
+    await admin.run(lambda tx: tx.execute("UPDATE owners SET owner = 'other'"))
+    await admin.close()
+    proxy.target = target
+    with pytest.raises(TakenOverError, match="another things has taken over"):
+        await doubtful
+
+
+async def test_transaction_that_changes_nothing_is_not_numbered(owner: Store) -> None:
+    number = "SELECT commit_number FROM owners"
+    await added(owner, "a")
+    before = await owner.read(lambda tx: tx.value(number))
+    assert await owner.run(lambda tx: tx.value(COUNT)) == 1
+    assert await owner.read(lambda tx: tx.value(number)) == before > 0
+
+
+async def test_connection_to_a_server_that_became_read_only_is_replaced(owner: Store) -> None:
+    """The mesh stayed on the old primary, which could not write any more, until it was restarted."""
+    await added(owner, "a")
+    await owner.attempt(lambda tx: tx.execute("SET default_transaction_read_only = on"), writes=False)
+    with pytest.raises(WeftError, match=r"is read-only \(25006\); check that its address leads to the primary"):
+        await added(owner, "b")
+    await added(owner, "c")
+    assert await ids_in(owner) == ["a", "c"]
+
+
 async def test_slow_statement_and_silent_server_time_out(
     postgres_url: str, schema: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -427,6 +518,8 @@ def test_urls_are_shown_without_passwords() -> None:
     assert address.url == "postgresql://weft:SECRET@db.example:5433/mesh?sslmode=require"
     assert (address.place, address.shown) == ("db.example/mesh", "postgresql://weft:***@db.example:5433/mesh")
     assert "SECRET" not in repr(address)
+    several = address_of("postgresql://weft:SECRET@a.example:5433,[::1]/mesh")
+    assert (several.place, several.shown) == ("a.example,[::1]/mesh", "postgresql://weft:***@a.example:5433,[::1]/mesh")
     assert address_of("sqlite:////var/lib/weft.db").path == Path("/var/lib/weft.db")
     assert address_of("sqlite+aiosqlite:///per%cent.db").path == Path("per%cent.db")
     assert address_of("sqlite://").is_sqlite

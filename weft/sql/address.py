@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from weft.kernel.errors import invalid_field
 
 _SCHEME = re.compile(r"(sqlite|postgresql)(?:\+\w+)?://")
+_HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(?::\d*)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,18 +48,22 @@ def address_of(database: str | Path) -> DatabaseAddress:
         return _file_address(path)
     # asyncpg calls the parameter `ssl`.
     url = f"postgresql://{re.sub('(?<=[?&])ssl=', 'sslmode=', rest)}"
-    # Not chained: the cause quotes the URL, which may contain a password.
+    # Errors do not quote the URL, which may contain a password.
     try:
         parts = urlsplit(url)
-        port = parts.port
     except ValueError:
-        raise invalid_field("database_url", "must be a URL such as postgresql://user@host/weft") from None
-    user = "" if parts.username is None else f"{parts.username}{'' if parts.password is None else ':***'}@"
-    host = f"{parts.hostname or ''}{'' if port is None else f':{port}'}"
+        parts = urlsplit("postgresql://:wrong")
+    user, at, hosts = parts.netloc.rpartition("@")
+    # Several ones, of which libpq finds the primary.
+    matches = [_HOST.fullmatch(host) for host in hosts.split(",")]
+    if not all(matches):
+        raise invalid_field("database_url", "must be a URL such as postgresql://user@host/weft")
+    name, colon, _ = user.partition(":")
+    place = ",".join(host[1] for host in matches if host is not None)
     return DatabaseAddress(
         url=url,
-        place=f"{parts.hostname or 'localhost'}{parts.path or '/'}",
-        shown=f"postgresql://{user}{host}{parts.path}",
+        place=f"{place or 'localhost'}{parts.path or '/'}",
+        shown=f"postgresql://{name}{colon and ':***'}{at}{hosts}{parts.path}",
     )
 
 

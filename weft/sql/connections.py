@@ -20,6 +20,7 @@ _RESTORE = "restore it from a backup, or move it away to begin with an empty one
 _FULL = "free some space on its disk"
 _ACCESS = "let this user read and write it and its folder, or choose another home"
 _CONNECT = "check that it is running and accepts connections"
+_PRIMARY = "check that its address leads to the primary server"
 _REMEDIES = {
     "SQLITE_NOTADB": ("is no database", _RESTORE),
     "SQLITE_CORRUPT": ("is damaged", _RESTORE),
@@ -29,6 +30,9 @@ _REMEDIES = {
     "SQLITE_CANTOPEN": ("cannot be opened", _ACCESS),
     "SQLITE_PERM": ("cannot be opened", _ACCESS),
     "SQLITE_BUSY": ("is locked by another program", "end that program"),
+    "25006": ("is read-only", _PRIMARY),
+    "53100": ("cannot be written", _FULL),
+    "57P03": ("is starting up or recovering", "wait for it"),
 }
 _FULL_NUMBERS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -48,8 +52,16 @@ def sentence_of(owner: str, address: DatabaseAddress, error: DatabaseError | OSE
     if isinstance(error, OSError):
         remedy = _FULL if error.errno in _FULL_NUMBERS else _ACCESS
         return f"{place} cannot be used: {error.strerror or error.errno}; {remedy}"
-    what, remedy = _REMEDIES.get("_".join(error.code.split("_")[:2]), ("cannot be used", _CONNECT))
-    return f"{place} {what} ({error.code}); {remedy}"
+    return f"{place} {problem_of(error, _CONNECT)}"
+
+
+def problem_of(error: DatabaseError, otherwise: str = "its log has details") -> str:
+    """Returns a problem and its remedy, such as `cannot be written (SQLITE_FULL); free some space on its disk`.
+
+    `otherwise` is the remedy of an unknown problem.
+    """
+    what, remedy = _REMEDIES.get("_".join(error.code.split("_")[:2]), ("cannot be used", otherwise))
+    return f"{what} ({error.code}); {remedy}"
 
 
 def place_of(owner: str, address: DatabaseAddress) -> str:
@@ -170,6 +182,15 @@ class Connection(ABC):
     def commit(self) -> None:
         """Commits durably."""
         self.execute("COMMIT")
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether the last `commit` broke off, so that only `settle` tells whether it took place."""
+        return False
+
+    def settle(self) -> bool:
+        """Reconnects, and returns whether the commit in doubt took place. Raises DatabaseError and WeftError."""
+        raise NotImplementedError
 
     def rollback(self) -> None:
         """Rolls back the transaction, if any."""

@@ -1,5 +1,6 @@
 """PostgreSQL with psycopg: one connection, which also holds the owner's lock."""
 
+import re
 import socket
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -11,12 +12,15 @@ from psycopg.types.numeric import FloatLoader
 from typing_extensions import override
 
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 from weft.sql.address import DatabaseAddress
 from weft.sql.connections import Connection, DatabaseError, Tx
 from weft.sql.owners import OwnerRole
 from weft.sql.statements import Values, postgres_text
+
+log = get_logger("weft.sql")
 
 MAX_ADDRESS_CHARS = 512
 """Longer addresses of owners are cut."""
@@ -40,6 +44,8 @@ SERVER_SETTINGS = {
 _DATA_EXCEPTION_CLASS = "22"
 """SQLSTATE class of invalid values, with messages that quote the value."""
 _LOCK_NOT_AVAILABLE = "55P03"
+_OTHER_SERVER = re.compile("25006|55000|57P..")
+"""SQLSTATEs of a server that is no primary (any more), or ends: the next transaction connects again."""
 _HAS_STANDBY = """
     SELECT EXISTS (SELECT 1 FROM pg_stat_activity WHERE application_name = :name AND datname = current_database())
 """
@@ -71,9 +77,13 @@ class PostgresConnection(Connection):
     The owner's row has its address, the server process of its connection, and a heartbeat by the server's clock, which
     `weft.sql.standby` reads.
 
-    Not guaranteed: if the connection breaks between COMMIT and its acknowledgement, the caller gets SERVICE_UNAVAILABLE
-    although the transaction may be committed. The lock belongs to a server session, so a proxy must not share sessions
-    (pgbouncer: `pool_mode = session`).
+    Every commit writes its number into the owner's row. If the connection breaks between COMMIT and its
+    acknowledgement, `settle` reads there whether it took place, also from the server that a failover made the primary.
+
+    Only a primary is connected to. After an error of a server that is none any more, the next transaction reconnects.
+
+    Not guaranteed: the lock belongs to a server session, so a proxy must not share sessions (pgbouncer:
+    `pool_mode = session`).
     """
 
     dialect = "postgresql"
@@ -86,6 +96,13 @@ class PostgresConnection(Connection):
         self._application = application
         self._role = role
         self._own_address = own_address
+        self._is_elsewhere = False
+        """Whether the connection leads to a server that cannot write."""
+        self._writes = False
+        """Whether the transaction writes."""
+        self._sent = self._acknowledged = 0
+        """Numbers of the last commit that was sent, and of the last one known to be stored."""
+        self._is_in_doubt = False
 
     @override
     def open(self) -> None:
@@ -98,12 +115,14 @@ class PostgresConnection(Connection):
                 # With SQL_ASCII, texts would be bytes.
                 client_encoding="utf8",
                 connect_timeout=CONNECT_TIMEOUT_SECONDS,
+                target_session_attrs="primary",
                 options=" ".join(f"-c {name}={value}" for name, value in settings.items()),
             )
         except psycopg.Error as error:
             reason = str(error).partition("\n")[0].rpartition(": ")[2]
             code = error.sqlstate or f"no connection: {reason}"
             raise DatabaseError(code, f"{self._address.shown}: {reason}") from None
+        self._is_elsewhere = False
         # Sums have this type.
         self._raw.adapters.register_loader("numeric", FloatLoader)
         try:
@@ -121,14 +140,18 @@ class PostgresConnection(Connection):
     @override
     def failure(self, error: psycopg.Error) -> DatabaseError:
         kind, state = type(error).__name__, error.sqlstate or ""
+        self._is_elsewhere |= _OTHER_SERVER.fullmatch(state) is not None
         # Only the message: the details quote rows.
         text = error.diag.message_primary if state and not state.startswith(_DATA_EXCEPTION_CLASS) else None
         return DatabaseError(state or kind, f"{self._address.shown}: {kind} {state}{f': {text}' if text else ''}")
 
     @override
     def begin(self, *, writes: bool) -> None:
-        """Begins a transaction; reconnects if the connection broke."""
+        """Begins a transaction; reconnects if the connection broke, or leads to a server that is no primary."""
         statement = "BEGIN" if writes else "BEGIN READ ONLY"
+        self._writes = writes
+        if self._raw is not None and self._is_elsewhere:
+            super().close()
         if self._raw is not None and not self._raw.closed:
             try:
                 self.execute(statement)
@@ -143,8 +166,33 @@ class PostgresConnection(Connection):
     @override
     def commit(self) -> None:
         """Commits. Raises DatabaseError if a statement of the transaction failed."""
-        if self.execute("COMMIT").statusmessage != "COMMIT":
-            raise DatabaseError("25P02", f"{self._address.shown}: a statement of the transaction failed")
+        if self._role is None or self.owner is None or not self._writes:
+            if self.execute("COMMIT").statusmessage != "COMMIT":
+                raise DatabaseError("25P02", f"{self._address.shown}: a statement of the transaction failed")
+            return
+        self._sent += 1
+        # One message, so that it costs no round trip. A transaction that changed nothing stays without a write.
+        words = (
+            f"UPDATE {self._role.table} SET commit_number = {self._sent} "  # noqa: S608 - the table of the role
+            "WHERE txid_current_if_assigned() IS NOT NULL; COMMIT"
+        )
+        try:
+            numbered = self._called(lambda: self._connected().execute(words, prepare=False)).rowcount
+        except DatabaseError:
+            self._is_in_doubt = self._raw is None or self._raw.closed
+            raise
+        if numbered:
+            self._acknowledged = self._sent
+
+    @property
+    @override
+    def is_in_doubt(self) -> bool:
+        return self._is_in_doubt
+
+    @override
+    def settle(self) -> bool:
+        self.open()
+        return self._acknowledged == self._sent
 
     @property
     @override
@@ -166,10 +214,12 @@ class PostgresConnection(Connection):
             "address": self._own_address[:MAX_ADDRESS_CHARS],
             "backend_pid": None,
             "beat": 0,
+            "commit_number": 0,
         }
         tx.insert(self._role.table, row)
         tx.execute(f"UPDATE {self._role.table} SET beat_at = clock_timestamp()")  # noqa: S608 - as above
         self.owner = owner
+        self._sent = self._acknowledged = 0
 
     @override
     def beat(self, tx: Tx) -> bool:
@@ -200,7 +250,7 @@ class PostgresConnection(Connection):
             with suppress(DatabaseError):
                 self.rollback()
                 self.execute("SELECT pg_advisory_unlock_all()")
-        self.owner = None
+        self.owner, self._is_in_doubt = None, False
         super().close()
 
     def _claim(self, role: OwnerRole) -> None:
@@ -214,16 +264,32 @@ class PostgresConnection(Connection):
                 raise
             if self.owner is None:
                 raise role.owned_elsewhere() from None
-            self._require_own(role)
+            self._own_commit(role)
             raise WeftError(
                 Reason.SERVICE_UNAVAILABLE,
                 f"this {role.service} lost its hold on the database, and its old connection or another has it",
             ) from None
-        self._require_own(role)
-
-    def _require_own(self, role: OwnerRole) -> None:
         if self.owner is None:
             return
-        found = self.fetch(self.execute(f"SELECT owner FROM {role.table}"))  # noqa: S608 - as above
-        if found != [(self.owner,)]:
+        # Only with the lock: the old connection may still be committing.
+        number, self._is_in_doubt = self._own_commit(role), False
+        if number < self._acknowledged:
+            # A failover to a server that did not have all of it. What this process knows is newer than the database.
+            log.error(
+                "the database lacks changes that it had acknowledged; restart to continue from what it has",
+                owner=role.service,
+                url=self._address.shown,
+                missing_commits=self._acknowledged - number,
+            )
+        self._acknowledged = number
+
+    def _own_commit(self, role: OwnerRole) -> int:
+        """Returns the number of this owner's last stored commit. Raises TakenOverError."""
+        found = self.fetch(self.execute(f"SELECT owner, commit_number FROM {role.table}"))  # noqa: S608 - as above
+        if [owner for owner, _ in found] != [self.owner]:
             raise role.taken_over()
+        return int(found[0][1])
+
+    def _connected(self) -> psycopg.Connection[tuple[Any, ...]]:
+        assert self._raw is not None, "a transaction is open"
+        return self._raw

@@ -12,6 +12,9 @@ service's state: pass values in, return values out. Waiting transactions are com
 commit costs the same for one as for many. If a function raises, all of them run again, each in a savepoint, and only
 its changes are rolled back; so a function may run twice. The changes of a caller that is cancelled before the commit
 are rolled back, too.
+
+If the connection breaks during a commit, its callers wait until the database tells whether it took place; meanwhile
+all other transactions fail. So what callers remember agrees with the database.
 """
 
 import asyncio
@@ -29,9 +32,17 @@ from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.sql import connections
 from weft.sql.address import DatabaseAddress, address_of
-from weft.sql.connections import Connection, DatabaseError, SqliteConnection, Tx, place_of, sentence_of
+from weft.sql.connections import (
+    Connection,
+    DatabaseError,
+    SqliteConnection,
+    Tx,
+    place_of,
+    problem_of,
+    sentence_of,
+)
 from weft.sql.migrations import Schema, bring_up_to_date, schema_in
-from weft.sql.owners import OwnerRole
+from weft.sql.owners import OwnerRole, TakenOverError
 
 log = get_logger("weft.sql")
 
@@ -43,6 +54,8 @@ MAX_WAITING_ORDINARY = MAX_WAITING * 3 // 4
 CLOSE_WAIT_SECONDS = 6.0
 """Maximum wait of `close` for work in progress; a statement may wait BUSY_TIMEOUT_MS for SQLite's lock."""
 RETRY_AFTER_SECONDS = 1.0
+DOUBT_RETRY_SECONDS = 0.5
+"""Interval of the attempts to learn whether a commit took place."""
 
 T = TypeVar("T")
 Work = Callable[[Tx], T]
@@ -95,8 +108,12 @@ class Store:
         self._reads: deque[_Job] = deque()
         self._writes: deque[_Job] = deque()
         self._is_open = False
+        self.is_in_doubt = False
+        """Whether it is unknown if the last commit took place: its callers wait, and no other transaction runs."""
         self._locked_since: float | None = None
         """When writes began to wait for another program, on the monotonic clock."""
+        self._loop: asyncio.AbstractEventLoop
+        """That of `connect`."""
         self._ended: asyncio.Future[None] | None = None
         """Done once the thread has ended; None: no thread."""
 
@@ -123,7 +140,7 @@ class Store:
 
     async def connect(self, first: Work[None] | None = None) -> None:
         """As `open`, but raises DatabaseError or OSError if the database cannot be used."""
-        loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
         opened: asyncio.Future[None] = loop.create_future()
         self._ended = loop.create_future()
         self._is_open = True
@@ -311,11 +328,15 @@ class Store:
                     if self._tries_again(error):
                         self._writes.extendleft(reversed(jobs))
                         return ()
-                    # Jobs that came meanwhile would only wait for the same error.
-                    queue = self._writes if is_write else self._reads
-                    jobs += queue
-                    queue.clear()
+                # Jobs that came meanwhile would only wait for the same error.
+                jobs += self._emptied(self._writes if is_write else self._reads)
             return [(job.outcome, None, error) for job in jobs]
+
+    def _emptied(self, queue: "deque[_Job]") -> "list[_Job]":
+        with self._turn:
+            jobs = list(queue)
+            queue.clear()
+        return jobs
 
     def _tries_again(self, error: DatabaseError) -> bool:
         """Whether to retry writes that could not begin because another program has SQLite's lock."""
@@ -335,10 +356,46 @@ class Store:
         counter = self._counter if self._connection.changes != before else None
         if counter is not None:
             counter.count(self._tx)
-        self._connection.commit()
+        try:
+            self._connection.commit()
+        except DatabaseError as error:
+            if not self._connection.is_in_doubt:
+                raise
+            return self._after_doubt(settled, error)
         if counter is not None:
             counter.keep()
         return settled
+
+    def _after_doubt(self, settled: "Sequence[_Settled]", error: DatabaseError) -> "Sequence[_Settled]":
+        """Waits until the database tells whether a commit took place. Returns the outcome for each caller."""
+        log.warning("a commit broke off; asking the database for its outcome", owner=self._service, error=str(error))
+        self.is_in_doubt = True
+        try:
+            while (took_place := self._answer_to_doubt()) is None:
+                if not self._is_open:
+                    raise WeftError(
+                        Reason.SERVICE_UNAVAILABLE,
+                        f"the {self._service} ends before its database told whether this was stored",
+                    )
+        finally:
+            self.is_in_doubt = False
+        log.warning("the outcome of the commit is known", owner=self._service, stored=took_place)
+        if took_place:
+            return settled
+        raise error
+
+    def _answer_to_doubt(self) -> bool | None:
+        """Returns whether the commit in doubt took place; None after a failed attempt and a pause."""
+        try:
+            return self._connection.settle()
+        except TakenOverError:
+            raise
+        except (DatabaseError, WeftError) as failure:
+            refused = [*self._emptied(self._reads), *self._emptied(self._writes)]
+            _settle(self._loop, [(job.outcome, None, failure) for job in refused])
+        with self._turn:
+            self._turn.wait_for(lambda: not self._is_open, DOUBT_RETRY_SECONDS)
+        return None
 
     def _ran(self, jobs: "Sequence[_Job]") -> "Sequence[_Settled]":
         """Runs transactions in one savepoint; if one fails, in one each. Raises if none of them can be committed."""
@@ -377,7 +434,7 @@ class Store:
         log.error("database failed", owner=self._service, code=error.code, error=str(error))
         return WeftError(
             Reason.SERVICE_UNAVAILABLE,
-            f"the {self._service}'s database failed; its log has details",
+            f"the {self._service}'s database failed: it {problem_of(error)}",
             retry_after_seconds=RETRY_AFTER_SECONDS,
         )
 

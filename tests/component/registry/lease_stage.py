@@ -46,17 +46,16 @@ SESSION = "session-of-"
 
 @dataclass
 class MemoryLeaseStore(LeaseStore):
-    """Leases in memory. Outlives the ledgers on it; can fail before a commit, and after one without telling."""
+    """Leases in memory. Outlives the ledgers on it; can fail before a commit."""
 
     grants: dict[str, Grant] = field(default_factory=dict)
     last_fencing_number: int = 0
     failing: bool = False
     """Nothing is committed."""
-    acknowledges: Callable[[], bool] = lambda: True
-    """Whether a commit that happened is told."""
     gate: asyncio.Event | None = None
     """Commits are told only once it is set."""
     committed: asyncio.Event = field(default_factory=asyncio.Event)
+    is_in_doubt: bool = False
 
     async def load(self) -> StoredLedger:
         in_order = sorted(self.grants.values(), key=lambda grant: grant.fencing_number)
@@ -99,8 +98,6 @@ class MemoryLeaseStore(LeaseStore):
         await asyncio.sleep(0)
         if self.gate is not None:
             await self.gate.wait()
-        if not self.acknowledges():
-            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry's database failed")
 
 
 @dataclass

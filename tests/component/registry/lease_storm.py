@@ -265,7 +265,6 @@ class Storm:
             "freeze": (6, self._freeze),
             "stranger": (6, self._stranger),
             "disk fails": (4, self._disk_fails),
-            "acknowledgement is lost": (3, self._acknowledgement_is_lost),
             "registry restarts": (1, lambda: None),
             "registry dies": (2, lambda: None),
             "revive": (10, self._revive),
@@ -326,10 +325,6 @@ class Storm:
 
     def _disk_fails(self) -> None:
         self.stage.memory_store.failing = True
-
-    def _acknowledgement_is_lost(self) -> None:
-        left = [False]
-        self.stage.memory_store.acknowledges = lambda: not left or left.pop()
 
     def _disk_works(self) -> None:
         self.stage.memory_store.failing = False

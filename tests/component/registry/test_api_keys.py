@@ -2,9 +2,8 @@
 
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -17,14 +16,11 @@ from kit.refusals import refused
 from registry_harness import running_registry
 
 from registry_svc.config import KeysConfig
-from registry_svc.keys.api_keys import PEPPER_BYTES, SqlKeyStore, make_pepper
+from registry_svc.keys.api_keys import PEPPER_BYTES, make_pepper
 from weft.api.registry.v1 import key_service_pb2 as pb
 from weft.api.registry.v1 import key_service_pb2_grpc
-from weft.kernel.errors import WeftError
 from weft.kernel.principal import DEFAULT_SCOPES, LOCAL, Principal, parse_scopes
 from weft.kernel.reasons import Reason
-from weft.sql.connections import Tx
-from weft.sql.store import Store
 from weft_testing.fake_clock import FakeClock
 
 if TYPE_CHECKING:
@@ -215,29 +211,6 @@ async def test_rotation_of_another_tenants_key_requires_the_create_scope(tmp_pat
         with denied("keys:create"):
             await keys.rotate(of_bob.id, None, editor)
         assert [key.rotated_at for key in keys.newest_first()] == [None]
-
-
-async def test_changes_of_keys_refused_after_their_commit_are_not_in_force_after_a_restart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A key stopped to work at the next restart, as a failed rotation had replaced its secret by one nobody knows."""
-    async with bare_keys(tmp_path) as (keys, database):
-        made, _ = await keys.create(pb.CreateKeyRequest(), LOCAL)
-
-        async def lose(work: Callable[[Tx], object], **_: object) -> None:
-            await Store.run(database, work)
-            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the registry's database failed")
-
-        with monkeypatch.context() as losing:
-            losing.setattr(database, "run", lose)
-            for write in (
-                keys.rotate(made.id, timedelta(0), LOCAL),
-                keys.create(pb.CreateKeyRequest(), LOCAL),
-            ):
-                with refused(Reason.SERVICE_UNAVAILABLE):
-                    await write
-        await keys.sweep()
-        assert (await SqlKeyStore(database).load()).keys == (made,)
 
 
 def admin_of(scopes: tuple[str, ...]) -> Principal:

@@ -79,22 +79,24 @@ async def test_leases_of_an_unobserved_host_are_purged_after_a_timeout() -> None
         assert stage.ledger.hosts() == []
 
 
-async def test_grant_with_an_unacknowledged_commit_is_revoked_first(stage: Stage) -> None:
+async def test_commit_in_doubt_extends_no_other_wait_and_is_granted_once_it_is_known(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("registry_svc.writer.DOUBT_SECONDS", 0.01)
     store = stage.memory_store
-
-    def acknowledges() -> bool:
-        store.failing = True
-        return False
-
-    store.acknowledges = acknowledges
-    refused = stage.acquire(stage.runner(), ROOM)
+    store.gate = asyncio.Event()
+    granted = stage.acquire(stage.runner(), GIB)
+    await store.committed.wait()
+    store.is_in_doubt = True
+    other = stage.acquire(stage.runner("r2"), GIB, max_wait_seconds=5.0)
+    await asyncio.sleep(0.05)
+    await stage.pass_time(6.0)
+    assert other.reason is Reason.SERVICE_UNAVAILABLE
+    assert (granted.granted, granted.reason) == (None, None)
+    store.is_in_doubt = False
+    store.gate.set()
     await stage.settle()
-    assert refused.reason is Reason.SERVICE_UNAVAILABLE
-    assert len(store.grants) == 1
-    store.failing, store.acknowledges = False, lambda: True
-    lease = await stage.lease(stage.runner("r2"), ROOM)
-    assert list(store.grants) == [lease.grant.id]
-    assert lease.grant.fencing_number == 2
+    assert [granted.lease.grant.id] == list(store.grants)
 
 
 async def test_nothing_is_granted_or_released_while_the_database_fails(stage: Stage) -> None:

@@ -1,7 +1,7 @@
 """What the roster acknowledges is on disk, and what the disk refuses never happened."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 
 import pytest
 from gated_store import GatedStore
@@ -286,56 +286,3 @@ async def test_calls_before_start_are_rejected(store: GatedStore, clock: FakeClo
     ):
         with pytest.raises(WeftError, match="SHUTTING_DOWN"):
             await call
-
-
-async def after_restart(store: GatedStore, clock: FakeClock) -> BareRegistry:
-    registry = BareRegistry(store, clock, RegistryConfig(database_url="sqlite://"))
-    await registry.start()
-    return registry
-
-
-async def lost(store: GatedStore, write: Awaitable[object]) -> None:
-    """Commits a write of which the caller only learns that the database failed."""
-    store.losing = True
-    with refused(Reason.SERVICE_UNAVAILABLE):
-        await write
-    store.losing = False
-
-
-async def test_settings_refused_after_their_commit_are_not_in_force_after_a_restart(
-    registry: BareRegistry, store: GatedStore, clock: FakeClock
-) -> None:
-    """The next call was acknowledged without a write, as memory had these values; the restart undid it."""
-    await registry.settings.update(allow_cloud_fallback=False)
-    await lost(store, registry.settings.update(allow_cloud_fallback=True))
-    assert not (await registry.settings.update(allow_cloud_fallback=False)).allow_cloud_fallback
-    assert not (await after_restart(store, clock)).settings.current().allow_cloud_fallback
-
-
-async def test_declarations_refused_after_their_commit_do_not_outlast_what_is_acknowledged_next(
-    registry: BareRegistry, store: GatedStore, clock: FakeClock
-) -> None:
-    model, other = a_model("m1"), a_model("m1", context_tokens=512)
-    await registry.declarations.apply(Batch(documents=[model]))
-    await lost(store, registry.declarations.apply(Batch(documents=[other])))
-    results = await registry.declarations.apply(Batch(documents=[model]))
-    assert [Outcome(each.outcome) for each in results] == [Outcome.UNCHANGED]
-    await lost(store, registry.declarations.apply(Batch(documents=[a_model("m2")])))
-    with refused(Reason.MODEL_NOT_FOUND):
-        await registry.declarations.delete(ResourceKind.MODEL, "m2")
-    restarted = await after_restart(store, clock)
-    assert restarted.catalogue.get(ResourceKind.MODEL, "m1").manifest == model.declared.manifest
-    assert restarted.catalogue.find(ResourceKind.MODEL, "m2") is None
-
-
-async def test_resource_whose_deletion_is_refused_after_its_commit_is_there_after_a_restart(
-    registry: BareRegistry, store: GatedStore, clock: FakeClock
-) -> None:
-    await registry.roster.open_session(OPENING)
-    await registry.declarations.apply(Batch(documents=[a_model("m2")]))
-    for model in ("m1", "m2"):
-        await lost(store, registry.declarations.delete(ResourceKind.MODEL, model))
-    await registry.expiry.sweep()
-    restarted = await after_restart(store, clock)
-    for model in ("m1", "m2"):
-        assert restarted.catalogue.find(ResourceKind.MODEL, model) is not None
