@@ -109,6 +109,33 @@ class PostgresServer:
         process.kill()
         process.wait()
 
+    @contextmanager
+    def replica(self) -> Iterator["PostgresServer"]:
+        """Yields a streaming standby of it with its own folder, which `promote` makes a primary."""
+        folder = Path(tempfile.mkdtemp(prefix="weft-pg-", dir=self.socket_folder.parent))
+        try:
+            identity = _identity(folder)
+            options = ["-h", str(self.socket_folder), "-U", "postgres", "-R", "-c", "fast", "--no-sync"]
+            command = [str(self._binaries / "pg_basebackup"), "-D", str(folder / "data"), *options]
+            subprocess.run(  # noqa: S603 - a program of the wheel
+                command, cwd=folder, check=True, capture_output=True, timeout=START_LIMIT_SECONDS, **identity
+            )
+            # Once promoted, it waits for no other.
+            settings = {**self._settings, "synchronous_standby_names": ""}
+            server = PostgresServer(self._binaries, folder, identity, settings)
+            try:
+                server.start()
+                server.await_ready()
+                yield server
+            finally:
+                server.stop()
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def promote(self) -> None:
+        """Makes a standby the primary."""
+        self.sql("SELECT pg_promote()")
+
     @property
     def pid(self) -> int:
         """The id of its running process."""

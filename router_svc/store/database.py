@@ -21,6 +21,7 @@ ROUTER_OWNER = OwnerRole(
     standby_reason=Reason.ROUTER_STANDBY,
     advice="gateways find the router that leads automatically",
     replaced_reason=Reason.ROUTER_STANDBY,
+    locks_file=True,
 )
 SCHEMA = Schema(owner="router", scripts=Path(__file__).parent / "schema", version_table="router_alembic_version")
 

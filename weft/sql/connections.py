@@ -5,7 +5,7 @@ import os
 import sqlite3
 from abc import ABC, abstractmethod
 from collections import namedtuple
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any, ClassVar
 
@@ -140,6 +140,17 @@ class Tx:
         """Returns the first row, or None."""
         return next(iter(self.rows(sql, **values)), None)
 
+    def stream(self, sql: str, rows_at_once: int, /) -> tuple[list[str], Iterator[list[Any]]]:
+        """Returns the columns of a query without values, and its rows, which are read while the transaction is open."""
+        cursor = self._connection.stream(sql)
+
+        def rows() -> Iterator[list[Any]]:
+            while some := self._connection.called(cursor.fetchmany, rows_at_once):
+                yield from map(list, some)
+            cursor.close()
+
+        return [column[0] for column in cursor.description], rows()
+
     def value(self, sql: str, /, **values: Any) -> Any:
         """Returns the first column of the first row, or None."""
         found = self._connection.fetch(self._connection.execute(sql, values))
@@ -199,15 +210,19 @@ class Connection(ABC):
 
     def execute(self, sql: str, values: Values | None = None) -> Any:
         """Runs a statement. Returns the driver's cursor."""
-        return self._called(self._raw.execute, *((sql,) if not values else self.bound(sql, values)))
+        return self.called(self._raw.execute, *((sql,) if not values else self.bound(sql, values)))
 
     def execute_many(self, sql: str, rows: Sequence[Values]) -> None:
         """Runs a statement once per row."""
-        self._called(self._raw.cursor().executemany, self.bound(sql, {})[0], [self.bound(sql, row)[1] for row in rows])
+        self.called(self._raw.cursor().executemany, self.bound(sql, {})[0], [self.bound(sql, row)[1] for row in rows])
+
+    def stream(self, sql: str) -> Any:
+        """Runs a query. Returns the driver's cursor, which reads rows as they are fetched."""
+        return self.execute(sql)
 
     def fetch(self, cursor: Any) -> list[tuple[Any, ...]]:
         """Returns the remaining rows."""
-        found: list[tuple[Any, ...]] = self._called(cursor.fetchall)
+        found: list[tuple[Any, ...]] = self.called(cursor.fetchall)
         return found
 
     @property
@@ -238,7 +253,8 @@ class Connection(ABC):
         if raw is not None:
             raw.close()
 
-    def _called(self, call: Callable[..., Any], *arguments: Any) -> Any:
+    def called(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Returns the result of a call of the driver. Raises DatabaseError."""
         try:
             return call(*arguments)
         except self.driver_error as error:

@@ -62,14 +62,19 @@ def schema_in(tx: Tx, schema: Schema) -> DatabaseSchema:
     return DatabaseSchema(service=schema.owner, known_revision=schema.newest, database_revision=found or "")
 
 
-def bring_up_to_date(tx: Tx, schema: Schema) -> None:
-    """Creates or migrates the tables; only reads a database that is up to date.
+def tables_in(tx: Tx) -> list[str]:
+    """Returns the sorted names of all tables of a database."""
+    return sorted(name for (name,) in tx.rows(_TABLES[tx.dialect]))
+
+
+def bring_up_to_date(tx: Tx, schema: Schema, *, to: str = "") -> None:
+    """Creates or migrates the tables, up to the revision `to`; only reads a database that is up to date.
 
     Raises SERVICE_UNAVAILABLE if the database has an unknown schema, or is a file of another program.
     """
     if tx.dialect == "postgresql":
         tx.execute("SELECT pg_advisory_xact_lock(:key)", key=MIGRATION_LOCK)
-    tables = sorted(name for (name,) in tx.rows(_TABLES[tx.dialect]))
+    tables = tables_in(tx)
     table = schema.version_table
     revision = tx.value(f"SELECT version_num FROM {table}") if table in tables else None  # noqa: S608 - as above
     if revision is None:
@@ -90,13 +95,14 @@ def bring_up_to_date(tx: Tx, schema: Schema) -> None:
             f"it has the schema {revision}, which weft {__version__} does not know ({known}); run the release that "
             f"wrote it, or {remedy}",
         )
+    missing = tuple(each for each in missing if not to or each <= to)
     if not missing:
         return
     for each in missing:
         for statement in statements_of(schema.scripts / f"{each}.sql", tx.dialect):
             tx.execute(statement)
     tx.execute(f"DELETE FROM {table}")  # noqa: S608 - as above
-    tx.execute(f"INSERT INTO {table} (version_num) VALUES (:newest)", newest=schema.newest)  # noqa: S608 - as above
+    tx.execute(f"INSERT INTO {table} (version_num) VALUES (:newest)", newest=missing[-1])  # noqa: S608 - as above
 
 
 def statements_of(script: Path, dialect: str) -> list[str]:

@@ -177,7 +177,7 @@ class PostgresConnection(Connection):
             "WHERE txid_current_if_assigned() IS NOT NULL; COMMIT"
         )
         try:
-            numbered = self._called(lambda: self._connected().execute(words, prepare=False)).rowcount
+            numbered = self.called(lambda: self._connected().execute(words, prepare=False)).rowcount
         except DatabaseError:
             self._is_in_doubt = self._raw is None or self._raw.closed
             raise
@@ -193,6 +193,12 @@ class PostgresConnection(Connection):
     def settle(self) -> bool:
         self.open()
         return self._acknowledged == self._sent
+
+    @override
+    def stream(self, sql: str) -> Any:
+        cursor = self._connected().cursor(name="stream")
+        self.called(cursor.execute, sql)
+        return cursor
 
     @property
     @override

@@ -91,7 +91,7 @@ class Store:
         application: str = "",
         counter: CommitCounter | None = None,
     ) -> None:
-        """`service` is the owner's name in messages.
+        """`service` is the owner's name in messages. Without a `schema`, no table is created, migrated or marked.
 
         `role` is taken by `open` and released by `close`; `address` is where its owner serves. `application` is the
         PostgreSQL application name of a store without a role.
@@ -292,7 +292,8 @@ class Store:
                 bring_up_to_date(self._tx, self._schema)
             if first is not None:
                 first(self._tx)
-            connection.mark_owner(self._tx)
+            if self._schema is not None:
+                connection.mark_owner(self._tx)
             connection.commit()
         except BaseException:
             self._roll_back()

@@ -90,6 +90,10 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "operation": "List, follow and cancel loads, unloads and flushes.",
         "audit": "Show and verify the audit log of loads, unloads and flushes, including refusals.",
         "service": "Install, show and remove systemd services: a mesh, one of its services, or a runner.",
+        "dump": (
+            "Write the databases and key files of a stopped mesh to one file, as a backup or for another database."
+        ),
+        "restore": "Restore a dump into the databases of weft.yaml and this home, while the mesh is stopped.",
     },
     "models": {
         "ls": "List the models that were pulled: their size, when, and which models use them.",
@@ -161,6 +165,7 @@ _PLACES: Mapping[str, str] = {
     "mesh restart": "stop:restart",
     "mesh version": "version:show_version",
     "mesh operation": "operations:app",
+    "mesh restore": "dump:restore",
     "models ls": "models:list_models",
     "models rm": "models:remove",
     "models gc": "models:collect",

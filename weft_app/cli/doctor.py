@@ -63,6 +63,7 @@ from weft_app.cli.output import Listing, custom_columns, safe_text, say
 from weft_app.cli.records import hosts_of, lease_rows, leased_bytes
 from weft_app.cli.secrets import names_of_secrets
 from weft_app.compose.demo import configured_runners
+from weft_app.compose.dump import left_behind
 from weft_app.compose.engine_reports import engine_reports
 from weft_app.compose.environment import environment_of_mesh
 from weft_app.compose.home import MAX_SOCKET_PATH_BYTES, WeftHome, has_started, is_socket_address
@@ -173,6 +174,7 @@ def examine(
         lambda: [_startable(config, home, files)],
         lambda: _memory(home),
         lambda: [_kept_tasks(home, config)],
+        lambda: [warning("databases", *said.split("; ", 1)) for said in left_behind(config, home)],
         lambda: [ok("models", _models(config))],
         lambda: registry_findings(config.addresses.registry or os.environ.get(ADDRESS_VARIABLES["registry"])),
         lambda: _keys(config),

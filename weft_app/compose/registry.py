@@ -8,6 +8,7 @@ from weft.kernel.clock import SystemClock
 from weft.kernel.health_monitor import HealthMonitor
 from weft.sql.ownership import OwnershipGuard
 from weft_app.compose.certificate_expiry import CertificateExpiry
+from weft_app.compose.dump import warn_left_behind
 from weft_app.compose.home import WeftHome, keep_address
 from weft_app.compose.metrics import metrics_services, page_if_served
 from weft_app.compose.process_service import ProcessService
@@ -20,6 +21,7 @@ from weft_app.config.config import WeftConfig
 
 async def serve_registry(config: WeftConfig, home: WeftHome, listen: str | None, announce: Announce) -> None:
     """Serves the registry until a signal arrives."""
+    warn_left_behind(config, home)
     keys = key_check(config, SystemClock())
     guard = OwnershipGuard()
     host = new_host(config, "registry", keys, first_guard=guard)

@@ -33,8 +33,10 @@ async def serve_router(
     from router_svc.store.database import ROUTER_OWNER  # noqa: PLC0415
     from weft.sql.ownership import OwnershipGuard, Paired  # noqa: PLC0415
     from weft.sql.standby import owner_watch_of  # noqa: PLC0415
+    from weft_app.compose.dump import warn_left_behind  # noqa: PLC0415
     from weft_app.compose.durable_services import router_stores  # noqa: PLC0415
 
+    warn_left_behind(config, home)
     clock = SystemClock()
     keys, registry = key_check(config, clock), registry_address(config, home)
     guard = OwnershipGuard()

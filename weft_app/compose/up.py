@@ -47,6 +47,7 @@ from weft_app.compose.configuration import ConfigurationSource, ReadConfiguratio
 from weft_app.compose.configuration_service import ConfigurationService
 from weft_app.compose.demo import DEMO_NOT_PULLED, is_demo_source
 from weft_app.compose.discovered_here import DiscoveredHere
+from weft_app.compose.dump import left_behind
 from weft_app.compose.durable_services import RouterStores, router_stores
 from weft_app.compose.edge_certificate import own_edge_certificate, renew_edge_certificate, with_edge_certificate
 from weft_app.compose.engine_reports import Engine, engine_reports, reported
@@ -228,6 +229,7 @@ class UpHost:
             require_environments(self._runners, self._home)
             show(Stage(name="services", detail="starting registry, router and gateway"))
             self.notices += left_behind_notes(self._home, {runner.name for runner in self._runners}).values()
+            self.notices += left_behind(self._config, self._home)
             fleet = await self._start_services()
             self._started_at = datetime.now(UTC).isoformat(timespec="seconds")
             # Models may load for minutes, and commands need the addresses meanwhile.
