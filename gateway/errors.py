@@ -25,7 +25,7 @@ from types import MappingProxyType
 
 from weft.api.common.v1.rate_limit_pb2 import RateLimitStatus, RateLimitWindow
 from weft.dispatch.rate_windows import status_in
-from weft.kernel.errors import COMPLETION_TOKENS, LACKED_ROUTER, PROMPT_TOKENS, WeftError, with_field
+from weft.kernel.errors import COMPLETION_TOKENS, LACKED_ROUTER, PROMPT_ESTIMATED, PROMPT_TOKENS, WeftError, with_field
 from weft.kernel.interrupt import task_is_cancelled
 from weft.kernel.json_lines import encode_json
 from weft.kernel.reasons import Reason
@@ -245,7 +245,8 @@ def _machine_fields(error: WeftError) -> dict[str, object]:
         fields["close_names"] = list(close)
     used = {name: _number(error.metadata.get(name, "")) for name in (PROMPT_TOKENS, COMPLETION_TOKENS)}
     if all(count is not None for count in used.values()):
-        fields["usage"] = {name: int(count) for name, count in used.items() if count is not None}
+        estimated = {PROMPT_ESTIMATED: True} if PROMPT_ESTIMATED in error.metadata else {}
+        fields["usage"] = {name: int(count) for name, count in used.items() if count is not None} | estimated
     if LACKED_ROUTER in error.metadata:
         fields[LACKED_ROUTER] = True
     if isinstance(error, DetailedError):

@@ -11,6 +11,7 @@ from typing import TypeAlias
 from router_svc.observer import RequestEnded
 from router_svc.policy.usage_rows import HourRows, UsageKey
 from weft.api.common.v1 import receipt_pb2
+from weft.api.common.v1.usage_pb2 import Usage
 from weft.api.router.v1 import usage_pb2
 from weft.dispatch.fleet import UNKNOWN_TARGET, FleetView
 from weft.dispatch.request_trace import accelerator_time
@@ -86,17 +87,7 @@ def spent_of(receipt: receipt_pb2.Receipt) -> UsageSums:
     if receipt.left_premises:
         sums["remote_count"] = 1
     if receipt.HasField("usage"):
-        usage = receipt.usage
-        sums["prompt_tokens"] = _bounded(usage.prompt_tokens, MAX_COUNTED_TOKENS)
-        sums["cached_prompt_tokens"] = _bounded(usage.cached_prompt_tokens, MAX_COUNTED_TOKENS)
-        sums["completion_tokens"] = _bounded(usage.completion_tokens, MAX_COUNTED_TOKENS)
-        if usage.image_steps or usage.image_pixels or usage.audio_milliseconds:
-            sums["image_steps"] = _bounded(usage.image_steps, MAX_COUNTED_STEPS)
-            sums["image_pixels"] = _bounded(usage.image_pixels, MAX_COUNTED_PIXELS)
-            sums["audio_milliseconds"] = _bounded(usage.audio_milliseconds, MAX_COUNTED_AUDIO_MILLISECONDS)
-        if receipt.left_premises:
-            sums["remote_prompt_tokens"] = sums["prompt_tokens"]
-            sums["remote_completion_tokens"] = sums["completion_tokens"]
+        _add_counted(sums, receipt.usage, is_remote=receipt.left_premises)
     elif was_worked_on:
         sums["unknown_tokens_count"] = 1
     if (found := accelerator_time(receipt)) is not None:
@@ -112,6 +103,22 @@ def spent_of(receipt: receipt_pb2.Receipt) -> UsageSums:
         sums["price_nanodollars"] = _bounded(receipt.price_nanodollars, MAX_COUNTED_NANODOLLARS)
         sums["priced_count"] = 1
     return sums
+
+
+def _add_counted(sums: UsageSums, usage: Usage, *, is_remote: bool) -> None:
+    """Adds the tokens and media work of a request; an estimate counts as unknown, too."""
+    sums["prompt_tokens"] = _bounded(usage.prompt_tokens, MAX_COUNTED_TOKENS)
+    sums["cached_prompt_tokens"] = _bounded(usage.cached_prompt_tokens, MAX_COUNTED_TOKENS)
+    sums["completion_tokens"] = _bounded(usage.completion_tokens, MAX_COUNTED_TOKENS)
+    if usage.image_steps or usage.image_pixels or usage.audio_milliseconds:
+        sums["image_steps"] = _bounded(usage.image_steps, MAX_COUNTED_STEPS)
+        sums["image_pixels"] = _bounded(usage.image_pixels, MAX_COUNTED_PIXELS)
+        sums["audio_milliseconds"] = _bounded(usage.audio_milliseconds, MAX_COUNTED_AUDIO_MILLISECONDS)
+    if is_remote:
+        sums["remote_prompt_tokens"] = sums["prompt_tokens"]
+        sums["remote_completion_tokens"] = sums["completion_tokens"]
+    if usage.prompt_estimated:
+        sums["unknown_tokens_count"] = 1
 
 
 def unknown_work() -> UsageSums:

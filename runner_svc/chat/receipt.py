@@ -4,7 +4,7 @@ from runner_svc.request_records import RequestRecord
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, signal_pb2, timing_pb2, usage_pb2, warning_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.dispatch.payload_description import TokenCounter
-from weft.kernel.errors import COMPLETION_TOKENS, PROMPT_TOKENS, WeftError
+from weft.kernel.errors import COMPLETION_TOKENS, PROMPT_ESTIMATED, PROMPT_TOKENS, WeftError
 
 MAX_NOTED = 64
 """Maximum number of signals, and of warnings, in a receipt."""
@@ -66,6 +66,8 @@ class AnswerReceipt:
         """Returns the error that ends the answer, with the counts so far in its metadata."""
         error.metadata[PROMPT_TOKENS] = str(self._usage.prompt_tokens)
         error.metadata[COMPLETION_TOKENS] = str(self._usage.completion_tokens)
+        if self._usage.prompt_estimated:
+            error.metadata[PROMPT_ESTIMATED] = "true"
         return error
 
     def add_tool_runs(self, count: int) -> None:
@@ -124,6 +126,7 @@ class AnswerReceipt:
         total.cached_prompt_tokens += usage.cached_prompt_tokens
         total.reasoning_tokens += usage.reasoning_tokens
         total.cache_write_prompt_tokens += usage.cache_write_prompt_tokens
+        total.prompt_estimated |= usage.prompt_estimated
 
     def _add_timings(self, turn: timing_pb2.EngineTimings) -> None:
         """Adds the times of a turn. A total is known only if every turn has that time."""

@@ -34,11 +34,18 @@ from weft.dispatch.frames import Frame
 from weft.dispatch.labelers import Labelers
 from weft.dispatch.operations import ChunkT, OperationSpec, PayloadT, ended_early
 from weft.dispatch.parameter_checks import serve_options
-from weft.dispatch.payload_description import Payload, TokenCounter, affinity_key, cache_scope, describe
+from weft.dispatch.payload_description import (
+    Payload,
+    TokenCounter,
+    affinity_key,
+    cache_scope,
+    describe,
+)
 from weft.dispatch.placement import Decision, PlacementPort, canceller_of
 from weft.dispatch.prefix_holders import PrefixHolders
 from weft.dispatch.prices import known_price
 from weft.dispatch.prompt_beginnings import PromptBeginnings
+from weft.dispatch.prompt_counts import PromptCounts
 from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
 from weft.dispatch.request_spans import request_spans
 from weft.dispatch.request_trace import RequestContext, RequestTrace, log_internal, log_receipt
@@ -101,6 +108,7 @@ class Dispatcher(RequestDispatcher):
         self.beginnings = PromptBeginnings()
         self.holders = PrefixHolders()
         self.labelers = Labelers()
+        self.prompt_counts = PromptCounts()
 
     def call(
         self, spec: OperationSpec[PayloadT, ChunkT], context: RequestContext, payload: PayloadT, *, whole: bool = False
@@ -209,6 +217,9 @@ class _RequestRun(Generic[T]):
         self._last_error: WeftError | None = None
         self._placing: ReconnectingPlacement | None = None
         self._prefix_digests: tuple[int, ...] = ()
+        self._estimated_tokens = 0
+        """The length of the prompt by its characters."""
+        self._is_text_alone = False
 
     async def chunks(self) -> AsyncGenerator[T]:
         """See `Call.chunks`. Closing or cancelling the iterator cancels the runner's work."""
@@ -294,6 +305,9 @@ class _RequestRun(Generic[T]):
             holders=self.deps.holders,
             labels=self.deps.labelers.labels(self.context, self.payload),
         )
+        self._estimated_tokens, self._is_text_alone = request.prompt_tokens, not request.skills
+        self.trace.prompt_tokens = self.deps.prompt_counts.expected(self.context.model, request.prompt_tokens)
+        request = replace(request, prompt_tokens=self.trace.prompt_tokens)
         self._prefix_digests = request.prefix_digests
         if request.affinity_key and isinstance(self.payload, chat_pb2.ChatPayload):
             change = self.deps.beginnings.note(request.affinity_key, self.context.session, self.payload)
@@ -307,6 +321,14 @@ class _RequestRun(Generic[T]):
             ends=self.deps.ends,
         )
         return self._placing
+
+    def note_counted(self, receipt: receipt_pb2.Receipt) -> None:
+        """Learns from the engine's count of a prompt, if it has read this one and only once."""
+        usage = receipt.usage
+        is_prompt = isinstance(self.payload, chat_pb2.ChatPayload) and self._is_text_alone
+        was_read_again = receipt.tool_run_count or receipt.retried_call_count
+        if is_prompt and not was_read_again and not usage.prompt_estimated:
+            self.deps.prompt_counts.note(self.context.model, self._estimated_tokens, usage.prompt_tokens)
 
     def _hand_over(self, receipt: receipt_pb2.Receipt) -> None:
         """Reports the end of a request that no router received."""
@@ -416,7 +438,9 @@ class _Attempt:
         self.trace = run.trace
         payload = run.payload
         is_text = isinstance(payload, (chat_pb2.ChatPayload, completion_pb2.CompletionPayload))
-        run.trace.seen = TokenCounter(payload, whole=run.call.whole) if is_text else None
+        run.trace.seen = None
+        if is_text:
+            run.trace.seen = TokenCounter(payload, whole=run.call.whole, prompt_tokens=run.trace.prompt_tokens)
 
     async def next(self) -> Any:
         """Returns the next chunk; None after the last one. Raises the WeftError that ended the attempt."""
@@ -509,6 +533,7 @@ class _Attempt:
 
     def complete(self, runner_part: receipt_pb2.Receipt) -> receipt_pb2.Receipt:
         self._is_complete = True
+        self._run.note_counted(runner_part)
         return self._run.close(Reason.UNSPECIFIED, runner_part)
 
 

@@ -350,9 +350,13 @@ def steady_text(text: str) -> tuple[str, str]:
 class TokenCounter:
     """Counts the tokens of a turn by its chunks: engines send one per token. Joined chunks count by length."""
 
-    def __init__(self, payload: GenerationPayload, *, whole: bool) -> None:
-        """`whole`: the answer is not streamed, so its chunks may have been joined."""
+    def __init__(self, payload: GenerationPayload, *, whole: bool, prompt_tokens: int | None = None) -> None:
+        """`whole`: the answer is not streamed, so its chunks may have been joined.
+
+        `prompt_tokens`: the expected length of the prompt; None: estimated by its characters.
+        """
         self._payload = payload
+        self._prompt_tokens = prompt_tokens
         self._whole = whole
         self._progress: event_pb2.Progress | None = None
         self._pieces = 0
@@ -382,9 +386,13 @@ class TokenCounter:
     def usage(self) -> usage_pb2.Usage:
         """Returns the counts so far. Prompt tokens are the engine's count if it reported one, else an estimate."""
         progress = self._progress or event_pb2.Progress()
+        prompt_tokens = progress.prompt_tokens or self._prompt_tokens
+        if prompt_tokens is None:
+            prompt_tokens = estimated_prompt_tokens(self._payload)
         joined = int(self._chars / CHARS_PER_TOKEN) if self._whole else 0
         return usage_pb2.Usage(
-            prompt_tokens=progress.prompt_tokens or estimated_prompt_tokens(self._payload),
+            prompt_tokens=prompt_tokens,
             cached_prompt_tokens=progress.cached_tokens,
             completion_tokens=max(self._pieces, joined),
+            prompt_estimated=not progress.prompt_tokens,
         )

@@ -1,6 +1,7 @@
 """Quotes for requests as callers write them; see `router_svc.policy.quotes`."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from weft.api.common.v1.usage_pb2 import Usage
 from weft.api.router.v1.quote_pb2 import Quote
@@ -11,14 +12,17 @@ from weft.dispatch.labelers import Labelers
 from weft.dispatch.payload_description import Payload
 from weft.dispatch.placement import QuoteSource
 from weft.dispatch.prices import known_price, price_of
+from weft.dispatch.prompt_counts import PromptCounts
 from weft.dispatch.request_trace import RequestContext
 
 
 class Quoter:
     """Asks the router when each place would answer a request."""
 
-    def __init__(self, router: QuoteSource, fleet: FleetSource) -> None:
+    def __init__(self, router: QuoteSource, fleet: FleetSource, counts: PromptCounts) -> None:
+        """`counts`: learned from the requests of this process."""
         self._router = router
+        self._counts = counts
         self._fleet = fleet
         self._labelers = Labelers()
 
@@ -35,7 +39,8 @@ class Quoter:
             unread=lambda: skills_lacking_behind(view, context.model),
             labels=self._labelers.labels(context, payload),
         )
-        quotes = await self._router.quote(request)
+        expected = self._counts.expected(context.model, request.prompt_tokens)
+        quotes = await self._router.quote(replace(request, prompt_tokens=expected))
         for quote in quotes:
             if (price := known_price(view, quote.model)) is not None:
                 tokens = Usage(prompt_tokens=quote.prompt_tokens, completion_tokens=quote.completion_tokens)

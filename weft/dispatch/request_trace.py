@@ -186,6 +186,8 @@ class RequestTrace:
     usage: usage_pb2.Usage | None = None
     """Usage that the runner reported during the answer."""
     seen: TokenCounter | None = None
+    prompt_tokens: int | None = None
+    """The expected length of the prompt; None: it was not placed."""
     """Estimate of the current attempt's tokens; None: its answer is not text."""
     left_premises: bool = False
     """Whether a tool is known to have sent data to a remote provider."""
@@ -259,9 +261,8 @@ class RequestTrace:
             self.load_wait += now - self._loading_since
             self._loading_since = None
 
-    def receipt(self, reason: Reason, runner_part: receipt_pb2.Receipt | None, now: float) -> receipt_pb2.Receipt:
-        """Returns the final receipt. `runner_part` is the runner's report: usage, digest, host, GPU time."""
-        self._end_load_wait(now)
+    def _reported(self, runner_part: receipt_pb2.Receipt | None) -> receipt_pb2.Receipt:
+        """Returns a receipt with the runner's report, else with what was seen of the answer."""
         receipt = receipt_pb2.Receipt()
         if runner_part is not None:
             receipt.CopyFrom(runner_part)
@@ -272,6 +273,15 @@ class RequestTrace:
         elif self.seen is not None and self.seen.has_begun:
             # The caller left, or the runner or engine stopped early.
             receipt.usage.CopyFrom(self.seen.usage)
+        if receipt.usage.prompt_estimated and self.prompt_tokens is not None and not receipt.tool_run_count:
+            # A runner estimates by characters alone.
+            receipt.usage.prompt_tokens = self.prompt_tokens
+        return receipt
+
+    def receipt(self, reason: Reason, runner_part: receipt_pb2.Receipt | None, now: float) -> receipt_pb2.Receipt:
+        """Returns the final receipt. `runner_part` is the runner's report: usage, digest, host, GPU time."""
+        self._end_load_wait(now)
+        receipt = self._reported(runner_part)
         receipt.request_id = self.context.request_id
         receipt.task_id = self.context.task_id
         receipt.asked_model = self.context.asked_model

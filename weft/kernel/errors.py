@@ -14,7 +14,7 @@ from weft.kernel.reasons import Reason, ReasonTraits, traits
 
 T = TypeVar("T")
 
-PROMPT_TOKENS, COMPLETION_TOKENS = "prompt_tokens", "completion_tokens"
+PROMPT_TOKENS, COMPLETION_TOKENS, PROMPT_ESTIMATED = "prompt_tokens", "completion_tokens", "prompt_estimated"
 """Metadata keys with the token usage of an answer that was cut short."""
 UNSENT = "unsent"
 """Metadata key, "true" if the runner has sent nothing of the request, although its reason leaves that open."""

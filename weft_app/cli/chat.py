@@ -503,7 +503,7 @@ def timings(receipt: receipt_pb2.Receipt) -> str:
     is_counted = receipt.HasField("usage") and has_tokens(known)
     load = receipt.load_wait.ToNanoseconds() / 1e9
     parts = (
-        f"{usage.prompt_tokens} + {usage.completion_tokens} tokens" if is_counted else "",
+        f"{'~' * usage.prompt_estimated}{usage.prompt_tokens} + {usage.completion_tokens} tokens" if is_counted else "",
         *work_parts(known),
         f"{speed:.{0 if speed >= 10 else 1}f} tokens/s" if speed else "",
         f"first token {time_words(receipt.time_to_first_token.ToNanoseconds() / 1e9)}"

@@ -130,7 +130,8 @@ def _tokens(receipt: Document) -> str | None:
     if "promptTokens" not in receipt or not has_tokens(receipt):
         return None
     cached = f" ({receipt['cachedPromptTokens']} cached)" if receipt.get("cachedPromptTokens") else ""
-    return f"{receipt['promptTokens']} in{cached}, {receipt['completionTokens']} out"
+    about = "about " if receipt.get("promptEstimated") else ""
+    return f"{about}{receipt['promptTokens']} in{cached}, {receipt['completionTokens']} out"
 
 
 def _price(receipt: Document) -> str | None:

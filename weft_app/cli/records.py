@@ -270,7 +270,8 @@ STATES = ("ended", "completed", "failed", "cancelled")
 def _token_counts(request: Document) -> str | None:
     receipt = request.get("receipt", {})
     counts = [receipt.get(name, 0) for name in ("promptTokens", "completionTokens")]
-    return "+".join(map(str, counts)) if all(counts) else None
+    about = "~" if receipt.get("promptEstimated") else ""
+    return about + "+".join(map(str, counts)) if all(counts) else None
 
 
 def _seconds_of(request: Document) -> float:

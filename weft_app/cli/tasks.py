@@ -170,8 +170,11 @@ def _attempt_words(attempt: Document) -> str:
         return f"{claimed}, {error}"
     if "endedAt" not in attempt:
         return claimed
-    usage = f", {receipt['promptTokens']} + {receipt['completionTokens']} tokens" if "promptTokens" in receipt else ""
-    return f"{claimed}, completed{usage}"
+    if "promptTokens" not in receipt:
+        return f"{claimed}, completed"
+    about = "~" if receipt.get("promptEstimated") else ""
+    usage = f"{about}{receipt['promptTokens']} + {receipt['completionTokens']} tokens"
+    return f"{claimed}, completed, {usage}"
 
 
 def cancel_tasks(words: Sequence[str], home: Path, output: OutputFormat) -> None:

@@ -43,7 +43,7 @@ def worked(done: float, total: float, unit: Any = event_pb2.WORK_UNIT_STEPS) -> 
     return event(work_progress=event_pb2.WorkProgress(unit=unit, done=done, total=total))
 
 
-def ended(**usage: int) -> event_pb2.InferenceEvent:
+def ended(**usage: Any) -> event_pb2.InferenceEvent:
     receipt = receipt_pb2.Receipt(request_id="req-1", host="box", attempts=[receipt_pb2.Attempt(runner="r1")])
     receipt.usage.CopyFrom(usage_pb2.Usage(**usage))
     return event(finished=event_pb2.Finished(receipt=receipt))

@@ -7,6 +7,7 @@ from task_script import ScriptedTasks
 
 from weft.api.registry.v1.model_pb2 import ModelPrice
 from weft.api.router.v1.quote_pb2 import Quote
+from weft.dispatch.prompt_counts import PromptCounts
 from weft.dispatch.quoter import Quoter
 from weft.kernel.placement_request import PlacementRequest
 
@@ -30,7 +31,7 @@ class ScriptedRouter:
 
 async def test_quote_is_asked_for_what_the_request_would_be() -> None:
     router, dispatcher = ScriptedRouter(), ScriptedDispatcher()
-    quoter = Quoter(router, FixedFleet.of(model("tiny")))
+    quoter = Quoter(router, FixedFleet.of(model("tiny")), PromptCounts())
     async with serving(dispatcher, quotes=quoter) as gateway:
         answer = await gateway.request("POST", "/v1/quotes", CHAT, JSON)
     assert (answer.status, answer.json) == (
@@ -56,7 +57,7 @@ async def test_quote_is_asked_for_what_the_request_would_be() -> None:
 
 async def test_quote_of_a_remote_model_with_a_known_price_has_the_price() -> None:
     remote = replace(model("tiny"), remote=True, price=ModelPrice(completion_dollars=3.0))
-    async with serving(quotes=Quoter(ScriptedRouter(), FixedFleet.of(remote))) as gateway:
+    async with serving(quotes=Quoter(ScriptedRouter(), FixedFleet.of(remote), PromptCounts())) as gateway:
         answer = await gateway.request("POST", "/v1/quotes", CHAT, JSON)
     assert answer.json["items"][0]["priceNanodollars"] == 7 * 3_000
 
@@ -64,7 +65,7 @@ async def test_quote_of_a_remote_model_with_a_known_price_has_the_price() -> Non
 async def test_labels_of_the_header_and_the_metadata_reach_the_router() -> None:
     router = ScriptedRouter()
     body = CHAT | {"model": "route/r", "metadata": {"team": "b", "kind": "review"}}
-    async with serving(quotes=Quoter(router, FixedFleet.of(model("tiny")))) as gateway:
+    async with serving(quotes=Quoter(router, FixedFleet.of(model("tiny")), PromptCounts())) as gateway:
         await gateway.request("POST", "/v1/quotes", body, JSON | {"x-labels": "team=a, difficulty=hard"})
     assert router.asked[0].labels == {"team=a", "kind=review", "difficulty=hard"}
 

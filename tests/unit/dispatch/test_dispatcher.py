@@ -630,6 +630,29 @@ async def test_receipt_counts_received_tokens_of_a_cancelled_or_broken_answer(tm
     assert call.receipt.usage == usage_pb2.Usage(prompt_tokens=31, cached_prompt_tokens=8, completion_tokens=2)
 
 
+async def test_uncounted_prompt_is_estimated_from_earlier_counts_and_marked(tmp_path: Path) -> None:
+    """13 tokens were shown and billed for the 39 of the engine, as if it had counted them."""
+    counted = receipt_pb2.Receipt(usage=usage_pb2.Usage(prompt_tokens=39, completion_tokens=1))
+    finished = event_pb2.InferenceEvent(finished=event_pb2.Finished(receipt=counted))
+    prompt = chat_pb2.ChatPayload(messages=[chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER)])
+    prompt.messages[0].content.add(text="Why is the sky blue?")
+    async with _runner(tmp_path, [STARTED, _text("a"), finished], [STARTED, _text("a"), DIED]) as address:
+        channels, scheduler = ChannelPool(), ScriptedScheduler(address)
+        dispatcher = Dispatcher(scheduler, channels)
+        expected = []
+        for _ in range(2):
+            call = dispatcher.call(CHAT, _about(), prompt)
+            with suppress(WeftError):
+                async for _frame in call.chunks():
+                    pass
+            expected.append(0 if scheduler.asked is None else scheduler.asked.prompt_tokens)
+        await channels.close()
+    assert expected[0] < 39
+    assert expected[1] == 39
+    assert call.receipt is not None
+    assert call.receipt.usage == usage_pb2.Usage(prompt_tokens=39, completion_tokens=1, prompt_estimated=True)
+
+
 async def test_deadline_is_not_a_cancellation_on_the_receipt(tmp_path: Path) -> None:
     """Whoever holds the connection ends the call then, and the log said that the caller had cancelled."""
     clock = FakeClock()

@@ -8,7 +8,7 @@ from kit.request_endings import ending
 
 from router_svc.policy.usage_rows import OTHER, HourRows, UsageKey
 from router_svc.usage import MAX_COUNTED_MILLIJOULES, MAX_COUNTED_TOKENS, UsageRecorder, UsageSums, usage_of
-from weft.api.common.v1 import receipt_pb2
+from weft.api.common.v1 import receipt_pb2, usage_pb2
 from weft.dispatch.fleet import FleetView
 from weft.kernel.errors import WeftError
 from weft.kernel.placement_request import PlacementRequest
@@ -182,3 +182,9 @@ def test_failed_write_is_counted_again() -> None:
     recorder.note_end(ending(_request(), receipt=_receipt(), view=VIEW))
     recorder.give_back(taken)
     assert _only(recorder)[1]["completed_count"] == 2
+
+
+def test_estimated_prompt_counts_as_unknown_beside_its_tokens() -> None:
+    receipt = _receipt(usage=usage_pb2.Usage(prompt_tokens=39, completion_tokens=2, prompt_estimated=True))
+    sums = usage_of(receipt)
+    assert (sums["prompt_tokens"], sums["completion_tokens"], sums["unknown_tokens_count"]) == (39, 2, 1)

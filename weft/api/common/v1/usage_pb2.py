@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eweft/api/common/v1/usage.proto\x12\x12weft.api.common.v1\x1a!weft/api/common/v1/document.proto\"\x83\x02\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x03\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x03\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x03 \x01(\x03\x12 \n\x10reasoning_tokens\x18\x04 \x01(\x03\x42\x06\x92\xb5\x18\x02\x18\x01\x12)\n\x19\x63\x61\x63he_write_prompt_tokens\x18\x05 \x01(\x03\x42\x06\x92\xb5\x18\x02\x18\x01\x12\x1b\n\x0bimage_steps\x18\x06 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x03\x12\x1c\n\x0cimage_pixels\x18\x07 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x03\x12\"\n\x12\x61udio_milliseconds\x18\x08 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eweft/api/common/v1/usage.proto\x12\x12weft.api.common.v1\x1a!weft/api/common/v1/document.proto\"\xa5\x02\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x03\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x03\x12\x1c\n\x14\x63\x61\x63hed_prompt_tokens\x18\x03 \x01(\x03\x12 \n\x10reasoning_tokens\x18\x04 \x01(\x03\x42\x06\x92\xb5\x18\x02\x18\x01\x12)\n\x19\x63\x61\x63he_write_prompt_tokens\x18\x05 \x01(\x03\x42\x06\x92\xb5\x18\x02\x18\x01\x12\x1b\n\x0bimage_steps\x18\x06 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x03\x12\x1c\n\x0cimage_pixels\x18\x07 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x03\x12\"\n\x12\x61udio_milliseconds\x18\x08 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x03\x12 \n\x10prompt_estimated\x18\t \x01(\x08\x42\x06\x92\xb5\x18\x02\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,6 +42,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_USAGE'].fields_by_name['image_pixels']._serialized_options = b'\222\265\030\002\020\003'
   _globals['_USAGE'].fields_by_name['audio_milliseconds']._loaded_options = None
   _globals['_USAGE'].fields_by_name['audio_milliseconds']._serialized_options = b'\222\265\030\002\020\003'
+  _globals['_USAGE'].fields_by_name['prompt_estimated']._loaded_options = None
+  _globals['_USAGE'].fields_by_name['prompt_estimated']._serialized_options = b'\222\265\030\002\020\003'
   _globals['_USAGE']._serialized_start=90
-  _globals['_USAGE']._serialized_end=349
+  _globals['_USAGE']._serialized_end=383
 # @@protoc_insertion_point(module_scope)

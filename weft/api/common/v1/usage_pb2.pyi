@@ -24,6 +24,7 @@ class Usage(google.protobuf.message.Message):
     IMAGE_STEPS_FIELD_NUMBER: builtins.int
     IMAGE_PIXELS_FIELD_NUMBER: builtins.int
     AUDIO_MILLISECONDS_FIELD_NUMBER: builtins.int
+    PROMPT_ESTIMATED_FIELD_NUMBER: builtins.int
     prompt_tokens: builtins.int
     """Tokens of the prompt, cached ones included."""
     completion_tokens: builtins.int
@@ -40,6 +41,8 @@ class Usage(google.protobuf.message.Message):
     """Pixels of the generated images."""
     audio_milliseconds: builtins.int
     """Length of the transcribed or generated recordings, in milliseconds."""
+    prompt_estimated: builtins.bool
+    """Whether prompt_tokens is an estimate: the request ended before its engine had counted the prompt."""
     def __init__(
         self,
         *,
@@ -51,7 +54,8 @@ class Usage(google.protobuf.message.Message):
         image_steps: builtins.int = ...,
         image_pixels: builtins.int = ...,
         audio_milliseconds: builtins.int = ...,
+        prompt_estimated: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["audio_milliseconds", b"audio_milliseconds", "cache_write_prompt_tokens", b"cache_write_prompt_tokens", "cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "image_pixels", b"image_pixels", "image_steps", b"image_steps", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["audio_milliseconds", b"audio_milliseconds", "cache_write_prompt_tokens", b"cache_write_prompt_tokens", "cached_prompt_tokens", b"cached_prompt_tokens", "completion_tokens", b"completion_tokens", "image_pixels", b"image_pixels", "image_steps", b"image_steps", "prompt_estimated", b"prompt_estimated", "prompt_tokens", b"prompt_tokens", "reasoning_tokens", b"reasoning_tokens"]) -> None: ...
 
 global___Usage = Usage

@@ -108,7 +108,7 @@ class UsageCounts(google.protobuf.message.Message):
     completion_tokens: builtins.int
     """Generated tokens, reasoning included."""
     unknown_tokens_count: builtins.int
-    """Requests and attempts that a runner processed but whose tokens are unknown."""
+    """Requests and attempts that a runner processed but whose tokens are unknown, or include an estimate."""
     unknown_gpu_count: builtins.int
     """Requests and attempts that a runner processed but whose accelerator time is unknown."""
     remote_count: builtins.int

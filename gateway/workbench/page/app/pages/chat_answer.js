@@ -158,7 +158,7 @@ function Receipt({ answer }) {
     <${Facts} facts=${[
       ["Waited", waited(found.queueWaitSeconds, found.loadWaitSeconds)],
       ["Time to first token", seconds(found.timeToFirstTokenSeconds)],
-      ["Tokens in", found.promptTokens === undefined ? "" : `${count(found.promptTokens)} (${count(found.cachedPromptTokens ?? 0)} cached)`],
+      ["Tokens in", found.promptTokens === undefined ? "" : `${found.promptEstimated ? "about " : ""}${count(found.promptTokens)} (${count(found.cachedPromptTokens ?? 0)} cached)`],
       ["Tokens out", count(found.completionTokens)],
       ["Tokens per second", figure(found.tokensPerSecond)],
       ["Attempts", runners.join("; ")],

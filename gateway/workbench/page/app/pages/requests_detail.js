@@ -72,7 +72,7 @@ function Summary({ record }) {
       ["Queue wait", seconds(receipt.queueWaitSeconds)],
       ["Load wait", receipt.loadWaitSeconds ? seconds(receipt.loadWaitSeconds) : ""],
       ["Time to first token", seconds(receipt.timeToFirstTokenSeconds)],
-      ["Tokens in", receipt.promptTokens === undefined ? "" : `${count(receipt.promptTokens)}${receipt.cachedPromptTokens ? ` (${count(receipt.cachedPromptTokens)} cached)` : ""}`],
+      ["Tokens in", receipt.promptTokens === undefined ? "" : `${receipt.promptEstimated ? "about " : ""}${count(receipt.promptTokens)}${receipt.cachedPromptTokens ? ` (${count(receipt.cachedPromptTokens)} cached)` : ""}`],
       ["Tokens out", count(receipt.completionTokens)],
       ["Price", dollars(receipt.priceNanodollars)],
       ["Promised", receipt.promisedWait && `first token within ${seconds(receipt.promisedWait.limitSeconds)}: ${receipt.promisedWait.kept ? "kept" : "broken"}`],
