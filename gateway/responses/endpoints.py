@@ -19,7 +19,7 @@ from weft.kernel.principal import EDIT_REQUESTS, USE_MODELS, VIEW_REQUESTS
 _RESPONSE = "/v1/responses/{response_id}"
 RESPONSES = ApiRouter("openai")
 RESPONSES.add_post("/v1/responses", USE_MODELS, create_response, json_body(ResponsesRequest))
-RESPONSES.add_get("/v1/responses", USE_MODELS, refuse_websocket, in_schema=False)
+RESPONSES.add_get("/v1/responses", USE_MODELS, refuse_websocket, in_schema=False, by_name=True)
 RESPONSES.add_post("/v1/responses/compact", USE_MODELS, refuse_compaction, in_schema=False)
 RESPONSES.add_post("/v1/responses/input_tokens", USE_MODELS, refuse_compaction, in_schema=False)
 RESPONSES.add_get(

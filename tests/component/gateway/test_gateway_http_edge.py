@@ -126,9 +126,9 @@ async def test_upgrade_is_answered_without_advice_in_the_log(caplog: pytest.LogC
         response = await gateway.exchange(head("GET /v1/models HTTP/1.1", socket))
         assert "Upgrade" in require_envelope(response, 426, "malformed_request")
         # Codex falls back to HTTP after this status only; a proxy may have removed the offer.
-        assert require_envelope(
-            await gateway.exchange(head("GET /v1/responses HTTP/1.1", {"Host": "localhost"})), 426, "malformed_request"
-        )
+        without = {"Host": "localhost", "Connection": "close"}
+        refused = await gateway.exchange(head("GET /v1/responses HTTP/1.1", without))
+        assert require_envelope(refused, 426, "malformed_request")
         plain = {**socket, "Connection": "Upgrade, close", "Upgrade": "h2c"}
         assert (await gateway.exchange(head("GET /v1/models HTTP/1.1", plain))).status == 200
     assert [record.message for record in caplog.records if record.name.startswith("uvicorn")] == []
