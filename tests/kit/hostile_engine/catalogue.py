@@ -95,8 +95,8 @@ def _bad(name: str, *events: bytes, sees: Reason = PROTOCOL, ask: Ask = Ask.CHAT
     return Row(name=name, answer=stream(*events), sees=sees, ask=ask)
 
 
-def _good(name: str, *events: bytes, text: str = "Hi") -> Row:
-    return Row(name=name, answer=stream(*events), sees=None, text=text)
+def _good(name: str, *events: bytes, text: str = "Hi", ask: Ask = Ask.CHAT) -> Row:
+    return Row(name=name, answer=stream(*events), sees=None, text=text, ask=ask)
 
 
 ENDS = (
@@ -128,7 +128,9 @@ ENDS = (
     _bad("a choice that was not asked for", HI, _choice(1, "stop", delta={"content": "you"}), end(), DONE),
     _good("choice '0'", _choice("0", "stop", delta={"content": "Hi"}), DONE),
     _bad("the user speaks", HI, _delta(role="user", content="and I"), end(), DONE),
-    _bad("one of two choices", *GOOD, ask=Ask.TWO_CHOICES),
+    _good("one of two choices at a time", *GOOD, text="HiHi", ask=Ask.TWO_CHOICES),
+    _bad("the second of two choices alone", _choice(1, "stop", delta={"content": "Hi"}), DONE, ask=Ask.TWO_CHOICES),
+    _bad("none of two choices", USAGE, DONE, ask=Ask.TWO_CHOICES),
     Row(name="cut off after the finish reason", answer=cut(HI, end()), sees=PROTOCOL),
     Row(name="cut off after [DONE]", answer=cut(*GOOD), sees=None, text="Hi"),
     _good("an empty piece after the finish reason", HI, end(), piece(""), _delta(role="assistant"), USAGE, DONE),
