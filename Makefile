@@ -118,9 +118,12 @@ protos-lint: $(VENV)/.dev
 protos: $(PROTOS_VENV)/.done ## regenerate weft/api from protos
 	@rm -rf weft/api && $(call generate,.)
 
-verify: $(PROTOS_VENV)/.done ## regenerate into a scratch folder and compare with what is committed
+verify: $(PROTOS_VENV)/.done $(VENV)/.dev ## regenerate contracts and reference into a scratch folder and compare with what is committed
 	@echo "generated code"; rm -rf .verify && mkdir -p .verify && $(call generate,.verify) \
-	  && diff -r --exclude=__pycache__ .verify/weft/api weft/api && rm -rf .verify
+	  && diff -r --exclude=__pycache__ .verify/weft/api weft/api
+	@PYTHONPATH=docs/site $(BIN)/python -m reference_pages .verify/reference && diff -r .verify/reference docs/reference \
+	  || { echo "docs/reference differs from the code: make docs" >&2; exit 1; }
+	@rm -rf .verify
 
 docs: $(VENV)/.up ## write the reference (settings, fields, endpoints, metrics ...) from code into docs/reference
 	@PYTHONPATH=docs/site $(BIN)/python -m reference_pages docs/reference
@@ -162,7 +165,7 @@ lock: $(VENV)/.dev ## resolve the dependencies again
 	@bash requirements/lock.sh $(BIN)
 
 clean: ## remove environments and caches
-	rm -rf $(VENV) $(PROTOS_VENV) $(DIST_VENV) .venv-site docs/reference .clients .containers .workbench dist site .verify .mypy_cache .ruff_cache .pytest_cache \
+	rm -rf $(VENV) $(PROTOS_VENV) $(DIST_VENV) .venv-site .clients .containers .workbench dist site .verify .mypy_cache .ruff_cache .pytest_cache \
 	  examples/clients/node/node_modules examples/clients/node/generated examples/clients/go/build examples/clients/go/chat \
 	  examples/clients/cpp/build
 
