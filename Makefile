@@ -94,7 +94,7 @@ test-polyglot: $(VENV)/.workbench ## build the gRPC clients in Node.js, Go and C
 
 check: lint words figures types imports protos-lint verify ## run every static check
 
-size: ## compare the lines and files of each folder with the budgets in size.toml; it warns and never fails
+size: ## compare the lines of each package with size.toml; it fails if one has grown
 	@$(PYTHON) .ci/size.py
 
 lint: $(VENV)/.dev

@@ -1,14 +1,18 @@
-"""Compares the lines and files of each folder with the budgets in size.toml. It warns, and never fails.
+"""Compares the lines of each package with its figure in size.toml, and fails if one has grown beyond it: a ratchet.
 
-python .ci/size.py
+python .ci/size.py            compare
+python .ci/size.py --record   write today's figures, on purpose only: the commit says what new lines are for
 """
 
+import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+FIGURES = ROOT / "size.toml"
 SUFFIXES = (".py", ".proto")
 UNCOUNTED = "weft/api/"
 """Generated."""
@@ -21,26 +25,38 @@ def tracked_files() -> dict[str, int]:
     return {path: (ROOT / path).read_bytes().count(b"\n") for path in paths if (ROOT / path).exists()}
 
 
-def main() -> None:
-    """Prints a row per folder with a budget."""
+def lines_of(folder: str, files: Mapping[str, int]) -> int:
+    """Returns the lines of all files below a folder."""
+    return sum(lines for path, lines in files.items() if path.startswith(f"{folder}/"))
+
+
+def grown(figures: Mapping[str, int], files: Mapping[str, int]) -> Iterator[str]:
+    """Yields a sentence for each folder with more lines than its figure."""
+    for folder, most in figures.items():
+        if (lines := lines_of(folder, files)) > most:
+            yield f"{folder} has {lines:,} lines, {lines - most:,} more than in size.toml"
+
+
+def main() -> int:
+    """Prints a row per package. Returns 1 if one has grown."""
     files = tracked_files()
-    budgets = tomllib.loads((ROOT / "size.toml").read_text())
-    rows = [("FOLDER", "LINES", "BUDGET", "FILES", "BUDGET", "")]
-    over = 0
-    for folder, most_lines in budgets["lines"].items():
-        found = [lines for path, lines in files.items() if path.startswith(f"{folder}/")]
-        most_files = budgets["files"].get(folder)
-        is_over = sum(found) > most_lines or (most_files is not None and len(found) > most_files)
-        over += is_over
-        times = f"{sum(found) / most_lines:.1f}x" if is_over else ""
-        rows.append((folder, f"{sum(found):,}", f"{most_lines:,}", f"{len(found):,}", f"{most_files or '-'}", times))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for folder, *numbers in rows:
-        cells = (number.rjust(width) for number, width in zip(numbers, widths[1:], strict=True))
-        sys.stdout.write(f"{folder.ljust(widths[0])}  {'  '.join(cells)}".rstrip() + "\n")
-    if over:
-        sys.stdout.write(f"warning: {over} folders are over their budget in size.toml\n")
+    text = FIGURES.read_text("utf-8")
+    figures: dict[str, int] = tomllib.loads(text)["lines"]
+    if "--record" in sys.argv[1:]:
+        for folder in figures:
+            row = f'"{folder}" = {lines_of(folder, files):_}'
+            text = re.sub(rf'^"{re.escape(folder)}" = [\d_]+$', row, text, flags=re.MULTILINE)
+        FIGURES.write_text(text, "utf-8")
+        return 0
+    for folder, most in figures.items():
+        lines = lines_of(folder, files)
+        sys.stdout.write(f"{folder:<16}{lines:>10,}  of {most:>10,}  {lines - most:>+8,}\n")
+    found = list(grown(figures, files))
+    sys.stdout.writelines(f"error: {each}\n" for each in found)
+    if found:
+        sys.stdout.write("Remove lines, or record the growth (python .ci/size.py --record) and say what it is for.\n")
+    return 1 if found else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
