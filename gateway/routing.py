@@ -301,4 +301,4 @@ async def get_openapi(request: Request) -> Response:
 
 async def get_docs() -> Response:
     """Redirects to the OpenAPI document. It has no page, because the scripts would come from another host."""
-    return PlainTextResponse(_DOCS, status_code=307, headers={"location": OPENAPI})
+    return PlainTextResponse(_DOCS, status_code=307, headers={"location": OPENAPI.removeprefix("/")})

@@ -1,7 +1,8 @@
 """Reads the files of the workbench page and prepares them for sending: hashed, compressed, with a security policy.
 
 The files in `page/` are served without a build step. All but `index.html` are under `/ui/<version>/`, where the version
-is the digest of all files, so that browsers may cache them indefinitely.
+is the digest of all files, so that browsers may cache them indefinitely. The page links them relative to its own path,
+because a proxy may publish the mesh under a path that the gateway does not know.
 """
 
 import base64
@@ -9,7 +10,7 @@ import gzip
 import hashlib
 import re
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path, PurePosixPath
 
 FOLDER = Path(__file__).parent / "page"
@@ -17,6 +18,8 @@ INDEX = "index.html"
 ASSETS = "/ui/assets/"
 """Placeholder in `index.html` for the folder of the other files."""
 VERSION_CHARS = 16
+MAX_DEPTH = 16
+"""Slashes in the path of a page below `/ui/`. The longest ones are names of models, such as `models/OWNER/NAME`."""
 MIN_COMPRESSED_BYTES = 512
 """Smaller files fit into one network packet without compression."""
 TYPES = {
@@ -53,7 +56,7 @@ class PageFile:
     """With gzip; None: too small to benefit."""
     content_type: str
     policy: str = ""
-    """The Content-Security-Policy of a frame."""
+    """The Content-Security-Policy of the page, or of a frame in it."""
 
 
 class PageFiles:
@@ -61,6 +64,7 @@ class PageFiles:
 
     def __init__(self, folder: Path = FOLDER) -> None:
         self._folder = folder
+        self.index = lru_cache(MAX_DEPTH + 1)(self._index)
 
     @cached_property
     def _sources(self) -> dict[str, bytes]:
@@ -81,25 +85,20 @@ class PageFiles:
         """All files but `index.html`, by path."""
         return {name: _page_file(name, body) for name, body in self._sources.items() if name != INDEX}
 
-    @cached_property
-    def index(self) -> PageFile:
-        """The page, with the versioned paths of its files."""
-        return _page_file(INDEX, self._index_text.encode())
+    def _index(self, depth: int) -> PageFile:
+        """Returns the page for a path with that many slashes below `/ui/`, with relative links to its files.
 
-    @cached_property
-    def policy(self) -> str:
-        """The Content-Security-Policy: allows the own files and, by digest, the inline import map."""
-        digests = (hashlib.sha256(text.encode()).digest() for text in _INLINE_SCRIPT.findall(self._index_text))
+        Its Content-Security-Policy allows the own files and, by digest, the inline import map.
+        """
+        folder = "../" * depth or "./"
+        text = self._sources[INDEX].decode().replace(ASSETS, f"{folder}{self.version}/")
+        digests = (hashlib.sha256(script.encode()).digest() for script in _INLINE_SCRIPT.findall(text))
         hashes = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
-        return _POLICY.format(hashes=hashes)
-
-    @cached_property
-    def _index_text(self) -> str:
-        return self._sources[INDEX].decode().replace(ASSETS, f"/ui/{self.version}/")
+        return _page_file(INDEX, text.encode(), _POLICY.format(hashes=hashes))
 
 
-def _page_file(name: str, body: bytes) -> PageFile:
+def _page_file(name: str, body: bytes, policy: str = "") -> PageFile:
     # Without a timestamp, which would change the bytes.
     compressed = gzip.compress(body, mtime=0) if len(body) >= MIN_COMPRESSED_BYTES else None
     suffix = PurePosixPath(name).suffix
-    return PageFile(body, compressed, TYPES[suffix], _FRAME_POLICY if suffix == ".html" else "")
+    return PageFile(body, compressed, TYPES[suffix], policy or (_FRAME_POLICY if suffix == ".html" else ""))

@@ -13,13 +13,15 @@ from gateway.deps import Gateway, GatewayDeps
 from gateway.intake.headers import require_own_machine
 from gateway.request_facts import facts_of
 from gateway.routing import collaborator
-from gateway.workbench.page_files import VERSION_CHARS, PageFile, PageFiles
+from gateway.workbench.page_files import MAX_DEPTH, VERSION_CHARS, PageFile, PageFiles
 from weft.kernel.errors import WeftError
 from weft.kernel.json_lines import encode_json
 from weft.kernel.reasons import Reason
 
 SURFACE = "workbench"
-PAGE = "/ui/"
+PAGE = "ui/"
+"""Path of the page, relative to that of the mesh, which a proxy may publish under a path."""
+_PAGE_SLASHES = "/ui/".count("/")
 _IMMUTABLE = "public, max-age=31536000, immutable"
 _ASK_AGAIN = "no-cache"
 _VERSION = re.compile(rf"[0-9a-f]{{{VERSION_CHARS}}}")
@@ -86,17 +88,22 @@ def _require_enabled(deps: GatewayDeps, request: Request) -> None:
 
 
 def _index_response(files: PageFiles, request: Request) -> Response:
+    # As the browser counts them: an encoded slash is none.
+    depth = request.scope["raw_path"].count(b"/") - _PAGE_SLASHES
+    if not 0 <= depth <= MAX_DEPTH:
+        raise WeftError(Reason.NOT_FOUND, f"the path of a page has at most {MAX_DEPTH} slashes below /ui/")
+    index = files.index(depth)
     headers = {
         "cache-control": _ASK_AGAIN,
         "etag": f'"{files.version}"',
-        "content-security-policy": files.policy,
+        "content-security-policy": index.policy,
         "cross-origin-opener-policy": "same-origin",
         "referrer-policy": "no-referrer",
         "permissions-policy": "camera=(), geolocation=(), microphone=(self)",
     }
     if request.headers.get("if-none-match") == headers["etag"]:
         return Response(status_code=304, headers=headers)
-    return _response(files.index, request, headers)
+    return _response(index, request, headers)
 
 
 def _response(file: PageFile, request: Request, headers: dict[str, str]) -> Response:

@@ -1,14 +1,17 @@
 """The workbench over HTTP: who gets the page, with which headers, and what the page learns about its caller."""
 
+import base64
 import gzip
 import json
+import re
+from hashlib import sha256
 
 import pytest
 from gateway_script import FixedFleet, serving
 from kit.keys import Keys, bearer
 
 from gateway.config import GatewayConfig, WorkbenchConfig
-from gateway.workbench.page_files import PageFiles
+from gateway.workbench.page_files import MAX_DEPTH, PageFiles
 from weft.api.registry.v1.tenant_pb2 import Tenant, TenantManifest
 from weft.dispatch.fleet import FleetView
 
@@ -21,11 +24,37 @@ async def test_root_redirects_a_browser_to_the_page() -> None:
         root = await gateway.request("GET", "/", headers=BROWSER)
         short = await gateway.request("GET", "/ui")
         page = await gateway.request("GET", "/ui/")
-    assert (root.status, root.headers["location"]) == (303, "/ui/")
-    assert (short.status, short.headers["location"]) == (308, "/ui/")
+    assert (root.status, root.headers["location"]) == (303, "ui/")
+    assert (short.status, short.headers["location"]) == (308, "ui/")
     assert page.status == 200
     assert page.headers["content-type"].startswith("text/html")
     assert b'<div id="app">' in page.body
+
+
+@pytest.mark.parametrize(
+    ("path", "folder"),
+    [("", "./"), ("models", "./"), ("models/", "../"), ("models/org/name", "../../"), ("models/org%2Fname", "../")],
+)
+async def test_page_links_its_files_relative_to_its_path(path: str, folder: str) -> None:
+    """Behind a proxy that publishes the mesh under a path, the page asked for /ui/... of the proxy, which has none."""
+    async with serving() as gateway:
+        page = await gateway.request("GET", f"/ui/{path}")
+    text = page.body.decode()
+    links = re.findall(r'(?:href|src)="([^"]+)"', text)
+    found = re.search(r'<script type="importmap">(.*?)</script>', text, re.DOTALL)
+    assert found
+    links += json.loads(found[1])["imports"].values()
+    assert {link[: link.index(VERSION)] for link in links} == {folder}
+    digest = base64.b64encode(sha256(found[1].encode()).digest()).decode()
+    assert f"'sha256-{digest}'" in page.headers["content-security-policy"]
+
+
+async def test_page_with_a_path_that_is_too_deep_is_not_found() -> None:
+    async with serving() as gateway:
+        deepest = await gateway.request("GET", f"/ui/{'a/' * MAX_DEPTH}")
+        deeper = await gateway.request("GET", f"/ui/{'a/' * (MAX_DEPTH + 1)}")
+    assert (deepest.status, deeper.status) == (200, 404)
+    assert f"at most {MAX_DEPTH} slashes" in deeper.error["message"]
 
 
 async def test_csp_allows_only_own_files_and_no_framing() -> None:

@@ -132,6 +132,22 @@ def test_modules_create_no_elements_or_code_from_text(word: str) -> None:
     assert not [path.name for path in (FOLDER / "app").rglob("*.js") if word in path.read_text()]
 
 
+@pytest.mark.parametrize(("depth", "folder"), [(0, "./"), (1, "../"), (3, "../../../")])
+def test_page_links_its_files_from_any_depth_below_its_path(depth: int, folder: str) -> None:
+    files = PageFiles()
+    text = files.index(depth).body.decode()
+    assert f'href="{folder}{files.version}/style.css"' in text
+    assert f'"preact": "{folder}{files.version}/vendor/preact.mjs"' in text
+    assert '="/' not in text
+
+
+def test_modules_name_no_path_of_the_host() -> None:
+    """A module that asks for `/v1/...` or shows `location.origin` leaves out the path at which a proxy has the mesh."""
+    asking = re.compile(r"""\b(?:fetch|open)\(\s*["'`]/|location\.origin\}|["'`]/ui/""")
+    found = {path.name for path in (FOLDER / "app").rglob("*.js") if asking.search(path.read_text())}
+    assert not found
+
+
 def test_different_content_has_a_different_version(tmp_path: Path) -> None:
     versions = set()
     for text in ("one", "two"):
@@ -139,11 +155,11 @@ def test_different_content_has_a_different_version(tmp_path: Path) -> None:
         (tmp_path / "a.js").write_text(text)
         files = PageFiles(tmp_path)
         versions.add(files.version)
-        assert f"/ui/{files.version}/a.js".encode() in files.index.body
+        assert f'src="./{files.version}/a.js"'.encode() in files.index(0).body
     assert len(versions) == 2
 
 
 def test_import_map_is_allowed_by_its_digest_and_is_the_only_inline_script() -> None:
-    policy = PageFiles().policy
+    policy = PageFiles().index(0).policy
     assert policy.count("'sha256-") == 1
     assert "'unsafe" not in policy

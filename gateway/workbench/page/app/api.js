@@ -1,4 +1,5 @@
 // Calls of the mesh's public HTTP API: JSON, server-sent events, and errors with the server's own words.
+import { ROOT } from "./mesh.js";
 
 /** The key of this tab: null where callers need none. Only `session.js` sets it. */
 let bearer = /** @type {string | null} */ (null);
@@ -31,12 +32,12 @@ export class ApiError extends Error {
  * }} CallOptions
  */
 
-/** The path with its query; parameters without a value are left out.
+/** The address of a path with its query; parameters without a value are left out.
  * @param {string} path @param {CallOptions["query"]} query */
 function withQuery(path, query = {}) {
   const given = Object.entries(query).filter(([, value]) => value !== undefined && value !== null && value !== "");
   const text = new URLSearchParams(given.map(([name, value]) => [name, String(value)])).toString();
-  return text ? `${path}?${text}` : path;
+  return ROOT + (text ? `${path}?${text}` : path);
 }
 
 /** Sends one request. Raises ApiError for every answer that is not 2xx.

@@ -3,6 +3,7 @@ import { signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { ApiError, events } from "./api.js";
 import { Share } from "./live_share.js";
+import { ROOT } from "./mesh.js";
 import { isPresent } from "./presence.js";
 import { caller } from "./session.js";
 import { VERSION } from "./version.js";
@@ -88,7 +89,7 @@ function look() {
   else if (connection.value !== "away") connection.value = "connecting";
   wasAbsent ||= !isPresent.value;
   const { name = "", tenant = "" } = caller.value ?? {};
-  share ??= new Share(JSON.stringify([name, tenant, VERSION]), { lead, rest, news, take });
+  share ??= new Share(JSON.stringify([ROOT, name, tenant, VERSION]), { lead, rest, news, take });
   share.want(kinds);
   // Another tab, or this one, may have it already.
   if (share.isLeading && stream?.isLive) tellState("live");

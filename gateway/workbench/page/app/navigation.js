@@ -1,7 +1,8 @@
 // The address of the page as a signal, links within it, and the theme.
 import { signal } from "@preact/signals";
+import { ROOT } from "./mesh.js";
 
-const BASE = "/ui/";
+const BASE = `${ROOT}/ui/`;
 
 /** The path below /ui/, such as "requests/req-1", and its query. */
 export const place = signal(readPlace());

@@ -1,8 +1,9 @@
 // Who uses this tab: the key, which lives in the tab's sessionStorage, and what it may do.
 import { computed, signal } from "@preact/signals";
 import { ApiError, get, useKey } from "./api.js";
+import { keptName } from "./mesh.js";
 
-const STORED = "weft.key";
+const STORED = keptName("weft.key");
 
 /** @typedef {{keysRequired: boolean, authenticated: boolean, name?: string, tenant?: string, captured?: boolean, joinable?: boolean, scopes?: string[], version: string, traceUrl?: string}} Caller
  * `joinable`: whether runners of other machines can join here. `traceUrl`: of a trace, with {trace_id}. */

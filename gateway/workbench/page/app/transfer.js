@@ -1,5 +1,6 @@
 // Files to and from the mesh: uploads with their progress, and downloads that carry the key.
 import { ApiError, send } from "./api.js";
+import { ROOT } from "./mesh.js";
 import { currentKey, identify } from "./session.js";
 
 /** Uploads a form. Raises ApiError as `send` does.
@@ -10,7 +11,7 @@ export function upload(path, form, { onProgress, signal } = {}) {
   return new Promise((resolve, reject) => {
     // Unlike fetch it says how much is sent.
     const request = new XMLHttpRequest();
-    request.open("POST", path);
+    request.open("POST", ROOT + path);
     const key = currentKey();
     if (key !== null) request.setRequestHeader("Authorization", `Bearer ${key}`);
     request.upload.addEventListener("progress", (event) => event.lengthComputable && onProgress?.(event.loaded / event.total));

@@ -2,6 +2,7 @@
 import { html, useState } from "../parts/html.js";
 import { Code } from "../parts/widgets.js";
 import { Dialog } from "../parts/dialog.js";
+import { MESH_URL } from "../mesh.js";
 import { caller } from "../session.js";
 import { bodyOf, newId, revisionOf } from "./chat_conversation.js";
 
@@ -64,7 +65,7 @@ const quoted = (text) => `'${text.replaceAll("'", `'\\''`)}'`;
 
 /** @param {Call} call */
 function curl(call) {
-  const head = `curl -sN ${location.origin}/v1/chat/completions \\\n${call.key}  -H 'Content-Type: application/json' --data-binary @-`;
+  const head = `curl -sN ${MESH_URL}/v1/chat/completions \\\n${call.key}  -H 'Content-Type: application/json' --data-binary @-`;
   return call.asInput(call.body, head);
 }
 
@@ -98,7 +99,7 @@ function python(call) {
   const imports = [call.names.length && "import base64", call.needsKey && "import os"].filter(Boolean).map((line) => `${line}\n`).join("");
   return `${imports}${imports && "\n"}from openai import OpenAI
 
-client = OpenAI(base_url="${location.origin}/v1", api_key=${key})
+client = OpenAI(base_url="${MESH_URL}/v1", api_key=${key})
 ${files}
 stream = client.chat.completions.create(
 ${calls})

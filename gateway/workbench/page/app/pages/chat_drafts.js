@@ -1,7 +1,9 @@
 // Messages that are being written, by conversation: their text stays in this browser, their files in this tab.
+import { keptName } from "../mesh.js";
+
 /** @typedef {import("./chat_conversation.js").Attachment} Attachment */
 
-const STORED = "weft.chat.drafts";
+const STORED = keptName("weft.chat.drafts");
 const MAX_DRAFTS = 50;
 /** A longer draft is not kept. */
 const MAX_CHARS = 100_000;

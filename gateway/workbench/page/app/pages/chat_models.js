@@ -1,6 +1,7 @@
 // The choice of a model: every name that answers chats, searched by name, with its state and what it takes.
 import { html, signal, useEffect, useId, useRef, useState } from "../parts/html.js";
 import { get } from "../api.js";
+import { keptName } from "../mesh.js";
 import { can } from "../session.js";
 import { collection, useLive } from "../live.js";
 import { count } from "../parts/format.js";
@@ -21,7 +22,7 @@ export const modelsProblem = signal(null);
 
 const SHOWN_AT_ONCE = 100;
 /** Where this browser remembers the model that was last chosen or asked. */
-const LAST = "weft.chat.model";
+const LAST = keptName("weft.chat.model");
 /** What the list of names is made of. */
 const KINDS = ["model", "agent", "route", "alias"];
 /** How the names of agents begin. */

@@ -1,12 +1,13 @@
 // Where conversations are kept: this browser's IndexedDB, up to a number and a size. Answers are on the mesh too, as tasks.
 import { signal } from "@preact/signals";
+import { keptName } from "../mesh.js";
 import { notify } from "../parts/notices.js";
 import { allAnswers, allTurns } from "./chat_versions.js";
 
 /** @typedef {import("./chat_conversation.js").Conversation} Conversation */
 /** @typedef {{id: string, title: string, models: string[], updatedAt: number, chars: number}} Summary */
 
-const DATABASE = "weft.chat";
+const DATABASE = keptName("weft.chat");
 export const MAX_CONVERSATIONS = 200;
 /** Characters of all conversations together, their pictures and recordings included. */
 export const MAX_CHARS = 50 * 1024 * 1024;

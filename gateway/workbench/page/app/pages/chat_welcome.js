@@ -1,6 +1,7 @@
 // What a conversation without a message shows: its model, prompts to try, and how other programs use the mesh.
 import { html, useState } from "../parts/html.js";
 import { can } from "../session.js";
+import { MESH_URL } from "../mesh.js";
 import { address } from "../navigation.js";
 import { command } from "../parts/commands.js";
 import { Logo } from "../parts/icons.js";
@@ -28,7 +29,7 @@ export function Welcome({ conversation }) {
     <div class="prompts">${PROMPTS.map((text) => html`<button key=${text} disabled=${!model} onClick=${() => send(text, [])}>${text}</button>`)}</div>
     <p class="faint">The answer continues if this page is closed.</p>
     ${model &&
-    html`<div class="elsewhere"><${Code} label="Base URL" title="Base URL for OpenAI-compatible programs" text=${`${location.origin}/v1`} />
+    html`<div class="elsewhere"><${Code} label="Base URL" title="Base URL for OpenAI-compatible programs" text=${`${MESH_URL}/v1`} />
       <div class="row">${Object.entries(TOOLS).map(
         ([program, title]) => html`<button key=${program} aria-pressed=${tool === program} onClick=${() => setTool(tool === program ? "" : program)}>${title}</button>`,
       )}</div>

@@ -3,7 +3,7 @@ import { html } from "../parts/html.js";
 import { address } from "../navigation.js";
 import { can } from "../session.js";
 import { ago, clock, count, seconds } from "../parts/format.js";
-import { Progress, State } from "../parts/widgets.js";
+import { Progress } from "../parts/widgets.js";
 import { DurationBar } from "./requests_bar.js";
 import { etaText, modelOf, Outcome, outcomeOf, RequestId, tookSoFar, waitText } from "./requests_words.js";
 
