@@ -11,10 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from google.protobuf.duration_pb2 import Duration
-
 from router_svc.observer import RequestEnded
-from router_svc.usage import MAX_COUNTED_TOKENS, retries_of
+from router_svc.usage import MAX_COUNTED_TOKENS, retries_of, speed_of
 from weft.api.common.v1 import receipt_pb2
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
 from weft.api.router.v1 import figures_pb2 as pb
@@ -240,11 +238,8 @@ def busiest(steps: Iterable[Step], most: int) -> list[str]:
     return sorted(totals, key=lambda model: (-totals[model], model))[:most]
 
 
-def end_of(receipt: receipt_pb2.Receipt, *, is_awaited: bool = True) -> RequestEnd:
-    """Return what a receipt counts. Times are counted only for completed requests.
-
-    `is_awaited`: whether its time to the first token counts, as nobody waits for tasks in idle capacity.
-    """
+def end_of(receipt: receipt_pb2.Receipt, priority: Priority) -> RequestEnd:
+    """Return what a receipt counts."""
     usage = receipt.usage
     end = {
         _OUTCOMES.get(receipt.outcome, "failed"): 1,
@@ -253,15 +248,8 @@ def end_of(receipt: receipt_pb2.Receipt, *, is_awaited: bool = True) -> RequestE
         "cached_prompt_tokens": _bounded(usage.cached_prompt_tokens),
         "completion_tokens": _bounded(usage.completion_tokens),
     }
-    if receipt.outcome == receipt_pb2.OUTCOME_COMPLETED and receipt.HasField("time_to_first_token"):
-        first, total = _seconds_of(receipt.time_to_first_token), _seconds_of(receipt.total_time)
-        if is_awaited:
-            end["time_to_first_token"] = class_of(first)
-        later = end["completion_tokens"] - 1
-        # Tokens of a task are those of all its attempts.
-        if later > 0 and total >= first and not (receipt.task_id and end["retried"]):
-            end["time_per_output_token"] = class_of((total - first) / later)
-    return end
+    times = zip(_TIMES, speed_of(receipt, priority), strict=True)
+    return end | {name: class_of(seconds) for name, seconds in times if seconds is not None}
 
 
 class FiguresRecorder:
@@ -297,8 +285,7 @@ class FiguresRecorder:
         asked, receipt = ended.request.spec.model, ended.receipt
         if receipt is not None:
             model = ended.view.label(receipt.model if receipt.attempts else asked)
-            is_awaited = ended.request.spec.priority is not Priority.DURABLE
-            self._count(model, end_of(receipt, is_awaited=is_awaited), ended.at)
+            self._count(model, end_of(receipt, ended.request.spec.priority), ended.at)
             return
         # A request that its dispatcher places at another router counts there.
         if (outcome := ended.outcome) is not None and ended.last_error is not Reason.SERVICE_UNAVAILABLE:
@@ -418,10 +405,6 @@ def _fill_device(message: pb.DeviceFigures, steps: Sequence[Step]) -> None:
         message.name, message.total_bytes = last.name or message.name, last.total_bytes or message.total_bytes
         message.used_bytes.append(last.used_bytes if last.HasField("used_bytes") else UNKNOWN)
         message.utilization.append(found.utilization_sum / samples if samples else UNKNOWN)
-
-
-def _seconds_of(duration: Duration) -> float:
-    return duration.seconds + duration.nanos / NANOSECONDS
 
 
 def _bounded(tokens: int) -> int:

@@ -54,7 +54,7 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
 from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.reasons import Reason
+from weft.kernel.reasons import Reason, reason_of
 from weft.kernel.request import Operation
 from weft.kernel.telemetry import trace_id_of
 from weft.kernel.timestamps import NANOSECONDS, duration_of, optional_duration
@@ -427,9 +427,9 @@ class SchedulingLoop:
             served = _served(ended.receipt, ended.request.spec.operation)
             self._deliver(self.scheduler.finish(ended.request.key, ended.at, served, failure))
 
-    def task_ended(self, spec: PlacementRequest, reason: Reason, receipt: receipt_pb2.Receipt) -> None:
+    def task_ended(self, spec: PlacementRequest, receipt: receipt_pb2.Receipt) -> None:
         """Count the end of a task, as its placements are not counted; its store counts its usage."""
-        now = self._clock.monotonic()
+        now, reason = self._clock.monotonic(), reason_of(receipt.reason)
         request = Request.of(0, replace(spec, task_id=""), now)
         ended = RequestEnded(request=request, at=now, view=self._mesh.view, reason=reason, receipt=receipt)
         self._deps.records.figures.note_end(ended)

@@ -12,20 +12,19 @@ from enum import StrEnum
 from functools import partial
 from operator import attrgetter
 
-from google.protobuf.duration_pb2 import Duration
 from prometheus_client.core import Metric
 from typing_extensions import override
 
 from router_svc.observer import RequestEnded, RouterState, SchedulingObserver
 from router_svc.policy.decisions import Placed, Rejects, RequestDecision, WaitKind
-from router_svc.usage import retries_of
+from router_svc.usage import retries_of, speed_of
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.request_spans import OPERATION_NAMES, PROVIDER
 from weft.kernel.metrics import MetricsPage, exemplar_of
 from weft.kernel.placement_request import PlacementRequest, PoolQueue
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
+from weft.kernel.timestamps import seconds_of
 from weft.kernel.tracing import TraceContext, error_type
 
 TOLERANCE_SECONDS = 0.002
@@ -85,7 +84,6 @@ OUTPUT_TOKEN_SECONDS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5,
 TOKENS = tuple(float(4**power) for power in range(14))
 _COMMON = ("gen_ai_request_model", "gen_ai_response_model", "gen_ai_operation_name", "gen_ai_provider_name")
 _FAILED = receipt_pb2.OUTCOME_FAILED
-_COMPLETED = receipt_pb2.OUTCOME_COMPLETED
 WAIT_SECONDS = (0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 """Buckets of waits, from a free slot to the load of a large model."""
 
@@ -283,12 +281,13 @@ class RequestMetrics:
         common = (model, answered_by, OPERATION_NAMES.get(request.operation, request.operation.name.lower()), PROVIDER)
         error = error_type(reason)
         has_content = receipt.HasField("time_to_first_token")
-        total = seconds_of(receipt.total_time)
         if receipt.HasField("total_time"):
-            self._duration.of(*common, error).observe(total, exemplar)
-        if receipt.outcome == _COMPLETED and has_content:
-            is_awaited = request.priority is not Priority.DURABLE
-            self._note_speed(common, receipt, total, exemplar, is_awaited=is_awaited)
+            self._duration.of(*common, error).observe(seconds_of(receipt.total_time), exemplar)
+        for histogram, seconds in zip(
+            (self._first_token, self._per_token), speed_of(receipt, request.priority), strict=True
+        ):
+            if seconds is not None:
+                histogram.of(*common).observe(seconds, exemplar)
         if receipt.HasField("usage"):
             usage = receipt.usage
             self._usage.of(*common, "input").observe(usage.prompt_tokens, exemplar)
@@ -299,33 +298,11 @@ class RequestMetrics:
         for fault in receipt_faults(receipt):
             self._faults.of(fault).inc()
 
-    def _note_speed(
-        self,
-        common: tuple[str, ...],
-        receipt: receipt_pb2.Receipt,
-        total: float,
-        exemplar: dict[str, str] | None,
-        *,
-        is_awaited: bool,
-    ) -> None:
-        first = seconds_of(receipt.time_to_first_token)
-        if is_awaited:
-            self._first_token.of(*common).observe(first, exemplar)
-        later_tokens = receipt.usage.completion_tokens - 1
-        # Tokens of a task are those of all its attempts.
-        if later_tokens > 0 and total >= first and not (receipt.task_id and retries_of(receipt)):
-            self._per_token.of(*common).observe((total - first) / later_tokens, exemplar)
-
 
 def exemplar_of_request(request: PlacementRequest) -> dict[str, str] | None:
     """Returns the exemplar of a sampled request. Most are not sampled, and their traceparent is not parsed."""
     sampled = request.traceparent.endswith("1")
     return exemplar_of(TraceContext.parse(request.traceparent)) if sampled else None
-
-
-def seconds_of(duration: Duration) -> float:
-    """Returns a duration in seconds."""
-    return duration.seconds + duration.nanos / 1e9
 
 
 def _state_metrics(state: RouterState, page: MetricsPage) -> Iterator[Metric]:

@@ -12,7 +12,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from dataclasses import replace as replace_dataclass
 from datetime import datetime, timedelta
 from itertools import islice
 
@@ -212,7 +211,7 @@ class RequestLog:
         if entry is not None:
             entry.status = failed
             self._add(entry, failed, now)
-            self._mark_entry(entry)
+            self._mark_placed(entry)
 
     # -- tasks
 
@@ -258,15 +257,10 @@ class RequestLog:
         self._tasks.pop(task.spec.task_id, None)
         if task.ended is not None and not task.ended.done():
             task.ended.set_result(None)
-        for place in reversed(range(len(task.past))):
-            at, noted = task.past[place]
-            if isinstance(noted, FailedAttempt):
-                task.past[place] = (at, replace_dataclass(noted, may_follow=False))
-                break
         if len(task.attempts) == len(receipt.attempts):
             for shown, known in zip(receipt.attempts, task.attempts, strict=True):
                 shown.engine_log.extend(known.engine_log)
-        reason = reason_of(receipt.reason) if receipt.reason else Reason.UNSPECIFIED
+        reason = reason_of(receipt.reason)
         by = task.cancelled_by or receipt.cancelled_by
         task.cancelled_by = by if reason is Reason.CANCELLED else ""
         words = f"cancelled by {actor_words(by)}" if task.cancelled_by else message
@@ -275,17 +269,12 @@ class RequestLog:
     def _end_placement(self, task: RecordedTask, end: RequestEnded) -> None:
         """Record the end of a placement of a task; the task decides what follows."""
         request, receipt = end.request, end.receipt
-        del self._placements[request.key]
-        if end.refusal is not None:
-            refused = Rejects(
-                key=request.key, reason=end.refusal.reason, message=end.refusal.message, metadata=end.refusal.metadata
-            )
-            self._add(request, refused, end.at)
         failed = None if receipt is None else _failed_in_answer(receipt)
         if failed is not None:
-            self._add(request, replace_dataclass(failed, may_follow=True), end.at)
+            self._add(request, failed, end.at)
         task.cancelled_by = request.cancelled_by or task.cancelled_by
         task.leave(receipt, self.limits.max_decisions)
+        del self._placements[request.key]
         self._mark(task.key, task.spec.tenant)
 
     def note_end(self, end: RequestEnded) -> None:
@@ -296,12 +285,12 @@ class RequestLog:
         """
         request, reason, receipt, now = end.request, end.reason, end.receipt, end.at
         key = request.key
-        if (task := self._placements.get(key)) is not None:
-            self._end_placement(task, end)
-            return
-        if end.refusal is not None:
-            error = end.refusal
+        task, error = self._placements.get(key), end.refusal
+        if error is not None:
             self._note(Rejects(key=key, reason=error.reason, message=error.message, metadata=error.metadata), now)
+        if task is not None:
+            self._end_placement(task, end)
+        if task is not None or error is not None:
             return
         if end.is_closing and receipt is None and reason is Reason.CANCELLED and not request.cancelled_by:
             self._under_way.pop(key, None)
@@ -442,33 +431,37 @@ class RequestLog:
         self.unwritten.forget(entry.key)
         self._forget_id(entry.key, entry.spec.tenant, entry.spec.request_id)
 
-    def _mark_entry(self, entry: Request) -> None:
+    def _mark_placed(self, entry: Request, *, only_figures: bool = False) -> None:
         if self._watches:
-            self._mark(self._placements.get(entry.key, entry).key, entry.spec.tenant)
+            self._mark(self._placements.get(entry.key, entry).key, entry.spec.tenant, only_figures=only_figures)
 
     def _note(self, decision: Waits | Loads | Placed | Rejects, now: float) -> None:
         entry = self._placed(decision.key)
         if entry is None:
             return
         task = self._placements.get(entry.key)
-        if isinstance(decision, Rejects) and is_no_request(entry.spec, decision.reason):
-            self._drop(entry)
+        if isinstance(decision, Rejects):
+            self._note_refusal(entry, task, decision, now)
             return
-        if isinstance(decision, Rejects) and task is None:
-            words = _error_words(entry, decision.reason) or decision.message
-            self._add(entry, decision, now)
-            self._end(entry, decision.reason, words, now)
-            return
-        is_repeated = not isinstance(decision, Rejects) and _repeats(entry.status, decision)
+        is_repeated = _repeats(entry.status, decision)
         if not is_repeated:
             self._add(entry, decision, now)
-        if not isinstance(decision, Rejects):
-            entry.status = decision
+        entry.status = decision
         if task is not None and isinstance(decision, Placed):
             task.retry = None
-        if self._watches:
-            key = entry.key if task is None else task.key
-            self._mark(key, entry.spec.tenant, only_figures=is_repeated)
+        self._mark_placed(entry, only_figures=is_repeated)
+
+    def _note_refusal(self, entry: Request, task: RecordedTask | None, refusal: Rejects, now: float) -> None:
+        if is_no_request(entry.spec, refusal.reason):
+            self._drop(entry)
+            return
+        words = _error_words(entry, refusal.reason) or refusal.message
+        self._add(entry, refusal, now)
+        if task is None:
+            self._end(entry, refusal.reason, words, now)
+        else:
+            # The task decides what follows.
+            self._mark_placed(entry)
 
     def _note_wakes(self, wakes: Wakes, now: float) -> None:
         self._wakes[wakes.model] = LoadStart(wakes, now)
@@ -499,7 +492,7 @@ class RequestLog:
         self, entry: UnderWay, reason: Reason, message: str, now: float, receipt: receipt_pb2.Receipt | None = None
     ) -> None:
         decisions, spec = pb.RequestRecord(), entry.spec
-        add_decisions(decisions, entry.decisions, entry.arrived_at)
+        add_decisions(decisions, entry.decisions, entry.arrived_at, has_ended=True)
         self._under_way.pop(entry.key, None)
         ended = self._ended[entry.key] = EndedRequest(
             key=entry.key,

@@ -1,6 +1,7 @@
 """An ended request in a router's memory, the port to those in its database, and the decisions of a record."""
 
 import asyncio
+import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -118,15 +119,12 @@ class RecordedTask:
         placement = self.placement
         if placement is None:
             return
-        known = self.all_attempts[len(self.attempts) :]
+        known = attempts_of(placement.decisions, self.arrived_at)
         if receipt is not None:
-            later = placement.arrived_at - self.arrived_at
             # Copied, as the task stores the receipt as it is.
-            own = receipt_pb2.Receipt()
-            own.CopyFrom(receipt)
-            known = list(own.attempts)
+            known = list(copy.deepcopy(receipt).attempts)
             for attempt in known:
-                set_seconds(attempt.start, later + seconds_of(attempt.start))
+                set_seconds(attempt.start, placement.arrived_at - self.arrived_at + seconds_of(attempt.start))
         decisions = self._own_decisions()
         # A task is offered again and again: the same refusal is kept once.
         if decisions and self.past and _is_same_refusal(self.past[-1][1], decisions[-1][1]):
@@ -191,14 +189,19 @@ class StoredRequest:
     """Without an end if it is under way."""
 
 
-def add_decisions(record: pb.RequestRecord, decisions: Sequence[tuple[float, Noted]], arrived_at: float) -> None:
+def add_decisions(
+    record: pb.RequestRecord, decisions: Sequence[tuple[float, Noted]], arrived_at: float, *, has_ended: bool
+) -> None:
     """Add decisions with their times, relative to `arrived_at` on the same clock."""
     last_placed = max((place for place, (_, noted) in enumerate(decisions) if isinstance(noted, Placed)), default=-1)
     for place, (at, noted) in enumerate(decisions):
-        _fill_decision(record.decisions.add(), noted, at - arrived_at, is_retried=place < last_placed)
+        is_retried = place < last_placed
+        _fill_decision(record.decisions.add(), noted, at - arrived_at, is_retried=is_retried, has_ended=has_ended)
 
 
-def _fill_decision(record: pb.DecisionRecord, noted: Noted, age_seconds: float, *, is_retried: bool) -> None:
+def _fill_decision(
+    record: pb.DecisionRecord, noted: Noted, age_seconds: float, *, is_retried: bool, has_ended: bool
+) -> None:
     set_seconds(record.age, age_seconds)
     match noted:
         case Waits():
@@ -221,7 +224,7 @@ def _fill_decision(record: pb.DecisionRecord, noted: Noted, age_seconds: float, 
                 _fill_candidates(record, noted.choice.considered, noted.choice.count)
         case FailedAttempt():
             record.kind = pb.DecisionRecord.KIND_RETRIED if is_retried else pb.DecisionRecord.KIND_FAILED
-            final = "" if noted.may_follow else " and is not retried"
+            final = " and is not retried" if has_ended and not is_retried else ""
             when = f"after its answer had begun{final}" if noted.has_content else "before any content"
             words = f": {noted.message}" if noted.message else ""
             record.detail = f"attempt {noted.attempt} failed {when}: {_reason_name(noted.reason)}{words}"

@@ -68,7 +68,7 @@ def request_record(entry: UnderWay | EndedRequest, *, with_decisions: bool) -> r
         record.attempts.extend(entry.all_attempts)
         _fill_retry(record, entry)
     if with_decisions:
-        add_decisions(record, entry.decisions, entry.arrived_at)
+        add_decisions(record, entry.decisions, entry.arrived_at, has_ended=False)
     return record
 
 

@@ -20,7 +20,6 @@ from router_svc.request_record import RequestHistory
 from router_svc.request_servicer import JournaledTasks, RequestServicer
 from router_svc.spans import CallSpans
 from router_svc.waker import Waker
-from weft.api.common.v1 import receipt_pb2
 from weft.api.operations.v1 import operation_service_pb2, operation_service_pb2_grpc
 from weft.api.registry.v1 import lease_service_pb2
 from weft.api.router.v1 import (
@@ -45,7 +44,6 @@ from weft.kernel.clock import Clock, MeshClock, SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.health import HealthCheck
 from weft.kernel.log import get_logger
-from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import ChannelPool, calling, open_channel
 from weft.kernel.service import Service
@@ -119,6 +117,7 @@ class RouterService(Service):
         self._prefixes = PrefixWatch(self.channels, clock, self._loop.note_prefixes)
         self.placement = LocalPlacement(self._loop)
         """For dispatchers in this process."""
+        self.task_ended = self._loop.task_ended
         scheduler = self._loop.scheduler
         self.shares = scheduler.shares
         """Accounts to be stored for a restart, like `records`."""
@@ -161,10 +160,6 @@ class RouterService(Service):
         """
         self._tasks, self._task_files = tasks, files
         self.requests.look_into(journaled)
-
-    def task_ended(self, spec: PlacementRequest, reason: Reason, receipt: receipt_pb2.Receipt) -> None:
-        """Count the end of a task."""
-        self._loop.task_ended(spec, reason, receipt)
 
     def reconfigure(self, config: RouterConfig) -> None:
         """Apply changed client profiles and rate limits; all other settings are unchanged."""

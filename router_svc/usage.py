@@ -17,6 +17,8 @@ from weft.dispatch.fleet import UNKNOWN_TARGET, FleetView
 from weft.dispatch.request_trace import accelerator_time
 from weft.kernel.clock import Clock
 from weft.kernel.placement_request import PlacementRequest
+from weft.kernel.request import Priority
+from weft.kernel.timestamps import seconds_of
 
 HOUR_SECONDS = 3_600
 MAX_COUNTED_TOKENS = 10**10
@@ -67,6 +69,19 @@ def usage_of(receipt: receipt_pb2.Receipt) -> UsageSums:
 def retries_of(receipt: receipt_pb2.Receipt) -> int:
     """Returns the number of attempts beyond the first."""
     return max(0, len(receipt.attempts) - 1)
+
+
+def speed_of(receipt: receipt_pb2.Receipt, priority: Priority) -> tuple[float | None, float | None]:
+    """Returns the seconds to the first token, and per later token, that a completed request counts; None: it does not.
+
+    Nobody waits for tasks in idle capacity, and a retried task has the tokens of all its attempts.
+    """
+    if receipt.outcome != receipt_pb2.OUTCOME_COMPLETED or not receipt.HasField("time_to_first_token"):
+        return None, None
+    first, total = seconds_of(receipt.time_to_first_token), seconds_of(receipt.total_time)
+    later = receipt.usage.completion_tokens - 1
+    has_rate = later > 0 and total >= first and not (receipt.task_id and retries_of(receipt))
+    return None if priority is Priority.DURABLE else first, (total - first) / later if has_rate else None
 
 
 def add_usage(sums: UsageSums, other: UsageSums) -> None:

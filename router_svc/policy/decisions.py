@@ -146,8 +146,6 @@ class FailedAttempt:
     """The error text; empty: unknown."""
     has_content: bool = False
     """Whether the answer had begun."""
-    may_follow: bool = False
-    """Whether another attempt may follow although the answer had begun, as for a task."""
 
 
 @dataclass(frozen=True, slots=True)

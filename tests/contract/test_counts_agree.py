@@ -26,7 +26,7 @@ from weft.durable.requests import MAX_LISTED
 from weft.durable.tasks import task_error
 from weft.kernel.errors import WeftError
 from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.reasons import Reason
+from weft.kernel.reasons import Reason, reason_of
 from weft.kernel.request import Operation
 
 pytest_plugins = ("database_fixtures",)
@@ -73,7 +73,7 @@ class History:
         await self.usage.start()
         await self.store.start()
         for each in await self.store.tried(100):
-            self.recorder.resume(each.task, each.band, list(each.receipt.attempts))
+            self.recorder.resume(each)
 
     async def stop(self) -> None:
         await self.store.stop()
@@ -83,12 +83,12 @@ class History:
     def now(self) -> float:
         return self.router.clock.utc_now().timestamp()
 
-    def count_task(self, spec: PlacementRequest, reason: Reason, receipt: receipt_pb2.Receipt) -> None:
+    def count_task(self, spec: PlacementRequest, receipt: receipt_pb2.Receipt) -> None:
         """As `SchedulingLoop.task_ended`."""
         asked = PlacementRequest(
             request_id=spec.request_id, tenant=spec.tenant, model=spec.model, operation=spec.operation
         )
-        ended = ending(asked, self.router.clock.monotonic(), reason, receipt, view=VIEW)
+        ended = ending(asked, self.router.clock.monotonic(), reason_of(receipt.reason), receipt, view=VIEW)
         self.router.records.figures.note_end(ended)
         self.metrics.note_end(ended)
 

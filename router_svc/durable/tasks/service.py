@@ -167,7 +167,7 @@ class TaskService(Service):
         if self._recorder is None:
             return
         for each in await self._store.tried(MAX_RESUMED):
-            self._recorder.resume(each.task, each.band, list(each.receipt.attempts))
+            self._recorder.resume(each)
         if ended := await self._store.unrecorded_ends(MAX_RESUMED):
             self._recorder(TasksEnded(ended))
 

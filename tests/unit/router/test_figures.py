@@ -31,6 +31,7 @@ from weft.dispatch.fleet import FleetView
 from weft.documents.codec import document_of
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.request import Priority
 from weft_testing.fake_clock import FakeClock
 
 LIMITS = FigureLimits(step_seconds=10.0, max_steps=6, max_models=2, max_models_per_step=3, max_devices=2)
@@ -189,17 +190,19 @@ def test_device_shows_its_last_memory_and_its_mean_utilization() -> None:
 def test_receipt_counts_tokens_and_times_and_for_a_failed_request_tokens_only() -> None:
     whole = {"completed": 1, "retried": 0, "prompt_tokens": 7, "cached_prompt_tokens": 3, "completion_tokens": 11}
     times = {"time_to_first_token": class_of(0.5), "time_per_output_token": class_of(0.1)}
-    assert end_of(receipt()) == whole | times
-    failed = end_of(receipt(receipt_pb2.OUTCOME_FAILED))
+    assert end_of(receipt(), Priority.NORMAL) == whole | times
+    failed = end_of(receipt(receipt_pb2.OUTCOME_FAILED), Priority.NORMAL)
     assert (failed["failed"], failed["completion_tokens"]) == (1, 11)
     assert not times.keys() & failed.keys()
-    assert "time_per_output_token" not in end_of(receipt(tokens=1)), "there is no token after the first"
+    assert "time_per_output_token" not in end_of(receipt(tokens=1), Priority.NORMAL), (
+        "there is no token after the first"
+    )
 
 
 def test_attempts_beyond_the_first_of_a_request_are_counted_as_retries_beside_it() -> None:
     again = receipt()
     again.attempts.extend(receipt_pb2.Attempt(runner=f"box-{number}") for number in range(4))
-    ends = end_of(again)
+    ends = end_of(again, Priority.NORMAL)
     assert (ends["completed"], ends["retried"]) == (1, 4)
     assert usage_of(again)["retried_count"] == 4
 
