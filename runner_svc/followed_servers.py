@@ -8,7 +8,7 @@ from typing import Protocol
 
 from runner_svc.instance.settings import ServedModel
 from runner_svc.openai_upstream.server_probes import SHARED_AGE
-from runner_svc.policy.followed_models import FollowedList, FollowedModel, ListChange
+from runner_svc.policy.followed_models import MAX_UPSTREAM_CHARS, FollowedList, FollowedModel, ListChange
 from runner_svc.policy.model_names import ServerList
 from runner_svc.waiting import event_within
 from weft.api.registry.v1 import runner_pb2
@@ -24,6 +24,7 @@ from weft.kernel.service import start_restarting, stop_tasks
 SETTLE_SECONDS = 10.0
 """Maximum wait for the registry's word on an attached server."""
 SETTLE_CHECK_SECONDS = 0.05
+_UNUSABLE = f"its name at the server is no line of 1 to {MAX_UPSTREAM_CHARS} characters"
 MAX_LOGGED_NAMES = 16
 """Maximum number of model names in a log line."""
 
@@ -62,6 +63,10 @@ class FollowingHost(Protocol):
 
     async def serve(self, model: ServedModel) -> None:
         """Serves another model."""
+        ...
+
+    def withdraw(self, name: str) -> None:
+        """Stops serving a model; its running requests finish."""
         ...
 
     async def remove(self, name: str) -> int:
@@ -144,10 +149,9 @@ class FollowedServers:
     def left_out_of(self, server: str) -> list[runner_pb2.LeftOut]:
         """Returns the listed models of a server that the mesh does not serve, but for its maximum number."""
         each = self._servers[server]
-        unusable = [(name, "its name at the server is no line of 1 to 512 characters") for name in each.models.unusable]
-        here = [*unusable, *each.failures.items()]
-        refused = ((model.name, self._refused.get(model.name, "")) for model in each.models.served)
-        return [left_out("model", name, why, server=server) for name, why in (*here, *refused) if why]
+        names = {model.name for model in each.models.served}
+        refused = {name: why for name, why in self._refused.items() if name in names}
+        return [left_out("model", name, why, server=server) for name, why in (*each.failures.items(), *refused.items())]
 
     @property
     def left_out(self) -> list[runner_pb2.LeftOut]:
@@ -178,10 +182,11 @@ class FollowedServers:
         await asyncio.gather(*(self._host.remove(model.name) for model in following.models.served))
 
     def note_taken(self, names: Collection[str]) -> None:
-        """Renames models, soon, whose names others in the mesh have."""
+        """Withdraws models whose names others in the mesh have, and serves them soon under other names."""
         for server, each in self._servers.items():
             for model in each.models.note_taken(names):
                 log.warning("model name is taken; another one is used", server=server, model=model.name)
+                self._host.withdraw(model.name)
                 each.is_due.set()
 
     async def stop(self) -> None:
@@ -204,6 +209,7 @@ class FollowedServers:
         change = following.models.step(
             said.models.names, lambda name: self._host.is_served(name) or self.is_reserved(name)
         )
+        following.failures |= dict.fromkeys(following.models.unusable, _UNUSABLE)
         self._complain(following, f"{change.left_out} more models than are served" if change.left_out else "")
         await self._apply(following, change)
         return said

@@ -1,7 +1,7 @@
 """The runner service: builds instances, session and servicers, and starts and stops them in order."""
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -44,7 +44,7 @@ from runner_svc.session.report import RunnerReport
 from runner_svc.session.session import RunnerSession
 from runner_svc.tools.mcp_servers import untracked_tag
 from runner_svc.tools.tool_box import build_tool_box
-from weft.api.registry.v1 import agent_pb2, runner_pb2, wake_pb2
+from weft.api.registry.v1 import agent_pb2, wake_pb2
 from weft.api.runner.v1 import (
     embedding_service_pb2,
     generation_service_pb2,
@@ -133,10 +133,7 @@ class RunnerService(Service):
             lambda: [] if self._added is None else self._added.servers,
         )
         self._report.followed_servers = lambda: self._followed.counts
-        self._report.left_out = lambda: [
-            *self._followed.left_out,
-            *([] if self._added is None else self._added.left_out),
-        ]
+        self._report.left_out = lambda: self._followed.left_out + ([] if self._added is None else self._added.left_out)
         self._followed.is_reserved, self._followed.until_published = self._is_reserved, self.until_published
         self._report.state_kind = self._caches.kind
         self._report.host_use = HostMeter(clock).use
@@ -211,7 +208,7 @@ class RunnerService(Service):
             clock=self._clock,
             jitter=SystemRandom().random,
         )
-        self._session.on_left_out = self._note_left_out
+        self._session.on_left_out = self._followed.note_left_out
         if isinstance(self._registry, FailoverChannel):
             self._registry.on_move(self._session.note_other_registry)
         if self._config.leftovers is not None:
@@ -327,7 +324,7 @@ class RunnerService(Service):
     def publish_agents(self, agents: Sequence[agent_pb2.AgentManifest]) -> None:
         """Publishes these agents instead of the current ones."""
         self._report.published_agents = tuple(agents)
-        self._give_up({agent.name for agent in agents})
+        self._followed.note_taken({agent.name for agent in agents})
         self._note_models()
 
     async def until_published(self, seconds: float) -> bool:
@@ -338,17 +335,6 @@ class RunnerService(Service):
         """Returns the number of a model's running requests; 0 if it is not served."""
         instance = self._instances.get(name)
         return 0 if instance is None else len(instance.slots.holders)
-
-    def _note_left_out(self, items: Sequence[runner_pb2.LeftOut]) -> None:
-        """Lets models of followed servers whose names others have be served soon under other names."""
-        self._give_up({each.name for each in items if each.is_name_taken})
-        self._followed.note_left_out(items)
-
-    def _give_up(self, names: Collection[str]) -> None:
-        """Withdraws models of followed servers with these names."""
-        for instance in [each for each in self._in_order if each.model in names and each.config.server]:
-            self.withdraw(instance.model)
-        self._followed.note_taken(names)
 
     def _is_reserved(self, name: str) -> bool:
         agents = {agent.name for agent in self._report.published_agents}

@@ -15,18 +15,19 @@ T = TypeVar("T", bound=Message)
 
 
 def keep_valid(
-    items: MutableSequence[T], kind: str, name_of: Callable[[T], str], most: int, check: Callable[[T], None]
+    items: MutableSequence[T], kind: str, most: int, check: Callable[[T], None], *, name_field: str = "name"
 ) -> list[LeftOut]:
     """Removes items for which `check` raises, repeated names, and what exceeds `most`; returns what was removed."""
     removed: list[LeftOut] = []
     kept: dict[str, T] = {}
     for item in items:
-        name = name_of(item)
+        name = getattr(item, name_field)
         try:
             check(item)
             _require_room(name, kept, most)
         except WeftError as error:
-            removed.append(refused(kind, name, error))
+            is_name_taken = error.reason is Reason.ALREADY_EXISTS
+            removed.append(left_out(kind, name, error.message, is_name_taken=is_name_taken))
         else:
             kept[name] = item
     if removed:
@@ -40,11 +41,6 @@ def _require_room(name: str, kept: Collection[str], most: int) -> None:
         raise WeftError(Reason.ALREADY_EXISTS, "its name appears twice")
     if len(kept) >= most:
         raise WeftError(Reason.TOO_MANY_RESOURCES, f"a runner has at most {most}")
-
-
-def refused(kind: str, name: str, error: WeftError) -> LeftOut:
-    """Returns an item that is left out because of an error."""
-    return left_out(kind, name, error.message, is_name_taken=error.reason is Reason.ALREADY_EXISTS)
 
 
 def clear_invalid(message: Message, name: str = "") -> list[LeftOut]:

@@ -1,11 +1,10 @@
 """Decides which models and agents of an opening session are published; the others are left out, with the reason."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 from registry_svc.config import RegistryConfig
 from registry_svc.mesh.claims import claim_to
-from registry_svc.mesh.leave_out import refused
+from registry_svc.mesh.leave_out import keep_valid
 from registry_svc.mesh.mesh_state import Mesh
 from registry_svc.mesh.policy.declarations import absent, exists
 from registry_svc.mesh.policy.heartbeat import Admitted
@@ -18,69 +17,45 @@ from weft.api.registry.v1.runner_pb2 import LeftOut
 from weft.api.registry.v1.runner_session_service_pb2 import OpenSessionRequest
 from weft.documents.kinds import DECLARED_KINDS
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.errors import WeftError
-
-Manifest = ModelManifest | AgentManifest
-T = TypeVar("T", ModelManifest, AgentManifest)
 
 
 class Publication:
     """The items of one opening session, admitted one by one: models first, since agents may point to them."""
 
-    def __init__(self, mesh: Mesh, config: RegistryConfig) -> None:
+    def __init__(self, mesh: Mesh, config: RegistryConfig, runner: str, decision: Admitted) -> None:
         self._mesh = mesh
         self._config = config
-        self._ended: set[str] = set()
+        self._runner = runner
+        self._own = "" if decision.adopted is None else decision.adopted.id
+        self.ended = set(decision.evicted)
         """Ids of dead sessions that lose all their resources."""
         self._new_models = self._new_agents = self._growth_bytes = 0
         self._arriving: dict[str, str] = {}
         """Pools of the admitted models, by name."""
-        self._refused: list[LeftOut] = []
 
-    def admit(
-        self, opening: OpenSessionRequest, decision: Admitted
-    ) -> tuple[OpenSessionRequest, tuple[str, ...], Sequence[LeftOut]]:
-        """Returns the opening with what is published, the ids of sessions that end for it, and what is left out."""
-        own = "" if decision.adopted is None else decision.adopted.id
-        self._ended |= set(decision.evicted)
+    def leave_out(self, opening: OpenSessionRequest) -> list[LeftOut]:
+        """Removes from an opening what cannot be published; returns it."""
+        config = self._config
+        removed = keep_valid(opening.models, "model", config.max_models_per_session, self._admit_model)
+        return removed + keep_valid(opening.agents, "agent", config.max_agents_per_session, self._admit_agent)
 
-        def admit_model(manifest: ModelManifest) -> None:
-            declared = self._mesh.declared_model(manifest.name)
-            claims = [claim_to(self._mesh, ResourceKind.MODEL, manifest.name)]
-            if manifest.pool_name and declared is None:
-                # If a model is also declared, the declared pool applies.
-                claims.append(claim_to(self._mesh, ResourceKind.POOL, manifest.pool_name))
-            self._take(ResourceKind.MODEL, manifest, claims, own, opening.runner.name)
-            self._arriving[manifest.name] = pool_name_of(manifest if declared is None else declared.manifest)
+    def _admit_model(self, manifest: ModelManifest) -> None:
+        declared = self._mesh.declared_model(manifest.name)
+        claims = [claim_to(self._mesh, ResourceKind.MODEL, manifest.name)]
+        if manifest.pool_name and declared is None:
+            # If a model is also declared, the declared pool applies.
+            claims.append(claim_to(self._mesh, ResourceKind.POOL, manifest.pool_name))
+        self._take(ResourceKind.MODEL, manifest, claims)
+        self._arriving[manifest.name] = pool_name_of(manifest if declared is None else declared.manifest)
 
-        def admit_agent(manifest: AgentManifest) -> None:
-            self._require_targets(manifest, own)
-            claims = [claim_to(self._mesh, ResourceKind.AGENT, manifest.name)]
-            self._take(ResourceKind.AGENT, manifest, claims, own, opening.runner.name)
+    def _admit_agent(self, manifest: AgentManifest) -> None:
+        self._require_targets(manifest)
+        self._take(ResourceKind.AGENT, manifest, [claim_to(self._mesh, ResourceKind.AGENT, manifest.name)])
 
-        models = self._admitted("model", opening.models, admit_model)
-        agents = self._admitted("agent", opening.agents, admit_agent)
-        if self._refused:
-            published = OpenSessionRequest(models=models, agents=agents, runner=opening.runner)
-            published.request_id, published.session_id = opening.request_id, opening.session_id
-            opening = published
-        return opening, tuple(sorted(self._ended)), self._refused
-
-    def _admitted(self, kind: str, items: Iterable[T], admit: Callable[[T], None]) -> list[T]:
-        found = []
-        for item in items:
-            try:
-                admit(item)
-            except WeftError as error:
-                self._refused.append(refused(kind, item.name, error))
-            else:
-                found.append(item)
-        return found
-
-    def _take(self, kind: ResourceKind, manifest: Manifest, claims: Sequence[Claim], own: str, runner: str) -> None:
+    def _take(self, kind: ResourceKind, manifest: ModelManifest | AgentManifest, claims: Sequence[Claim]) -> None:
         """Admits an item. Raises ALREADY_EXISTS for a name that another session keeps, and TOO_MANY_RESOURCES."""
         mesh, config, name = self._mesh, self._config, manifest.name
-        ended = sessions_to_end(claims, own_session=own, runner=runner)
+        ended = sessions_to_end(claims, own_session=self._own, runner=self._runner)
         models = self._new_models + (kind is ResourceKind.MODEL and mesh.model(name) is None)
         agents = self._new_agents + (kind is ResourceKind.AGENT and mesh.agent(name) is None)
         growth = self._growth_bytes + mesh.sizes.growth_bytes([(kind, name, manifest)])
@@ -88,12 +63,12 @@ class Publication:
         require_room("agents", len(mesh.targets), agents, config.max_agents)
         require_room("bytes of models, agents and routes", mesh.sizes.total_bytes, growth, config.max_manifest_bytes)
         self._new_models, self._new_agents, self._growth_bytes = models, agents, growth
-        self._ended |= ended
+        self.ended |= ended
 
-    def _require_targets(self, agent: AgentManifest, own: str) -> None:
+    def _require_targets(self, agent: AgentManifest) -> None:
         """Raises MODEL_NOT_FOUND if what an agent points to is neither in the mesh nor admitted."""
         mesh = self._mesh
-        ending = (mesh.of_session(session) for session in {*self._ended, own})
+        ending = (mesh.of_session(session) for session in {*self.ended, self._own})
         leaving = {
             name
             for state in ending

@@ -9,8 +9,6 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from datetime import UTC
 
-from google.protobuf.message import Message
-
 from registry_svc.config import RegistryConfig
 from registry_svc.mesh.leave_out import clear_invalid, keep_valid
 from registry_svc.mesh.records import to_kind
@@ -31,7 +29,7 @@ from weft.documents.kinds.model import check_manifest
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument, declared_document
 from weft.kernel.errors import FieldError, invalid_field
-from weft.kernel.field_rules import RuleError, check_message, check_rules
+from weft.kernel.field_rules import check_message
 from weft.kernel.names import CENTRAL_RUNNER, is_model_name, require_name_of_model
 from weft.kernel.reasons import Reason
 
@@ -64,7 +62,7 @@ def valid_opening(request: session_pb.OpenSessionRequest, config: RegistryConfig
         for field, name in (("model.name", manifest.name), ("model.pool_name", manifest.pool_name)):
             _require_other_name(field, name, {runner.name}, "must not be the name of the runner")
 
-    removed += keep_valid(request.models, "model", name_of, config.max_models_per_session, check_model)
+    removed += keep_valid(request.models, "model", config.max_models_per_session, check_model)
     taken = {runner.name} | {name for manifest in request.models for name in (manifest.name, manifest.pool_name)}
 
     def check_own_agent(manifest: agent_pb2.AgentManifest) -> None:
@@ -73,14 +71,9 @@ def valid_opening(request: session_pb.OpenSessionRequest, config: RegistryConfig
             "agent.name", manifest.name, taken, "must not be the name of the runner, of a model or of a pool"
         )
 
-    removed += keep_valid(request.agents, "agent", name_of, config.max_agents_per_session, check_own_agent)
+    removed += keep_valid(request.agents, "agent", config.max_agents_per_session, check_own_agent)
     check_message(request)
     return removed
-
-
-def name_of(manifest: model_pb2.ModelManifest | agent_pb2.AgentManifest) -> str:
-    """Returns the name of a model or an agent."""
-    return manifest.name
 
 
 def _require_other_name(field: str, name: str, taken: Container[str], problem: str) -> None:
@@ -106,19 +99,14 @@ def _valid_report(report: runner_pb2.Capability, config: RegistryConfig) -> list
     def check_state(state: runner_pb2.InstanceState) -> None:
         removed.extend(clear_invalid(state, state.model))
 
-    if len(report.instances) > most or not _is_valid(report):
-        removed += keep_valid(report.instances, "instance", lambda state: state.model, most, check_state)
+    try:
+        require_at_most(report.instances, "instances", most)
+        check_message(report)
+    except FieldError:
+        removed += keep_valid(report.instances, "instance", most, check_state, name_field="model")
         removed += clear_invalid(report)
     to_canonical_report(report)
     return removed
-
-
-def _is_valid(message: Message) -> bool:
-    try:
-        check_rules(message)
-    except RuleError:
-        return False
-    return True
 
 
 def to_canonical_report(report: runner_pb2.Capability) -> None:

@@ -153,8 +153,9 @@ class SessionManager:
             return decision.session
         if own is None and named is None:
             require_room("runners", len(mesh), 1, self._config.max_runners)
-        opening, evicted, refused = Publication(mesh, self._config).admit(opening, decision)
-        decision = Admitted(adopted=decision.adopted, evicted=evicted)
+        publication = Publication(mesh, self._config, opening.runner.name, decision)
+        refused = publication.leave_out(opening)
+        decision = Admitted(adopted=decision.adopted, evicted=tuple(sorted(publication.ended)))
         leaving = self._leaving(decision)
         state = self._new_member(opening, decision, (*invalid, *refused))
         await self._core.store.save_session(state.stored(), evicted=decision.evicted)

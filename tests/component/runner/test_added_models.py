@@ -99,6 +99,9 @@ class FakeHost:
     async def serve(self, model: ServedModel) -> None:
         self.served[model.name] = model
 
+    def withdraw(self, name: str) -> None:
+        del self.served[name]
+
     async def remove(self, name: str) -> int:
         return 7 if self.served.pop(name, None) is not None else 0
 

@@ -40,6 +40,9 @@ class Host:
     async def serve(self, model: ServedModel) -> None:
         self.models[model.name] = model
 
+    def withdraw(self, name: str) -> None:
+        del self.models[name]
+
     async def remove(self, name: str) -> int:
         del self.models[name]
         return 0
@@ -256,7 +259,6 @@ async def test_model_whose_name_is_taken_gets_another_one_before_the_next_look()
         server.body = listing("good", "other")
         async with following(server.url) as found:
             await found.start()
-            del found.host.models["good"]
             found.servers.note_left_out([left_out("model", "good", "taken", is_name_taken=True)])
             settled = asyncio.create_task(found.servers.settle("box"))
             while not settled.done():

@@ -4,9 +4,11 @@ import gc
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from kit.presence import present
 from kit.request_endings import ending
 from kit.scheduling import placement_request as asked
 
+from router_svc.observer import RequestEnded
 from router_svc.policy.decisions import FailedAttempt, Loads, Placed, Rejects, Waits, Wakes
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.choice import Choice, Considered
@@ -15,6 +17,7 @@ from router_svc.request_log import RequestLog, RequestLogLimits
 from router_svc.request_servicer import request_record
 from weft.api.common.v1 import receipt_pb2, signal_pb2
 from weft.api.router.v1 import request_pb2 as pb
+from weft.dispatch.fleet import FleetView
 from weft.kernel.errors import WeftError
 from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
@@ -333,6 +336,24 @@ def test_attempt_that_failed_after_content_is_a_decision_with_its_error() -> Non
         == f"attempt 1 failed after its answer had begun and is not retried: server_died: {DEATH}"
     )
     assert record.message == DEATH
+
+
+def test_bug_attempt_of_a_task_with_a_further_attempt_was_recorded_as_not_retried() -> None:
+    log, spec = RequestLog(), asked(request_id="task-1", task_id="task-1")
+    task = present(log.begin_task(spec, 0.0, 0.0, WALL))
+    for key, reason in ((1, Reason.SERVER_DIED), (2, Reason.SERVER_DIED), (3, Reason.UNSPECIFIED)):
+        request = Request.of(key, spec, 0.0)
+        log.note_arrival(request, WALL)
+        log.note_decisions([Placed(key=key, candidate=CANDIDATE, attempt=1)], 0.0)
+        receipt = receipt_pb2.Receipt()
+        receipt.time_to_first_token.FromMilliseconds(20)
+        receipt.attempts.add(runner="titan", reason=reason.value)
+        log.note_end(RequestEnded(request=request, at=1.0, view=FleetView(), reason=reason, receipt=receipt))
+        assert "not retried" not in str(record_of(log, "task-1").decisions)
+    log.end_task(task, receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_COMPLETED), "", 2.0)
+    record = record_of(log, "task-1")
+    assert kinds(record) == ["placed", "retried", "placed", "retried", "placed"]
+    assert "not retried" not in str(record.decisions)
 
 
 def test_engine_log_lines_are_not_listed() -> None:
