@@ -7,7 +7,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.json_lines import escaped
+from weft.kernel.line_breaks import escaped
 from weft.kernel.names import require_name, require_name_of_model
 from weft.kernel.reasons import Reason
 

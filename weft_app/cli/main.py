@@ -23,7 +23,6 @@ from typing_extensions import override
 
 from weft import __version__
 from weft.kernel.memory_tuning import collect_rarely
-from weft.kernel.removed import removed_command
 from weft_app.cli.commands import ALIASES, COMMANDS, EXAMPLES, GROUPS, OTHER_WORDS, PANELS, SUBCOMMAND_ALIASES
 from weft_app.cli.inherited import failures_of_system_in_one_line, make_usable
 
@@ -46,9 +45,11 @@ class CommandGroup(TyperGroup):
     @override
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Also accepts SUBCOMMAND_ALIASES, and names the replacement of a removed command."""
-        if args and (removed := removed_command(f"{self.path} {args[0]}".strip())):
-            ctx.fail(removed)
         if args and args[0] not in self.commands:
+            from weft.kernel.removed import removed_command  # noqa: PLC0415 - the help imports none of it
+
+            if removed := removed_command(f"{self.path} {args[0]}".strip()):
+                ctx.fail(removed)
             meant = [each for each in SUBCOMMAND_ALIASES.get(args[0], ()) if each in self.commands]
             args = [*meant[:1], *args[1:]] if meant else args
         word, listed, rest = super().resolve_command(ctx, args)

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from unicodedata import category
 
-from weft.kernel.json_lines import escaped
+from weft.kernel.line_breaks import escaped
 from weft.kernel.units import size_words, time_words, wait_words
 from weft_app.cli.options import note
 
