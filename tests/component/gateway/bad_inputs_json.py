@@ -1,5 +1,7 @@
 """Invalid, ambiguous or oversized JSON bodies."""
 
+from codecs import BOM_UTF8
+
 from bad_inputs_stage import Case, Send, good_body, later, of_kind, request, takes_json, with_body, with_member
 
 _TOO_LARGE = frozenset({413})
@@ -82,7 +84,14 @@ CASES = (
     Case("J10 byte that is no UTF-8", with_member(b'"user":"\xff"')),
     Case("J10 overlong encoding", with_member(b'"unread":"\xc0\xaf"')),
     Case("J10 surrogate in UTF-8", with_member(b'"unread":"\xed\xa0\x80"')),
-    Case("J11 byte order mark", with_body(lambda endpoint: b"\xef\xbb\xbf" + good_body(endpoint))),
+    Case(
+        "J11 byte order mark",
+        with_body(lambda endpoint: BOM_UTF8 + good_body(endpoint)),
+        frozenset({200}),
+        _HANDED_ON,
+        in_envelope=False,
+    ),
+    Case("J11 byte order mark twice", with_body(lambda endpoint: BOM_UTF8 * 2 + good_body(endpoint))),
     Case("J11 UTF-16", with_body(lambda endpoint: good_body(endpoint).decode().encode("utf-16"))),
     Case("J11 UTF-32", with_body(lambda endpoint: good_body(endpoint).decode().encode("utf-32-le"))),
     Case("J12 trailing garbage", with_body(lambda endpoint: good_body(endpoint) + b" x")),

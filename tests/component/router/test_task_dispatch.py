@@ -16,8 +16,10 @@ from task_harness import FINISHED, NOTICE_SECONDS, chat_spec, embedding_spec, te
 import router_svc.durable.tasks.service
 from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.task_call import CallMaker
+from router_svc.durable.tasks.task_recorder import TaskRecorder
 from router_svc.loop import RouterRecords
 from router_svc.placement import LocalPlacement
+from router_svc.request_record import RecordedTask
 from router_svc.store.database import RouterDatabase
 from weft.api.common.v1 import embedding_pb2, event_pb2, priority_pb2, receipt_pb2
 from weft.api.router.v1 import task_pb2, task_service_pb2
@@ -34,6 +36,7 @@ from weft.durable.tasks import TaskClient, is_terminal
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.names import process_name
+from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.kernel.rpc import ChannelPool, answering
 from weft_testing.fake_clock import let_all_run
@@ -125,6 +128,7 @@ async def mesh_of(tmp_path: Path, limits: TaskLimits = FAST) -> AsyncIterator[tu
     )
     database = RouterDatabase(f"sqlite:///{tmp_path / 'router.db'}")
     service = router_svc.durable.tasks.service.build(database, limits, calls, router_name="router-box-5f1c02")
+    service.record_with(TaskRecorder(mesh.requests, mesh.loop.task_ended, SystemClock(), service.utc_now))
     mesh.tell.append(service.engine.mesh_changed)
     generation = generation_service_pb2_grpc.add_GenerationServiceServicer_to_server
     embedding = embedding_service_pb2_grpc.add_EmbeddingServiceServicer_to_server
@@ -248,11 +252,15 @@ async def test_task_waiting_for_its_model_is_not_recorded_as_a_failed_request(tm
         async with asyncio.timeout(NOTICE_SECONDS):
             while "qwen" not in (await tasks.get(TENANT, task_id)).waiting_for:
                 await let_all_run()
-        assert mesh.requests.find(task_id, 0.0, TENANT) is None
+        waiting = mesh.requests.find(task_id, 0.0, TENANT)
+        assert isinstance(waiting, RecordedTask)
+        assert (waiting.attempts, waiting.retry) == ([], None)
         mesh.runner.say(FINISHED)
         mesh.show()
         await end_of(tasks, task_id)
-        assert mesh.requests.find(task_id, 0.0, TENANT) is not None
+        ended, count = mesh.requests.ended(2, 0.0, TENANT, lambda _: True)
+        assert ([each.request_id for each in ended], count) == ([task_id], 1)
+        assert ended[0].reason is Reason.UNSPECIFIED
 
 
 async def test_cancel_reaches_the_runner(tmp_path: Path) -> None:
