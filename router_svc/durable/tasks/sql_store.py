@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from router_svc.durable.moments import BoundedMoment, bring_back, is_any_ahead
 from router_svc.durable.tasks import sql_rows
 from router_svc.durable.tasks.sql_rows import NO_SEQ, SPECS, STAGED, as_many_as_fit, lane_of, task_of
-from router_svc.durable.tasks.task_ends import ReportEnds, attempts_in, ended_of, ignore_ends, settle
+from router_svc.durable.tasks.task_ends import ReportEnds, ignore_ends, settle, tasks_in
 from router_svc.durable.tasks.task_records import (
     Claim,
     EndedTask,
@@ -272,12 +272,7 @@ class SqlTaskStore:
         return await self._ended(some, limit=limit)
 
     async def _ended(self, some: str, **values: Any) -> Sequence[EndedTask]:
-        def read(tx: Tx) -> Sequence[EndedTask]:
-            rows = tx.rows(some, **values)
-            attempts = attempts_in(tx, [row.id for row in rows])
-            return [ended_of(row, attempts.get(row.id, ())) for row in rows]
-
-        return await self._database.read(read)
+        return await self._database.read(lambda tx: tasks_in(tx, tx.rows(some, **values)))
 
     async def kept_counts(self) -> Mapping[str, KeptTasks]:
         """Returns number and size of finished tasks by tenant."""
@@ -407,8 +402,7 @@ class SqlTaskStore:
                     ON task_attempts.task_id = tasks.id AND task_attempts.attempt = tasks.attempt
                     WHERE tasks.id = :id AND tasks.attempt = :attempt AND tasks.state = :state
                     AND error_reason = :reason AND error_message = :message AND task_attempts.owner = :owner"""
-                found = tx.rows(ended, **values, state=outcome.state)
-                return [ended_of(row, attempts_in(tx, [row.id])[row.id]) for row in found]
+                return tasks_in(tx, tx.rows(ended, **values, state=outcome.state))
             row = tx.row(
                 f"""UPDATE tasks SET state = :state, ended_at = :now, error_reason = :reason, error_message = :message,
                 {_UNCLAIMED} WHERE {self.fence} RETURNING *""",

@@ -1,6 +1,6 @@
 """Ends of tasks: one receipt over all attempts, and its usage, written in the transaction that ends the task."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -22,7 +22,7 @@ from weft.api.common.v1 import receipt_pb2, usage_pb2
 from weft.api.router.v1 import task_pb2
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
-from weft.kernel.timestamps import duration_of, seconds_of
+from weft.kernel.timestamps import seconds_of, set_seconds
 from weft.sql.connections import Row, Tx
 
 ReportEnds: TypeAlias = Callable[[Sequence[EndedTask]], None]
@@ -38,54 +38,49 @@ def settle(tx: Tx, rows: Sequence[Row], now: float) -> list[EndedTask]:
 
     Their attempts must have ended.
     """
-    tried = attempts_in(tx, [row.id for row in rows])
-    ended = [ended_of(row, tried.get(row.id, ())) for row in rows]
+    ended = tasks_in(tx, rows)
     entries = []
-    for row, each in zip(rows, ended, strict=True):
-        receipt = each.receipt
-        asked = asked_of(receipt.asked_model, row.model, receipt.model)
-        sums = _spent(tried.get(row.id, ()))
+    for each in ended:
+        task, receipt = each.task, each.receipt
+        sums: UsageSums = {"retried_count": retries_of(receipt)}
+        for attempt in each.attempts:
+            add_usage(sums, spent_of(attempt.receipt) if attempt.HasField("receipt") else unknown_work())
         count_outcome(sums, receipt.outcome)
-        sums["retried_count"] = retries_of(receipt)
-        names = {"tenant": row.tenant, "key": row.caller or "local", "model": receipt.model, "asked": asked}
+        asked = asked_of(receipt.asked_model, task.model, receipt.model)
+        names = {"tenant": task.tenant, "key": task.caller or "local", "model": receipt.model, "asked": asked}
         entries.append({"hour": hour_of(now), **names, **NOTHING, **sums})
     tx.insert("usage_entries", *entries)
     return ended
 
 
-def ended_of(row: Row, attempts: Sequence[task_pb2.TaskAttempt]) -> EndedTask:
-    """Returns the ended task of a row."""
-    task = sql_rows.task_of(row)
-    return EndedTask(task=task, band=Priority(row.band), receipt=receipt_of(task, attempts))
-
-
-def attempts_in(tx: Tx, task_ids: Iterable[str]) -> Mapping[str, list[task_pb2.TaskAttempt]]:
-    """Returns the attempts of tasks in order, by task id."""
-    found: dict[str, list[task_pb2.TaskAttempt]] = {}
-    ids = list(task_ids)
+def tasks_in(tx: Tx, rows: Sequence[Row]) -> list[EndedTask]:
+    """Returns the tasks of rows with their attempts."""
+    attempts: dict[str, list[task_pb2.TaskAttempt]] = {row.id: [] for row in rows}
     some = "SELECT * FROM task_attempts WHERE task_id IN :ids ORDER BY task_id, attempt"
-    rows = tx.rows(some, ids=ids) if ids else ()
-    for row in rows:
-        found.setdefault(row.task_id, []).append(sql_rows.attempt_of(row))
-    return found
+    for row in tx.rows(some, ids=list(attempts)) if rows else ():
+        attempts[row.task_id].append(sql_rows.attempt_of(row))
+    return [_ended_of(row, attempts[row.id]) for row in rows]
 
 
-def _spent(attempts: Sequence[task_pb2.TaskAttempt]) -> UsageSums:
-    sums: UsageSums = {}
-    for attempt in attempts:
-        add_usage(sums, spent_of(attempt.receipt) if attempt.HasField("receipt") else unknown_work())
-    return sums
+def _ended_of(row: Row, attempts: Sequence[task_pb2.TaskAttempt]) -> EndedTask:
+    task = sql_rows.task_of(row)
+    return EndedTask(task=task, band=Priority(row.band), attempts=attempts, receipt=_receipt_of(task, attempts))
 
 
 _COUNTS = tuple(field.name for field in usage_pb2.Usage.DESCRIPTOR.fields)
 
 
-def receipt_of(task: task_pb2.Task, attempts: Sequence[task_pb2.TaskAttempt]) -> receipt_pb2.Receipt:
+def _receipt_of(task: task_pb2.Task, attempts: Sequence[task_pb2.TaskAttempt]) -> receipt_pb2.Receipt:
     """Returns the receipt of a task: all attempts at runners, from its submission on.
 
     Tokens and prices are sums; engine figures and signals are those of the last attempt.
     """
-    receipt = receipt_pb2.Receipt(model=task.model)
+    receipt = receipt_pb2.Receipt()
+    if attempts:
+        receipt.CopyFrom(attempts[-1].receipt)
+    receipt.model = (receipt.model if receipt.attempts else "") or task.model
+    for name in ("attempts", "usage", "price_nanodollars"):
+        receipt.ClearField(name)
     granted = waited = shift = 0.0
     for attempt in attempts:
         known = attempt.receipt
@@ -94,12 +89,13 @@ def receipt_of(task: task_pb2.Task, attempts: Sequence[task_pb2.TaskAttempt]) ->
         shift = granted - first
         waited += seconds_of(known.load_wait)
         _add_attempts(receipt, attempt, task, shift)
-    if attempts:
-        _copy_last(receipt, attempts, shift)
+        _add_spent(receipt, known)
+    if receipt.HasField("time_to_first_token"):
+        set_seconds(receipt.time_to_first_token, shift + seconds_of(receipt.time_to_first_token))
     took = _seconds(task.create_time, task.end_time) if task.HasField("end_time") else granted
-    receipt.total_time.CopyFrom(duration_of(took))
-    receipt.load_wait.CopyFrom(duration_of(waited))
-    receipt.queue_wait.CopyFrom(duration_of(max(0.0, (granted if attempts else took) - waited)))
+    set_seconds(receipt.total_time, took)
+    set_seconds(receipt.load_wait, waited)
+    set_seconds(receipt.queue_wait, max(0.0, (granted if attempts else took) - waited))
     receipt.request_id = receipt.task_id = task.id
     receipt.outcome, receipt.reason = _outcome_of(task, receipt)
     return receipt
@@ -112,37 +108,27 @@ def _add_attempts(
     if not attempt.HasField("receipt"):
         # Its router was lost, or it runs.
         added = receipt.attempts.add(reason=attempt.reason, message=attempt.message)
-        added.start.CopyFrom(duration_of(_seconds(task.create_time, attempt.claim_time)))
+        set_seconds(added.start, _seconds(task.create_time, attempt.claim_time))
         if attempt.HasField("end_time"):
-            added.duration.CopyFrom(duration_of(_seconds(attempt.claim_time, attempt.end_time)))
+            set_seconds(added.duration, _seconds(attempt.claim_time, attempt.end_time))
         return
     for tried in attempt.receipt.attempts:
         added = receipt.attempts.add()
         added.CopyFrom(tried)
-        added.start.CopyFrom(duration_of(shift + seconds_of(tried.start)))
+        set_seconds(added.start, shift + seconds_of(tried.start))
     if attempt.receipt.attempts and attempt.reason and not receipt.attempts[-1].reason:
         receipt.attempts[-1].reason, receipt.attempts[-1].message = attempt.reason, attempt.message
 
 
-def _copy_last(receipt: receipt_pb2.Receipt, attempts: Sequence[task_pb2.TaskAttempt], shift: float) -> None:
-    """Copies what only the last attempt tells, and adds up tokens and prices."""
-    last = receipt_pb2.Receipt()
-    last.CopyFrom(attempts[-1].receipt)
-    for name in ("attempts", "usage", "price_nanodollars"):
-        last.ClearField(name)
-    if not attempts[-1].receipt.attempts:
-        last.ClearField("model")
-    if last.HasField("time_to_first_token"):
-        last.time_to_first_token.CopyFrom(duration_of(shift + seconds_of(last.time_to_first_token)))
-    receipt.MergeFrom(last)
-    for known in (attempt.receipt for attempt in attempts):
-        receipt.left_premises |= known.left_premises
-        if known.HasField("price_nanodollars"):
-            receipt.price_nanodollars += known.price_nanodollars
-        if known.HasField("usage"):
-            receipt.usage.SetInParent()
-            for name in _COUNTS:
-                setattr(receipt.usage, name, getattr(receipt.usage, name) + getattr(known.usage, name))
+def _add_spent(receipt: receipt_pb2.Receipt, known: receipt_pb2.Receipt) -> None:
+    """Adds tokens and price of an attempt."""
+    receipt.left_premises |= known.left_premises
+    if known.HasField("price_nanodollars"):
+        receipt.price_nanodollars += known.price_nanodollars
+    if known.HasField("usage"):
+        receipt.usage.SetInParent()
+        for name in _COUNTS:
+            setattr(receipt.usage, name, getattr(receipt.usage, name) + getattr(known.usage, name))
 
 
 def _outcome_of(task: task_pb2.Task, receipt: receipt_pb2.Receipt) -> "tuple[receipt_pb2.Outcome.ValueType, Any]":

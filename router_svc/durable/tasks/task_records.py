@@ -79,6 +79,7 @@ class EndedTask:
 
     task: task_pb2.Task
     band: Priority
+    attempts: Sequence[task_pb2.TaskAttempt]
     receipt: receipt_pb2.Receipt
 
 
