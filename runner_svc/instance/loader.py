@@ -74,9 +74,9 @@ class Loader:
         self._engine_abilities = UNKNOWN
         self._engine_quantization = ""
         self.starts = 0
+        """Number of times that the backend became ready; identifies the current start."""
         self.forms = AcceptedForms()
         """The forms of requests that the started engine was found to accept."""
-        """Number of times that the backend became ready; identifies the current start."""
         self.last_seconds = 0.0
         """Duration of the last successful load, including the wait for memory."""
 

@@ -29,9 +29,11 @@ class Finish(Enum):
     LENGTH = auto()
     TOOL_CALLS = auto()
     CONTENT_FILTER = auto()
+    FAILURE = auto()
+    """The engine failed, such as with vLLM's `abort`; an error, no end."""
 
 
-FINISH_REASONS: Mapping[str, Finish] = MappingProxyType(
+_WORDS: Mapping[str, Finish] = MappingProxyType(
     {
         **dict.fromkeys(
             (
@@ -41,50 +43,31 @@ FINISH_REASONS: Mapping[str, Finish] = MappingProxyType(
             ),
             Finish.STOP,
         ),
-        **dict.fromkeys(
-            (
-                *("length", "max_tokens", "max_output_tokens", "max_new_tokens", "truncated"),
-                "model_length",  # Mistral
-                "model_context_window_exceeded",  # Anthropic's API behind a bridge
-                *("error_limit", "max_length"),  # Cohere, Azure
-                *("token_limit", "time_limit", "not_finished"),  # watsonx
-                "repetition",  # vLLM stops a model that repeats itself
-            ),
-            Finish.LENGTH,
-        ),
+        # Cohere, watsonx, vLLM, which stops a model that repeats itself
+        **dict.fromkeys(("error_limit", "not_finished", "repetition"), Finish.LENGTH),
         **dict.fromkeys(("tool_calls", "tool_call", "tool_use", "function_call", "function_calls"), Finish.TOOL_CALLS),
-        **dict.fromkeys(
-            (
-                *("content_filter", "content_filtered", "refusal", "moderation"),
-                "sensitive",  # Zhipu
-                "error_toxic",  # Cohere
-                "guardrail_intervened",  # Bedrock
-                # Gemini
-                *("safety", "recitation", "blocklist", "prohibited_content", "spii", "language", "model_armor"),
-            ),
-            Finish.CONTENT_FILTER,
-        ),
+        # Gemini
+        **dict.fromkeys(("recitation", "blocklist", "spii", "language", "model_armor"), Finish.CONTENT_FILTER),
+        # DeepSeek, Gemini
+        **dict.fromkeys(("insufficient_system_resource", "missing_thought_signature"), Finish.FAILURE),
+        **dict.fromkeys(("unexpected_tool_call", "too_many_tool_calls"), Finish.FAILURE),
     }
 )
-"""By the word as `_plain` writes it."""
-CUTTING = frozenset({Finish.LENGTH, Finish.CONTENT_FILTER})
-FAILURES = frozenset(
+"""Finish reasons that are not read by their stems, as `_plain` writes them."""
+_STEMS: Mapping[Finish, re.Pattern[str]] = MappingProxyType(
     {
-        *("error", "abort", "aborted", "cancel", "canceled", "cancelled", "failed", "failure", "timeout"),
-        "insufficient_system_resource",  # DeepSeek
-        *("network_error", "server_error", "internal_error"),  # Zhipu and others
-        # Gemini, Bedrock
-        *("malformed_function_call", "malformed_model_output", "malformed_tool_use", "malformed_response"),
-        *("unexpected_tool_call", "too_many_tool_calls", "missing_thought_signature"),
+        Finish.CONTENT_FILTER: re.compile(
+            r"filter|safety|refus|sensitiv|prohibit|blocked|moderat|guardrail|toxic|polic(?:y|ies)"
+        ),
+        Finish.FAILURE: re.compile(
+            r"error|fail|abort|cancel|malformed|timed?_?out|deadline|unavailable|overload|rate_limit|quota"
+        ),
+        Finish.LENGTH: re.compile(r"length|limit|max_|exceed|truncat|context|budget"),
     }
 )
-"""Finish reasons that report an engine failure; `abort` comes from vLLM and SGLang."""
-_FILTER_STEMS = re.compile(r"filter|safety|refus|sensitiv|prohibit|blocked|moderat|guardrail|toxic|polic(?:y|ies)")
-_FAILURE_STEMS = re.compile(
-    r"error|fail|abort|cancel|malformed|timed?_?out|deadline|unavailable|overload|rate_limit|quota"
-)
-_CUT_STEMS = re.compile(r"length|limit|max_|exceed|truncat|context|budget")
-"""Unknown words are read by their stems: reported as `stop`, a cut answer would pass for a whole one."""
+"""Parts of other words, in the order in which they are tried: engines add words, and reported as `stop`, a cut answer
+would pass for a whole one."""
+CUTTING = frozenset({Finish.LENGTH, Finish.CONTENT_FILTER})
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _PREFIXES = ("finish_reason_", "finish_reason.", "finishreason.", "stop_reason_")
 
@@ -96,16 +79,8 @@ def _plain(word: str) -> str:
 
 
 def _finish_of(plain: str) -> Finish | None:
-    """Returns what a word means; None: unknown, or a failure."""
-    if plain in FINISH_REASONS:
-        return FINISH_REASONS[plain]
-    if _FILTER_STEMS.search(plain):
-        return Finish.CONTENT_FILTER
-    return Finish.LENGTH if _CUT_STEMS.search(plain) and not _is_failure(plain) else None
-
-
-def _is_failure(plain: str) -> bool:
-    return plain in FAILURES or (plain not in FINISH_REASONS and _FAILURE_STEMS.search(plain) is not None)
+    """Returns what a word means; None: unknown."""
+    return _WORDS.get(plain) or next((finish for finish, stems in _STEMS.items() if stems.search(plain)), None)
 
 
 _NOT_YET = frozenset({"", "null", "none"})
@@ -157,7 +132,7 @@ class AnswerState:
         if plain in _NOT_YET:
             return
         reason = _finish_of(plain)
-        if reason is None and _is_failure(plain):
+        if reason is Finish.FAILURE:
             raise WeftError(
                 Reason.BACKEND_ERROR, f"the engine ended choice {index} with finish_reason {quoted(word or '')}"
             )

@@ -12,8 +12,13 @@ from typing import Any, Final
 
 from weft.kernel.json_schema import LIST_KEYS, MAP_KEYS, WITH_SCHEMAS
 
+_CHARACTER: Final = r"\\u(?P<code>[0-9A-Fa-f]{4})|\\x(?P<byte>[0-9A-Fa-f]{2})|\\(?P<escaped>.)|(?P<other>.)"
+_MEMBER: Final = re.compile(rf"\\(?P<set>[dws])(?P<after>-?)|(?P<dash>^-|-$|\\-)|(?P<range>-)|{_CHARACTER}", re.DOTALL)
 _TOKEN: Final = re.compile(
-    r"\\u(?P<code>[0-9A-Fa-f]{4})|\\x(?P<byte>[0-9A-Fa-f]{2})|\\(?P<escaped>.)|(?P<group>\(\?:)|(?P<other>.)", re.DOTALL
+    r"\[(?P<negation>\^?)(?P<members>(?:\\.|[^\]\\])*)\]|(?P<group>\(\?:)|(?P<unheld>\(\?|[\[^$])|(?P<any>\.)"
+    # A repetition is lazy only for a matcher.
+    rf"|(?P<kept>[()|{{}}*+?])(?:(?<=[*+?}}])\?)?|{_CHARACTER}",
+    re.DOTALL,
 )
 _SETS: Final[Mapping[str, str]] = MappingProxyType({"d": "0-9", "w": "A-Za-z0-9_", "s": " "})
 _NOT_IN_TEXT: Final = r"\"\\\x00-\x1F"
@@ -50,7 +55,7 @@ def fitted_pattern(pattern: str) -> str | None:
     """Returns a pattern in llama.cpp's words; None: it cannot be converted."""
     begins, ends = pattern.startswith("^"), re.search(r"(?<!\\)(?:\\\\)*\$$", pattern) is not None
     try:
-        body = _converted(pattern[begins : len(pattern) - ends])
+        body = _TOKEN.sub(_converted, pattern[begins : len(pattern) - ends])
     except _UnheldError:
         return None
     if _has_alternatives(body):
@@ -68,70 +73,43 @@ def _has_alternatives(body: str) -> bool:
     return "|" in rest
 
 
-def _converted(pattern: str) -> str:
-    out: list[str] = []
-    tokens = list(_TOKEN.finditer(pattern))
-    place, last = 0, ""
-    while place < len(tokens):
-        token = tokens[place]
-        place += 1
-        word, last = last, token["other"] or ""
-        if last == "[":
-            converted, place = _converted_class(tokens, place)
-            out.append(converted)
-        elif last == ".":
-            out.append(_ANY)
-        elif last in ("^", "$") or (last == "?" and word == "("):
-            raise _UnheldError
-        elif last == "?" and word in tuple("*+?}"):
-            last = ""  # a repetition is lazy only for a matcher
-        elif token["group"]:
-            out.append("(")
-        elif last in tuple("()|{}*+?"):
-            out.append(last)
-        elif (known := _SETS.get((token["escaped"] or "").lower())) is not None:
-            is_negated = token["escaped"].isupper()
-            out.append(f"[^{known}{_NOT_IN_TEXT}]" if is_negated else f"[{known}]")
-        else:
-            character = _character(token)
-            out.append(f"\\{character}" if character in _SPECIAL else character)
-    return "".join(out)
-
-
-def _converted_class(tokens: list[re.Match[str]], place: int) -> tuple[str, int]:
-    """Returns a class of characters, and the place after it."""
-    is_negated = place < len(tokens) and tokens[place]["other"] == "^"
-    place += is_negated
-    members: list[str] = []
-    dash = ""
-    while place < len(tokens):
-        token, after = tokens[place], tokens[place + 1 : place + 2]
-        place += 1
-        if token["other"] == "]":
-            return f"[{'^' if is_negated else ''}{''.join(members)}{_NOT_IN_TEXT if is_negated else ''}{dash}]", place
-        if token["other"] == "-" and members and len(members[-1]) == 1 and after and after[0]["other"] != "]":
-            members.append("-" + _member(after[0]))
-            place += 1
-        elif token[0] in {"-", r"\-"}:
-            dash = "-"
-        elif (known := _SETS.get(token["escaped"] or "")) is not None:
-            members.append(known)
-        elif not (is_negated and token[0] in {'"', r"\"", r"\\"}):
-            members.append(_member(token))
-    raise _UnheldError
-
-
-def _member(token: re.Match[str]) -> str:
-    """Returns one character of a class."""
-    character = _character(token)
-    if character == "^":
+def _converted(token: re.Match[str]) -> str:
+    escaped = token["escaped"] or ""
+    if token["unheld"]:
         raise _UnheldError
-    return f"\\{character}" if character in "[]" else character
+    if token["members"] is not None:
+        return _class(token["members"], is_negated=bool(token["negation"]))
+    if token["any"]:
+        return _ANY
+    if token["group"] or token["kept"]:
+        return "(" if token["group"] else token["kept"]
+    if (known := _SETS.get(escaped.lower())) is not None:
+        return f"[^{known}{_NOT_IN_TEXT}]" if escaped.isupper() else f"[{known}]"
+    character = _character(token)
+    return f"\\{character}" if character in _SPECIAL else character
+
+
+def _class(members: str, *, is_negated: bool) -> str:
+    """Returns a class of characters; one that is a hyphen comes last."""
+    kept, dash = "", ""
+    for token in _MEMBER.finditer(members):
+        if token["dash"] or token["after"]:
+            dash = "-"
+        if token["set"]:
+            kept += _SETS[token["set"]]
+        elif token["range"]:
+            kept += "-"
+        elif not token["dash"] and not (is_negated and token[0] in {'"', r"\"", r"\\"}):
+            character = _character(token)
+            if character == "^":
+                raise _UnheldError
+            kept += f"\\{character}" if character in "[]" else character
+    return f"[{'^' if is_negated else ''}{kept}{_NOT_IN_TEXT if is_negated else ''}{dash}]"
 
 
 def _character(token: re.Match[str]) -> str:
     """Returns the literal character of a token."""
-    if token["group"] or (token["escaped"] or "").isalnum():
+    if (token["escaped"] or "").isalnum():
         raise _UnheldError
     code = token["code"] or token["byte"]
     character = chr(int(code, 16)) if code else token["escaped"] or token["other"]

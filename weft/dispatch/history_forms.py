@@ -118,47 +118,38 @@ def is_about_form(refusal: str) -> bool:
 
 def in_forms(chat: chat_pb2.ChatPayload, forms: Forms) -> tuple[chat_pb2.ChatPayload, list[warning_pb2.Warning]]:
     """Returns a chat in these forms, and a warning about each that changed it; the given chat if none does."""
-    if not forms:
-        return chat, []
-    fitted = chat_pb2.ChatPayload()
-    fitted.CopyFrom(chat)
-    warnings: list[warning_pb2.Warning] = []
-    for form in Form:
-        if form not in forms:
-            continue
+    fitted, warnings = chat, list[warning_pb2.Warning]()
+    for form in (each for each in Form if each in forms):
+        changed = chat_pb2.ChatPayload()
+        changed.CopyFrom(fitted)
         if form is Form.NO_MEDIA:
-            warnings += note_media(fitted, frozenset(MEDIA_SKILLS.values()))
-        elif _CHANGES[form](fitted):
-            warnings.append(unsupported(_FIELD, f"{form.value}, as the model's engine requires"))
+            warnings += note_media(changed, frozenset(MEDIA_SKILLS.values()))
+        else:
+            _CHANGES[form](changed)
+            if changed != fitted:
+                warnings.append(unsupported(_FIELD, f"{form.value}, as the model's engine requires"))
+        fitted = changed
     return (fitted, warnings) if warnings else (chat, [])
 
 
-def _without_reasoning(chat: chat_pb2.ChatPayload) -> bool:
-    changed = False
+def _leave_out_reasoning(chat: chat_pb2.ChatPayload) -> None:
     for message in chat.messages:
-        kept = [field for field in message.extra_fields.fields if not field.name.startswith(_REASONING_NAMES)]
-        has_more = len(kept) != len(message.extra_fields.fields)
-        changed |= message.HasField("reasoning") or bool(message.signed_reasoning) or has_more
         message.ClearField("reasoning")
         message.ClearField("signed_reasoning")
-        if has_more:
+        kept = [field for field in message.extra_fields.fields if not field.name.startswith(_REASONING_NAMES)]
+        if len(kept) != len(message.extra_fields.fields):
             message.extra_fields.CopyFrom(json_value_pb2.JsonObject(fields=kept))
-    return changed
 
 
-def _without_extras(chat: chat_pb2.ChatPayload) -> bool:
-    changed = False
+def _leave_out_extras(chat: chat_pb2.ChatPayload) -> None:
     for message in chat.messages:
-        calls = [call for call in message.tool_calls if call.HasField("extra_fields")]
-        changed |= message.HasField("extra_fields") or message.HasField("name") or bool(calls)
         message.ClearField("extra_fields")
         message.ClearField("name")
-        for call in calls:
+        for call in message.tool_calls:
             call.ClearField("extra_fields")
-    return changed
 
 
-def _short_ids(chat: chat_pb2.ChatPayload) -> bool:
+def _shorten_ids(chat: chat_pb2.ChatPayload) -> None:
     """Replaces ids that are not nine letters or digits: equal ids by equal ones, different ids by different ones.
 
     The new id depends on the old one alone, unless two collide, so that prompts begin as in the request before.
@@ -167,8 +158,6 @@ def _short_ids(chat: chat_pb2.ChatPayload) -> bool:
     results = [message for message in chat.messages if message.HasField("tool_call_id")]
     given = dict.fromkeys([*(call.id for call in calls), *(result.tool_call_id for result in results)])
     new = {each: each for each in given if len(each) == _ID_CHARS and each.isascii() and each.isalnum()}
-    if len(new) == len(given):
-        return False
     used = set(new)
     for each in given:
         salt = each
@@ -182,34 +171,29 @@ def _short_ids(chat: chat_pb2.ChatPayload) -> bool:
         call.id = new[call.id]
     for result in results:
         result.tool_call_id = new[result.tool_call_id]
-    return True
 
 
-def _without_system(chat: chat_pb2.ChatPayload) -> bool:
+def _leave_out_system(chat: chat_pb2.ChatPayload) -> None:
     found = [message for message in chat.messages if message.role in SYSTEM_ROLES]
     for message in found:
         message.role = chat_pb2.ROLE_USER
     if found:
-        _joined(chat)
-    return bool(found)
+        _join(chat)
 
 
-def _system_first(chat: chat_pb2.ChatPayload) -> bool:
+def _begin_with_system(chat: chat_pb2.ChatPayload) -> None:
     """Joins each later system turn to the turn before it; after a model's turn it becomes a user turn."""
-    changed = False
-    for index, message in enumerate(chat.messages):
-        if index and message.role in SYSTEM_ROLES:
-            changed = True
-            before = chat.messages[index - 1].role
-            message.role = chat_pb2.ROLE_USER if before == chat_pb2.ROLE_ASSISTANT else before
-            if message.role == chat_pb2.ROLE_TOOL:
-                message.tool_call_id = chat.messages[index - 1].tool_call_id
-    if changed:
-        _joined(chat, joins_results=True)
-    return changed
+    later = [index for index, message in enumerate(chat.messages) if index and message.role in SYSTEM_ROLES]
+    for index in later:
+        message, before = chat.messages[index], chat.messages[index - 1]
+        message.role = chat_pb2.ROLE_USER if before.role == chat_pb2.ROLE_ASSISTANT else before.role
+        if message.role == chat_pb2.ROLE_TOOL:
+            message.tool_call_id = before.tool_call_id
+    if later:
+        _join(chat, joins_results=True)
 
 
-def _joined(chat: chat_pb2.ChatPayload, *, joins_results: bool = False) -> bool:
+def _join(chat: chat_pb2.ChatPayload, *, joins_results: bool = False) -> None:
     """Joins successive turns of one role; results of tools only if they are of one call and `joins_results`."""
     turns: list[chat_pb2.ChatMessage] = []
     for message in chat.messages:
@@ -226,7 +210,7 @@ def _joined(chat: chat_pb2.ChatPayload, *, joins_results: bool = False) -> bool:
         last.MergeFrom(message)
         if reasoning:
             last.reasoning = reasoning
-    return _replace(chat, turns)
+    _replace(chat, turns)
 
 
 def _may_join(last: chat_pb2.ChatMessage, message: chat_pb2.ChatMessage, joins_results: bool) -> bool:
@@ -234,39 +218,35 @@ def _may_join(last: chat_pb2.ChatMessage, message: chat_pb2.ChatMessage, joins_r
     return not is_result or (joins_results and last.tool_call_id == message.tool_call_id)
 
 
-def _user_first(chat: chat_pb2.ChatPayload) -> bool:
+def _begin_with_user(chat: chat_pb2.ChatPayload) -> None:
     turns = list(chat.messages)
     at = next((index for index, each in enumerate(turns) if each.role not in SYSTEM_ROLES), len(turns))
-    if at < len(turns) and turns[at].role == chat_pb2.ROLE_USER:
-        if any(part.WhichOneof("kind") != "text" or part.text.strip() for part in turns[at].content):
-            return False
-        del turns[at].content[:]
-        turns[at].content.add(text=ADDED_TURN)
-        return True
-    turns.insert(at, _turn(chat_pb2.ROLE_USER, ADDED_TURN))
-    return _replace(chat, turns)
+    first = turns[at] if at < len(turns) else None
+    if first is None or first.role != chat_pb2.ROLE_USER:
+        turns.insert(at, _turn(chat_pb2.ROLE_USER, ADDED_TURN))
+    elif not any(part.WhichOneof("kind") != "text" or part.text.strip() for part in first.content):
+        del first.content[:]
+        first.content.add(text=ADDED_TURN)
+    _replace(chat, turns)
 
 
-def _tools_answered(chat: chat_pb2.ChatPayload) -> bool:
+def _answer_tools(chat: chat_pb2.ChatPayload) -> None:
     turns: list[chat_pb2.ChatMessage] = []
     for message in chat.messages:
         if turns and turns[-1].role == chat_pb2.ROLE_TOOL and message.role == chat_pb2.ROLE_USER:
             turns.append(_turn(chat_pb2.ROLE_ASSISTANT, ADDED_ANSWER))
         turns.append(message)
-    return _replace(chat, turns)
+    _replace(chat, turns)
 
 
-def _user_last(chat: chat_pb2.ChatPayload) -> bool:
-    last = chat.messages[-1] if chat.messages else None
-    if last is None or last.role != chat_pb2.ROLE_ASSISTANT or last.tool_calls:
-        return False
-    chat.messages.append(_turn(chat_pb2.ROLE_USER, ADDED_TURN))
-    return True
+def _end_with_user(chat: chat_pb2.ChatPayload) -> None:
+    last = chat.messages[-1] if chat.messages else chat_pb2.ChatMessage()
+    if last.role == chat_pb2.ROLE_ASSISTANT and not last.tool_calls:
+        chat.messages.append(_turn(chat_pb2.ROLE_USER, ADDED_TURN))
 
 
-def _text_alone(chat: chat_pb2.ChatPayload) -> bool:
+def _join_texts(chat: chat_pb2.ChatPayload) -> None:
     """Makes one text of those of each message without media; a call without text gets an empty one, not null."""
-    changed = False
     for message in chat.messages:
         parts = list(message.content)
         is_null = not parts and bool(message.tool_calls)
@@ -277,35 +257,29 @@ def _text_alone(chat: chat_pb2.ChatPayload) -> bool:
             text += ("\n" if text and not text.endswith("\n") else "") + part.text
         del message.content[:]
         message.content.add(text=text)
-        changed = True
-    return changed
 
 
 def _turn(role: chat_pb2.Role.ValueType, text: str) -> chat_pb2.ChatMessage:
     return chat_pb2.ChatMessage(role=role, content=[chat_pb2.ContentPart(text=text)])
 
 
-def _replace(chat: chat_pb2.ChatPayload, turns: Sequence[chat_pb2.ChatMessage]) -> bool:
-    """Replaces the messages; returns whether their number changed."""
-    if len(turns) == len(chat.messages):
-        return False
+def _replace(chat: chat_pb2.ChatPayload, turns: Sequence[chat_pb2.ChatMessage]) -> None:
     fresh = chat_pb2.ChatPayload(messages=turns)
     del chat.messages[:]
     chat.messages.MergeFrom(fresh.messages)
-    return True
 
 
 _CHANGES = MappingProxyType(
     {
-        Form.NO_REASONING: _without_reasoning,
-        Form.NO_EXTRAS: _without_extras,
-        Form.SHORT_IDS: _short_ids,
-        Form.NO_SYSTEM: _without_system,
-        Form.SYSTEM_FIRST: _system_first,
-        Form.JOINED: _joined,
-        Form.USER_FIRST: _user_first,
-        Form.TOOLS_ANSWERED: _tools_answered,
-        Form.USER_LAST: _user_last,
-        Form.TEXT_ALONE: _text_alone,
+        Form.NO_REASONING: _leave_out_reasoning,
+        Form.NO_EXTRAS: _leave_out_extras,
+        Form.SHORT_IDS: _shorten_ids,
+        Form.NO_SYSTEM: _leave_out_system,
+        Form.SYSTEM_FIRST: _begin_with_system,
+        Form.JOINED: _join,
+        Form.USER_FIRST: _begin_with_user,
+        Form.TOOLS_ANSWERED: _answer_tools,
+        Form.USER_LAST: _end_with_user,
+        Form.TEXT_ALONE: _join_texts,
     }
 )

@@ -4,8 +4,6 @@ import pytest
 from kit.failures import expect_failure, fails
 
 from runner_svc.policy.answer_state import (
-    FAILURES,
-    FINISH_REASONS,
     AnswerState,
     Finish,
     require_assistant,
@@ -34,7 +32,42 @@ def _fault(*pieces: tuple[int, str, str | None], choices: int = 1, figures: bool
     return refused.value
 
 
-@pytest.mark.parametrize(("word", "finish"), FINISH_REASONS.items())
+FINISH_WORDS = {
+    Finish.STOP: "stop end complete completed finished end_turn pause_turn stop_sequence eos eos_token stop_token "
+    "stop_string",
+    Finish.LENGTH: "length max_tokens max_output_tokens max_new_tokens truncated model_length "
+    "model_context_window_exceeded error_limit max_length token_limit time_limit not_finished repetition",
+    Finish.TOOL_CALLS: "tool_calls tool_call tool_use function_call function_calls",
+    Finish.CONTENT_FILTER: "content_filter content_filtered refusal moderation sensitive error_toxic "
+    "guardrail_intervened safety recitation blocklist prohibited_content spii language model_armor",
+}
+FAILURE_WORDS = [
+    "error",
+    "abort",
+    "aborted",
+    "cancel",
+    "canceled",
+    "cancelled",
+    "failed",
+    "failure",
+    "timeout",
+    "insufficient_system_resource",
+    "network_error",
+    "server_error",
+    "internal_error",
+    "malformed_function_call",
+    "malformed_model_output",
+    "malformed_tool_use",
+    "malformed_response",
+    "unexpected_tool_call",
+    "too_many_tool_calls",
+    "missing_thought_signature",
+]
+
+
+@pytest.mark.parametrize(
+    ("word", "finish"), [(word, finish) for finish, words in FINISH_WORDS.items() for word in words.split()]
+)
 def test_every_known_finish_reason_ends_a_choice(word: str, finish: Finish) -> None:
     text = "call" if finish is Finish.TOOL_CALLS else "a"
     assert _answer((0, text, None), (0, "", word)).ends == {0: finish}
@@ -46,7 +79,7 @@ def test_choice_with_calls_that_ends_with_stop_ends_with_tool_calls() -> None:
     assert _answer((0, "call", "length")).ends == {0: Finish.LENGTH}
 
 
-@pytest.mark.parametrize("word", [*sorted(FAILURES), "ABORT"])
+@pytest.mark.parametrize("word", [*FAILURE_WORDS, "ABORT"])
 def test_failure_finish_reason_is_a_backend_error_with_that_word(word: str) -> None:
     expect_failure(_fault((0, "a", None), (0, "", word)), Reason.BACKEND_ERROR, repr(word))
 
