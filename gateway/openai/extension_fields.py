@@ -1,7 +1,8 @@
 """Unknown fields of a request, passed to the engine or warned about."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 from gateway.answers.answer_builder import MAX_NOTICES
@@ -39,12 +40,9 @@ def unknown_fields(request: StrictModel) -> list[warning_pb2.Warning]:
     Entries of a list share one warning, which names the first.
     """
     places: dict[str, str] = {}
-    if _has_unused(request):
-        for place in _unused_in(request, ""):
-            places.setdefault(_ENTRY.sub("[]", place), place)
-            if len(places) == MAX_NOTICES - 1:
-                break
-    found = [unsupported(place, "is unknown; it was not used") for place in places.values()]
+    for place in _unused_in(request):
+        places.setdefault(_ENTRY.sub("[]", place), place.removeprefix("."))
+    found = [unsupported(place, "is unknown; it was not used") for place in islice(places.values(), MAX_NOTICES - 1)]
     if isinstance(request, HandledRequest) and request.cache_seconds is None:
         found.append(unsupported("prompt_cache_options.ttl", "is not a duration of at most a day; it was ignored"))
     return found
@@ -55,39 +53,26 @@ _PLAIN = frozenset({str, int, float, bool, dict, type(None)})
 """Classes of values without fields of a schema. `isinstance` with a pydantic class takes longer than all the rest."""
 
 
-def _has_unused(value: Any) -> bool:
-    """Whether a model, or a list in one, has an unused field. Takes a quarter of the time of the validation."""
+def _unused_in(value: Any) -> list[str]:
+    """Returns the places of unused fields in a model or list, such as `.messages[0].name`.
+
+    Takes a seventh of the time of the validation.
+    """
+    found: list[str] = []
     if value.__class__ is list:
         # Lists of token ids are long, and have no fields.
-        parts = () if value and value[0].__class__ is int else value
-    else:
-        if (extra := value.__pydantic_extra__) and any(_unused_names(value, extra)):
-            return True
-        given = value.__dict__
-        parts = [given.get(name) for name in value.__pydantic_fields_set__]
-    for part in parts:  # noqa: SIM110 - a generator takes longer
-        if part.__class__ not in _PLAIN and _has_unused(part):
-            return True
-    return False
-
-
-def _unused_names(model: StrictModel, extra: Mapping[str, object]) -> Iterator[str]:
-    return (
-        name[:_MAX_SHOWN_CHARS] or '""' for name, given in extra.items() if given is not None and not model.uses(name)
-    )
-
-
-def _unused_in(value: Any, place: str) -> Iterator[str]:
-    """Yields the paths of unused fields, such as `messages[0].name`."""
-    if value.__class__ is list:
-        for index, entry in enumerate(value):
-            yield from _unused_in(entry, f"{place}[{index}]")
-    elif value.__class__ not in _PLAIN:
-        before = f"{place}." if place else ""
-        yield from (before + name for name in _unused_names(value, value.model_extra or {}))
-        for name, inner in vars(value).items():
+        for index, entry in enumerate(value if value and value[0].__class__ is not int else ()):
+            if entry.__class__ not in _PLAIN and (places := _unused_in(entry)):
+                found += [f"[{index}]{place}" for place in places]
+        return found
+    for name, given in (value.__pydantic_extra__ or {}).items():
+        if given is not None and not value.uses(name):
+            found.append("." + (name[:_MAX_SHOWN_CHARS] or '""'))
+    for name, part in value.__dict__.items():
+        if part.__class__ not in _PLAIN and (places := _unused_in(part)):
             # `schema_` is `schema`
-            yield from _unused_in(inner, before + name.removesuffix("_"))
+            found += [f".{name.removesuffix('_')}{place}" for place in places]
+    return found
 
 
 def unsupported(field: str, message: str) -> warning_pb2.Warning:
