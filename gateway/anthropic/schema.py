@@ -15,6 +15,7 @@ from gateway.intake.request_model import (
     MAX_INT32,
     HandledRequest,
     JsonMap,
+    OpenModel,
     StopAtFirstError,
     StrictModel,
     by_type,
@@ -61,15 +62,10 @@ class UrlSource(StrictModel):
     url: str
 
 
-class OtherSource(StrictModel):
+class OtherSource(OpenModel):
     """An unsupported kind of source, such as an uploaded file."""
 
     type: str
-
-    @override
-    def uses(self, name: str) -> bool:
-        # The source has a warning of its own.
-        return True
 
 
 Source = Annotated[
@@ -123,14 +119,10 @@ class ToolReferenceBlock(StrictModel):
     tool_name: Annotated[str, Field(min_length=1, max_length=256)]
 
 
-class OtherBlock(StrictModel):
+class OtherBlock(OpenModel):
     """An unsupported kind of block, such as a document. It becomes text or a note, with a warning."""
 
     type: str
-
-    @override
-    def uses(self, name: str) -> bool:
-        return True
 
 
 ResultBlock = Annotated[
@@ -191,16 +183,11 @@ class FunctionTool(StrictModel):
     cache_control: CacheControl = None
 
 
-class OtherTool(StrictModel):
+class OtherTool(OpenModel):
     """A tool without a schema, such as a web search that Anthropic runs. It is not offered to the model."""
 
     type: str
     name: str | None = None
-
-    @override
-    def uses(self, name: str) -> bool:
-        # The tool has a warning of its own.
-        return True
 
 
 def _tool_kind(value: object) -> str:

@@ -42,6 +42,14 @@ class StrictModel(BaseModel):
         return False
 
 
+class OpenModel(StrictModel):
+    """A schema whose unknown fields are all passed on, or have another warning."""
+
+    @override
+    def uses(self, name: str) -> bool:
+        return True
+
+
 def _shape(value: object) -> str | None:
     """Returns the union member for a JSON value, by its shape."""
     match value:

@@ -12,6 +12,7 @@ from gateway.intake.request_model import (
     MAX_INT32,
     MAX_INT64,
     HandledRequest,
+    OpenModel,
     StopAtFirstError,
     StrictModel,
     text_or_list,
@@ -36,7 +37,7 @@ Format = Annotated[
 ]
 
 
-class Options(StrictModel):
+class Options(OpenModel):
     """Sampling parameters. Parameters without a field here are passed to the engine by name."""
 
     num_predict: Annotated[int, Field(ge=-2, le=MAX_INT32)] | None = None
@@ -52,10 +53,6 @@ class Options(StrictModel):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repeat_penalty: Annotated[float, Field(ge=0, le=2)] | None = None
-
-    @override
-    def uses(self, name: str) -> bool:
-        return True
 
 
 class OllamaRequest(HandledRequest):

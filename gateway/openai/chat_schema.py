@@ -6,7 +6,15 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasChoices, Field, Tag, model_validator
 from typing_extensions import override
 
-from gateway.intake.request_model import AS_TEXT, JsonMap, StopAtFirstError, StrictModel, by_shape, text_or_list
+from gateway.intake.request_model import (
+    AS_TEXT,
+    JsonMap,
+    OpenModel,
+    StopAtFirstError,
+    StrictModel,
+    by_shape,
+    text_or_list,
+)
 from gateway.openai.sampling import MAX_TOP_LOGPROBS, GenerationRequest, TokenLimit
 from weft.durable.batches import MAX_METADATA, MAX_METADATA_VALUE_CHARS
 
@@ -144,15 +152,7 @@ class ContentPart(StrictModel):
         return self.type not in PART_MEMBERS
 
 
-class _MadeByEngine(StrictModel):
-    """A part of an earlier answer. Unknown fields are passed back to the engine."""
-
-    @override
-    def uses(self, name: str) -> bool:
-        return True
-
-
-class FunctionCall(_MadeByEngine):
+class FunctionCall(OpenModel):
     """An earlier call of the assistant."""
 
     name: Annotated[str, Field(max_length=256)] | None = None
@@ -172,7 +172,7 @@ class CustomCall(StrictModel):
     input: str
 
 
-class ToolCallMade(_MadeByEngine):
+class ToolCallMade(OpenModel):
     """A tool call in the conversation so far."""
 
     id: ToolCallId | None = None
@@ -192,7 +192,7 @@ MESSAGE_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _RESULT_ROLES = ("tool", "function")
 
 
-class Message(_MadeByEngine):
+class Message(StrictModel):
     """One turn of the conversation."""
 
     role: Annotated[str, Field(max_length=MAX_NAME_CHARS, json_schema_extra={"enum": list(MESSAGE_ROLES)})]
@@ -251,25 +251,17 @@ class ResponseFormatChoice(StrictModel):
     """The schema as clients of llama.cpp's server and Hugging Face send it, instead of `json_schema`."""
 
 
-class Prediction(StrictModel):
+class Prediction(OpenModel):
     """Text that the answer is likely to repeat. Passed to the engine."""
 
     type: Literal["content"]
     content: Content
 
-    @override
-    def uses(self, name: str) -> bool:
-        return True
 
-
-class TemplateArguments(StrictModel):
+class TemplateArguments(OpenModel):
     """Arguments of the model's chat template. Other fields are passed to it."""
 
     enable_thinking: bool | None = None
-
-    @override
-    def uses(self, name: str) -> bool:
-        return True
 
 
 class ChatRequest(GenerationRequest):

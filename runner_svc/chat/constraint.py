@@ -15,7 +15,7 @@ from typing import Any
 
 from runner_svc.chat.receipt import MAX_NOTED
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, warning_pb2
-from weft.dispatch.frames import Frame, GenerationPayload, is_content
+from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors import COMPLETION_TOKENS, PROMPT_TOKENS, WeftError
 from weft.kernel.json_objects import plain_object
 from weft.kernel.reasons import Reason
@@ -145,35 +145,24 @@ class _Answer:
         for event in frame:
             kind = event.WhichOneof("event")
             if kind == "delta":
-                self._read_delta(event, out)
-                continue
-            if kind == "tool_call":
+                self._note(event.delta)
+            elif kind == "tool_call":
                 # The texts so far were said before a tool of the mesh ran.
                 self._choices.clear()
             elif kind == "finished":
                 self.receipt = event.finished.receipt
-            (self._held if kind in {"usage", "finished"} else out).append(event)
+            # A finish reason comes in an event without content.
+            is_end = kind in {"usage", "finished"} or bool(event.delta.finish_reason)
+            (self._held if is_end else out).append(event)
         return out
 
-    def _read_delta(self, event: event_pb2.InferenceEvent, out: Frame) -> None:
-        delta = event.delta
+    def _note(self, delta: event_pb2.Delta) -> None:
         choice = self._choices.setdefault(delta.index, _Choice())
         choice.pieces.append(delta.text)
         choice.is_refused = choice.is_refused or bool(delta.refusal)
+        choice.finish = delta.finish_reason
         for piece in delta.tool_calls:
             choice.calls.setdefault(piece.index, (piece.name, []))[1].append(piece.arguments_text)
-        if not delta.finish_reason:
-            out.append(event)
-            return
-        choice.finish = delta.finish_reason
-        end = event_pb2.Delta(index=delta.index, finish_reason=delta.finish_reason, stop_sequence=delta.stop_sequence)
-        self._held.append(event_pb2.InferenceEvent(delta=end))
-        rest = event_pb2.Delta()
-        rest.CopyFrom(delta)
-        rest.ClearField("finish_reason")
-        rest.ClearField("stop_sequence")
-        if is_content(rest) or rest.logprobs or rest.HasField("extra_fields"):
-            out.append(event_pb2.InferenceEvent(delta=rest))
 
     def end(self, warnings: Sequence[warning_pb2.Warning]) -> Frame:
         """Returns the events held back, with warnings before them and in the receipt."""

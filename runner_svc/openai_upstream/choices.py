@@ -7,8 +7,6 @@ import re
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
-from google.protobuf import duration_pb2
-
 from weft.api.common.v1 import chat_pb2, completion_pb2, event_pb2, receipt_pb2
 from weft.dispatch.frames import Frame, GenerationPayload, has_content
 from weft.kernel.errors import WeftError
@@ -17,7 +15,6 @@ from weft.kernel.reasons import Reason
 Ask = Callable[[GenerationPayload], AsyncGenerator[Frame]]
 """Sends one request; its answer may have fewer choices than requested."""
 _REFUSED = re.compile(r"\bn_cmpl\b|[`'\" ]n[`'\" ]|\bslots?\b|\bchoices?\b|\bcompletions\b|best_of", re.IGNORECASE)
-_TIMES = ("prefill_time", "decode_time", "tokenize_time")
 
 
 class Choices:
@@ -98,11 +95,7 @@ def _add(total: receipt_pb2.Receipt, more: receipt_pb2.Receipt) -> None:
         setattr(total.usage, figure.name, getattr(total.usage, figure.name) + value)
     total.usage.SetInParent()
     total.tokens_per_second = more.tokens_per_second
-    _add_time(total.gpu_time, more.gpu_time)
-    for name in _TIMES:
-        if more.engine_timings.HasField(name):  # type: ignore[arg-type]  # one of its fields
-            _add_time(getattr(total.engine_timings, name), getattr(more.engine_timings, name))
-
-
-def _add_time(total: duration_pb2.Duration, more: duration_pb2.Duration) -> None:
-    total.FromNanoseconds(total.ToNanoseconds() + more.ToNanoseconds())
+    times = [(total.gpu_time, more.gpu_time)]
+    times += [(getattr(total.engine_timings, time.name), value) for time, value in more.engine_timings.ListFields()]
+    for sum_, value in times:
+        sum_.FromNanoseconds(sum_.ToNanoseconds() + value.ToNanoseconds())

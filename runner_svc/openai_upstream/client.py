@@ -310,10 +310,10 @@ class OpenAiHttp:
         for usage in streams, without it, as all later requests are.
         """
         warnings: Frame = []
-        if not self._takes_stream_options:
-            body = {name: value for name, value in body.items() if name != STREAM_OPTIONS}
         async with AsyncExitStack() as stack:
             while True:
+                if not self._takes_stream_options:
+                    body = {name: value for name, value in body.items() if name != STREAM_OPTIONS}
                 try:
                     response = await stack.enter_async_context(self._post(path, body, call))
                     break
@@ -322,7 +322,6 @@ class OpenAiHttp:
                         raise about_model(refused) from None
                     if STREAM_OPTIONS in body and refuses_stream_options(refused):
                         self._takes_stream_options = False
-                        body = {name: value for name, value in body.items() if name != STREAM_OPTIONS}
                         continue
                     if warnings or not refuses_tool_schemas(refused, body):
                         raise

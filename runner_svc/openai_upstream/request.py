@@ -49,8 +49,8 @@ _TOOL_MODES = {
     chat_pb2.ToolChoice.MODE_REQUIRED: "required",
 }
 _AUDIO_FORMATS = {"audio/mpeg": "mp3"}
-_PLAIN_SOUND = frozenset({"wav", "mp3"})
 """Format names in the API that differ from the media subtype."""
+_PLAIN_SOUND = frozenset({"wav", "mp3"})
 _SCALARS = (
     "max_tokens",
     "temperature",

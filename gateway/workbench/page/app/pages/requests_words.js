@@ -4,6 +4,7 @@ import { post } from "../api.js";
 import { address } from "../navigation.js";
 import { seconds, words } from "../parts/format.js";
 import { Icon } from "../parts/icons.js";
+import { retryText } from "../parts/retry.js";
 import { State } from "../parts/widgets.js";
 
 /** Ids that the mesh generates are shown up to here after their kind, as commands accept them. */
@@ -65,13 +66,6 @@ export function triesText(request) {
   return tries > 1 ? `${tries} attempts` : "";
 }
 
-/** Which attempt failed, why, and when the next one starts. @param {any} retry @param {number} now */
-function retryText({ error, failedCount, maxAttempts, nextAt }, now) {
-  const left = nextAt ? Math.ceil((Date.parse(nextAt) - now) / 1000) : 0;
-  const failed = failedCount ? `${failedCount} of ${maxAttempts} attempts failed` : "It is tried again";
-  return `${failed}: ${error.message}. Next attempt ${left > 0 ? `in ${seconds(left)}` : "with a free slot"}`;
-}
-
 /** The same in colour: an error is one whatever its reason. @param {{request: any}} props */
 export function Outcome({ request }) {
   const outcome = outcomeOf(request);
@@ -90,7 +84,7 @@ export const tookSoFar = (request, now) => tookOf(request) ?? Math.max(0, (now -
 
 /** What it waits for, in the words of the mesh; empty: it does not wait. @param {any} request */
 export function waitText({ queued, loading, retry }, now = Date.now()) {
-  if (retry) return retryText(retry, now);
+  if (retry) return retryText({ ...retry, next_at: retry.nextAt, failed: retry.failedCount }, retry.maxAttempts, now);
   if (queued) return queued.reason;
   if (loading) return loading.progress === undefined ? loading.stage : `${loading.stage} (${Math.round(100 * loading.progress)} %)`;
   return "";
