@@ -32,7 +32,7 @@ BLOCKS = (
 )
 ENDS = ("", "[later]: https://example.org/later\n", "```js\nopen", "**open [x](", "- a\n-")
 DRAW = """async ({texts, seed}) => {
-  const folder = document.querySelector("script[src$='main.js']").src.replace("app/main.js", "");
+  const folder = document.querySelector("link[rel=icon]").href.replace("icon.svg", "");
   const {h, render, Fragment} = await import("preact");
   const {Blocks} = await import(folder + "app/parts/markdown.js");
   let state = seed;
@@ -176,7 +176,7 @@ def test_oldest_conversations_are_removed_and_the_page_lists_them(page: "Page", 
     opened(page, mesh, "chat?model=pool", "Chat")
     expect(asked(page, "The oldest of all").locator(".receipt")).to_contain_text("completed")
     page.evaluate("""async () => {
-      const folder = document.querySelector("script[src$='main.js']").src.replace("main.js", "pages/");
+      const folder = document.querySelector("link[rel=icon]").href.replace("icon.svg", "app/pages/");
       const {keep} = await import(folder + "chat_store.js");
       const {newConversation} = await import(folder + "chat_conversation.js");
       for (let number = 0; number < 200; number += 1) {

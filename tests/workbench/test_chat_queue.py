@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.workbench, pytest.mark.timeout(180)]
 
 RENAMED_WHILE_MUCH_IS_STORED = """async (title) => {
-  const folder = document.querySelector("script[src$='main.js']").src.replace("app/main.js", "");
+  const folder = document.querySelector("link[rel=icon]").href.replace("icon.svg", "");
   const {keep} = await import(folder + "app/pages/chat_store.js");
   const {shown, change} = await import(folder + "app/pages/chat_state.js");
   for (let at = 0; at < 200; at += 1) void keep(shown.value);

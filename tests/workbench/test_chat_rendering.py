@@ -75,7 +75,7 @@ graph TD
 ```
 """
 DRAW = """async texts => {
-  const folder = document.querySelector("script[src$='main.js']").src.replace("app/main.js", "");
+  const folder = document.querySelector("link[rel=icon]").href.replace("icon.svg", "");
   const {h, render, Fragment} = await import("preact");
   const {Blocks} = await import(folder + "app/parts/markdown.js");
   const drawn = ([text, isComplete]) => {

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.workbench, pytest.mark.timeout(180)]
 
 TEN_THOUSAND_ROWS = """async () => {
-  const folder = document.querySelector("script[src$='main.js']").src.replace("app/main.js", "");
+  const folder = document.querySelector("link[rel=icon]").href.replace("icon.svg", "");
   const {h, render} = await import("preact");
   const {Table} = await import(folder + "app/parts/table.js");
   const box = document.querySelector("main").appendChild(document.createElement("div"));

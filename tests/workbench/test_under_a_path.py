@@ -43,6 +43,9 @@ def test_page_under_a_path_asks_for_nothing_outside_it(page: "Page", proxy: str,
     page.get_by_role("navigation", name="Pages").get_by_role("link", name="Requests").click()
     page.get_by_role("heading", level=1, name="Requests").wait_for()
     assert page.url == f"{proxy}/weft/ui/requests"
+    for link in page.locator("link[rel=icon], link[rel=manifest]").all():
+        answer = page.request.get(link.evaluate("(link) => link.href"))
+        assert (answer.status, "html" in answer.headers["content-type"]) == (200, False)
 
 
 def test_chat_under_a_path_survives_a_reload_and_shows_the_url_for_programs(page: "Page", proxy: str) -> None:
