@@ -7,7 +7,7 @@ of the tool: a model that answered in its place would invent results, which agen
 import re
 from collections.abc import AsyncGenerator, Sequence
 
-from weft.api.common.v1 import event_pb2, receipt_pb2, warning_pb2
+from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, warning_pb2
 from weft.dispatch.agents import usable_names
 from weft.dispatch.call import Call, Layer, Proceed
 from weft.dispatch.fleet import FleetView
@@ -27,8 +27,7 @@ _RUN_BY_CALLER = re.compile(
 )
 """Types of tools that the caller runs, by their beginning: their versions change monthly. `tool_search` finds tools."""
 _MAX_SHOWN_CHARS = 64
-MAX_QUERY_CHARS = 1_000
-"""Maximum characters of the user's text in a failed call."""
+_MAX_QUERY_CHARS = 1_000
 
 
 @value_class()
@@ -49,6 +48,12 @@ class ServerTool:
     def words(self) -> str:
         """Why it fails, for the caller."""
         return f"weft cannot run the tool '{self.name[:_MAX_SHOWN_CHARS]}', so no answer was generated"
+
+
+def last_query(turns: Sequence[chat_pb2.ChatMessage]) -> str:
+    """Returns the beginning of the user's last text, for a failed call."""
+    said = next((turn for turn in reversed(turns) if turn.role == chat_pb2.ROLE_USER), chat_pb2.ChatMessage())
+    return "\n".join(part.text for part in said.content if part.text)[:_MAX_QUERY_CHARS]
 
 
 def is_run_by_server(kind: str) -> bool:

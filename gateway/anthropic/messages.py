@@ -8,13 +8,7 @@ from starlette.responses import Response
 
 from gateway.answers.answer_builder import MAX_NOTICES, new_identity, with_warnings
 from gateway.answers.generation import Work, streamed, unary
-from gateway.answers.server_tools import (
-    MAX_QUERY_CHARS,
-    ServerTool,
-    failed,
-    failing_tool,
-    is_run_by_server,
-)
+from gateway.answers.server_tools import ServerTool, failed, failing_tool, is_run_by_server, last_query
 from gateway.answers.sse import receipt_facts
 from gateway.answers.unary import JsonAnswer, UnaryAnswer, cut_off_seconds, warning_headers
 from gateway.anthropic.schema import (
@@ -177,8 +171,7 @@ def _add_tool(chat: ChatBuilder, tool: ToolParam, field: str) -> None:
 def _failing(chat: ChatBuilder, request: CountTokensRequest) -> ServerTool | None:
     """Returns the server's tool that the request forces, or the first if it offers nothing else."""
     choice = request.tool_choice or ToolChoiceParam(type="auto")
-    said = next((turn for turn in reversed(chat.messages) if turn.role == chat_pb2.ROLE_USER), chat_pb2.ChatMessage())
-    query = "\n".join(part.text for part in said.content if part.text)[:MAX_QUERY_CHARS]
+    query = last_query(chat.messages)
     tools = [
         ServerTool(f"tools[{index}]", tool.type, tool.name or tool.type, query=query)
         for index, tool in enumerate(request.tools or ())

@@ -13,6 +13,7 @@ from typing_extensions import override
 from gateway.intake.request_model import (
     AS_TEXT,
     MAX_INT32,
+    CarryingModel,
     HandledRequest,
     JsonMap,
     OpenModel,
@@ -24,7 +25,6 @@ from gateway.intake.request_model import (
 from gateway.openai.chat_schema import FunctionName
 from gateway.openai.extension_fields import LANGUAGES
 from gateway.openai.sampling import MAX_STOP_CHARS, Share, TokenLimit
-from weft.dispatch.extra_fields import CARRIED
 
 MAX_TOOL_USE_ID_CHARS = 256
 
@@ -82,7 +82,7 @@ class ImageBlock(StrictModel):
     cache_control: CacheControl = None
 
 
-class ToolUseBlock(StrictModel):
+class ToolUseBlock(CarryingModel):
     """An earlier tool call of the assistant. Unknown fields are passed back to the provider."""
 
     type: Literal["tool_use"]
@@ -91,10 +91,6 @@ class ToolUseBlock(StrictModel):
     input: Any = None
     """An object, or text: clients send text if the arguments were truncated while the model wrote them."""
     cache_control: CacheControl = None
-
-    @override
-    def uses(self, name: str) -> bool:
-        return name in CARRIED
 
 
 class ThinkingBlock(StrictModel):

@@ -6,9 +6,8 @@ input is sent only as far as it can begin a JSON object: clients parse it as it 
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from typing_extensions import override
 
@@ -75,6 +74,8 @@ class _Block:
 
 
 _URL = re.compile(r"https?://[^\s\"'<>]+")
+_SERVER_TOOLS = ("web_search", "web_fetch", "code_execution", "tool_search", "advisor")
+"""Beginnings of the types of tools that a server runs, and of the types of their result blocks."""
 _NO_REQUESTS: dict[str, object] = {"server_tool_use": {"web_search_requests": 0, "web_fetch_requests": 0}}
 
 
@@ -88,24 +89,12 @@ def failed_call(tool: ServerTool) -> list[dict[str, object]]:
         given = {"query": tool.query}
     elif kind == "web_fetch" and (found := _URL.search(tool.query)):
         given = {"url": found[0]}
-    result = f"{_SERVER_TOOLS[kind]}_tool_result"
+    result = f"{kind}_tool_result"
     error = {"type": f"{result}_error", "error_code": "unavailable"}
     return [
         {"type": "server_tool_use", "id": call_id, "name": tool.name, "input": given},
         {"type": result, "tool_use_id": call_id, "content": error},
     ]
-
-
-_SERVER_TOOLS: Mapping[str, str] = MappingProxyType(
-    {
-        "web_search": "web_search",
-        "web_fetch": "web_fetch",
-        "code_execution": "code_execution",
-        "tool_search_tool": "tool_search",
-        "advisor": "advisor",
-    }
-)
-"""Beginnings of the types of tools that a server runs, and of the types of their result blocks."""
 
 
 class MessagesAnswer(DocumentAnswer):

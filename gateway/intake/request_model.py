@@ -8,6 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fail
 from typing_extensions import override
 
 from gateway.config import RequestLimits
+from weft.dispatch.extra_fields import CARRIED
 from weft.dispatch.parameter_checks import MAX_WORD_CHARS, prefix_seconds
 from weft.durable.batches import MAX_METADATA, MAX_METADATA_NAME_CHARS, MAX_METADATA_VALUE_CHARS
 from weft.kernel.errors import FieldError, invalid_field
@@ -40,6 +41,14 @@ class StrictModel(BaseModel):
     def uses(self, name: str) -> bool:  # noqa: ARG002 - subclasses use it
         """Whether an unknown field is passed on, has another warning, or is silently left out on purpose."""
         return False
+
+
+class CarryingModel(StrictModel):
+    """A part of an earlier answer: fields that a provider needs go back to it."""
+
+    @override
+    def uses(self, name: str) -> bool:
+        return name in CARRIED
 
 
 class OpenModel(StrictModel):

@@ -11,6 +11,7 @@ from typing_extensions import override
 from gateway.intake.request_model import (
     MAX_INT32,
     MAX_INT64,
+    CarryingModel,
     HandledRequest,
     OpenModel,
     StopAtFirstError,
@@ -20,7 +21,6 @@ from gateway.intake.request_model import (
 from gateway.openai.chat_schema import CallArguments, FunctionDefinition
 from gateway.openai.extension_fields import LANGUAGES
 from gateway.openai.sampling import MAX_TOP_LOGPROBS, Penalty, Share, StopSequences
-from weft.dispatch.extra_fields import CARRIED
 from weft.kernel.model_source import MAX_SOURCE_CHARS
 
 MAX_NAME_CHARS = 256
@@ -89,22 +89,14 @@ class GeneratingRequest(OllamaRequest):
         return self.stream is not False
 
 
-class _WithCarriedFields(StrictModel):
-    """A part of an earlier answer: fields that a provider needs go back to it."""
-
-    @override
-    def uses(self, name: str) -> bool:
-        return name in CARRIED
-
-
-class CalledFunction(_WithCarriedFields):
+class CalledFunction(CarryingModel):
     """A function that the assistant called."""
 
     name: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)]
     arguments: CallArguments | None = None
 
 
-class ToolCallMade(_WithCarriedFields):
+class ToolCallMade(CarryingModel):
     """A tool call that the assistant made earlier."""
 
     id: Annotated[str, Field(min_length=1, max_length=MAX_NAME_CHARS)] | None = None

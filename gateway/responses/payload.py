@@ -4,12 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gateway.answers.server_tools import (
-    MAX_QUERY_CHARS,
-    ServerTool,
-    failing_tool,
-    is_run_by_server,
-)
+from gateway.answers.server_tools import ServerTool, failing_tool, is_run_by_server, last_query
 from gateway.config import RequestLimits, ResponseEnvelope
 from gateway.media import RequestMedia
 from gateway.openai.chat_builder import FUNCTION, ChatBuilder, ChatTranslation, entries
@@ -305,8 +300,7 @@ def _add_tools(chat: ChatBuilder, tools: Sequence[ResponseTool] | None, limits: 
 
 def _failing(chat: ChatBuilder, request: ResponsesRequest) -> ServerTool | None:
     """Returns the server's tool that the request forces, or the first if it offers nothing else."""
-    said = next((turn for turn in reversed(chat.messages) if turn.role == chat_pb2.ROLE_USER), chat_pb2.ChatMessage())
-    query = "\n".join(part.text for part in said.content if part.text)[:MAX_QUERY_CHARS]
+    query = last_query(chat.messages)
     tools = [
         ServerTool(f"tools[{index}]", tool.type, tool.type, tool.server_label or "", query)
         for index, tool in enumerate(request.tools or ())

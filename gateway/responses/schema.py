@@ -9,6 +9,7 @@ from gateway.intake.request_model import (
     AS_TEXT,
     MAX_ID_CHARS,
     MAX_INT32,
+    CarryingModel,
     JsonMap,
     Metadata,
     StopAtFirstError,
@@ -18,7 +19,6 @@ from gateway.intake.request_model import (
 )
 from gateway.openai.chat_schema import MAX_FUNCTIONS, CallArguments, ImageUrl, InputAudio, TemplateArguments, ToolCallId
 from gateway.openai.sampling import MAX_STOP_CHARS, MAX_TOP_LOGPROBS, GenerationRequest, Share, TokenLimit
-from weft.dispatch.extra_fields import CARRIED
 
 ItemId = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS)]
 MAX_CONTENT_PARTS = 4096
@@ -62,7 +62,7 @@ _OF_ANSWERS = frozenset({"annotations", "logprobs"})
 """Members of an answer's text, which clients send back; engines do not use them."""
 
 
-class InputItem(StrictModel):
+class InputItem(CarryingModel):
     """One item: a message, a function call, its output, reasoning, or a reference to a stored item.
 
     A list of content parts may stand for the items of one user message (see docs/api.md). Fields of a call that a
@@ -92,10 +92,6 @@ class InputItem(StrictModel):
     def kind(self) -> str:
         """The item's type; by default the usual one."""
         return "message" if self.type is None else self.type
-
-    @override
-    def uses(self, name: str) -> bool:
-        return name in CARRIED
 
 
 class OtherItem(InputItem):

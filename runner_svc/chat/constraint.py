@@ -160,7 +160,7 @@ class _Answer:
         choice = self._choices.setdefault(delta.index, _Choice())
         choice.pieces.append(delta.text)
         choice.is_refused = choice.is_refused or bool(delta.refusal)
-        choice.finish = delta.finish_reason
+        choice.finish = delta.finish_reason or choice.finish
         for piece in delta.tool_calls:
             choice.calls.setdefault(piece.index, (piece.name, []))[1].append(piece.arguments_text)
 

@@ -41,21 +41,20 @@ class FittedRequest:
         self._original = payload
         self._accepted = accepted
         self._known = accepted.forms
-        self._limit: int | None = None
-        """The lowered limit of the answer; None: the caller's."""
         self._tried: set[tuple[Forms, int | None]] = set()
-        self._set(self._known)
+        self._apply(self._known, None)
 
-    def _set(self, forms: Forms) -> None:
-        self._forms = forms
-        self._tried.add((forms, self._limit))
+    def _apply(self, forms: Forms, limit: int | None) -> None:
+        """Sets the payload in these forms. `limit`: the lowered limit of the answer; None: the caller's."""
+        self._forms, self._limit = forms, limit
+        self._tried.add((forms, limit))
         self.payload: GenerationPayload = self._original
         self.warnings: list[warning_pb2.Warning] = []
         """What the caller has to know of the form."""
         if isinstance(self._original, chat_pb2.ChatPayload):
             self.payload, self.warnings = in_forms(self._original, forms)
-        if self._limit is not None:
-            self._lower(self._limit)
+        if limit is not None:
+            self._lower(limit)
 
     def note_accepted(self) -> None:
         """Records that the engine has accepted the request, so that the next one needs no second try."""
@@ -64,14 +63,12 @@ class FittedRequest:
 
     def adapt(self, error: WeftError) -> bool:
         """Changes the form after a refusal; returns whether the request should be sent again."""
-        if len(self._tried) > MAX_FORM_TRIES:
-            return False
         limit = self._next_limit(error)
         forms = self._next_forms(error) if limit is None else self._forms
-        self._limit = self._limit if limit is None else limit
-        if forms is None or (forms, self._limit) in self._tried:
+        limit = self._limit if limit is None else limit
+        if forms is None or (forms, limit) in self._tried or len(self._tried) > MAX_FORM_TRIES:
             return False
-        self._set(forms)
+        self._apply(forms, limit)
         return True
 
     def _next_forms(self, error: WeftError) -> Forms | None:
