@@ -1,9 +1,8 @@
 """Items of a runner that the mesh does not serve, and texts about them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from weft.api.registry.v1.runner_pb2 import LeftOut
-from weft.documents.resource_kinds import ResourceKind
 
 MAX_LEFT_OUT = 64
 """Maximum number of items in a report; the last one counts the others."""
@@ -43,11 +42,6 @@ def left_out_items(items: Sequence[LeftOut]) -> str:
     """Returns items as text, with at most MAX_WORDS of them; empty if there are none."""
     more = [f"and {len(items) - MAX_WORDS} more"] if len(items) > MAX_WORDS else []
     return "; ".join([*map(left_out_item, items[:MAX_WORDS]), *more])
-
-
-def left_out_reason(items: Iterable[LeftOut], kind: ResourceKind, name: str) -> str:
-    """Returns why an item is left out; empty: it is not."""
-    return next((each.message for each in items if (each.kind, each.name) == (kind.value, name)), "")
 
 
 def _line(text: str, most: int) -> str:

@@ -50,8 +50,8 @@ def _state(request: Document) -> str:
 
 def _waits(request: Document) -> str:
     queued, loading = request.get("queued"), request.get("loading")
-    if "retry" in request:
-        return retry_words(request["retry"])
+    if retry := retry_words(request):
+        return retry
     if queued:
         words = f"queued at position {queued['position']}: {queued['reason']}"
     elif loading:
@@ -63,8 +63,10 @@ def _waits(request: Document) -> str:
     return words if eta is None else f"{words}, about {wait_words(eta)} s"
 
 
-def retry_words(retry: Document) -> str:
-    """Returns which attempt failed, why, and when the next one starts."""
+def retry_words(work: Document) -> str:
+    """Returns which attempts failed, why, and when the next one starts; empty: nothing is retried."""
+    if (retry := work.get("retry")) is None:
+        return ""
     error = retry["error"]
     failed = f"{retry['failedCount']} of {retry['maxAttempts']} attempts failed" if retry["failedCount"] else "retried"
     left = (moment_in(retry["nextAt"]) - datetime.now(UTC)).total_seconds() if "nextAt" in retry else 0.0

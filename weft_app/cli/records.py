@@ -280,7 +280,7 @@ def _seconds_of(request: Document) -> float:
 
 def _waits_for(request: Document) -> str:
     waits = request.get("queued", {}).get("reason") or request.get("loading", {}).get("stage", "")
-    return retry_words(request["retry"]) if "retry" in request else waits
+    return retry_words(request) or waits
 
 
 _REQUEST = custom_columns(

@@ -66,8 +66,7 @@ def _error(ended: Document) -> str:
 
 
 def _why(task: Document) -> str:
-    retry = retry_words(task["retry"]) if "retry" in task else ""
-    return progress_of(task) or _error(task) or retry or str(task.get("waitingFor", ""))
+    return progress_of(task) or _error(task) or retry_words(task) or str(task.get("waitingFor", ""))
 
 
 _TASK = custom_columns(
@@ -89,7 +88,7 @@ _PAGE = custom_columns(
     Fails_at=lambda task: f"{local(task['expiresAt'])} unless started by then" if "expiresAt" in task else None,
     Progress=lambda task: progress_of(task) or None,
     Error=lambda task: _error(task) or None,
-    Retry=lambda task: retry_words(task["retry"]) if "retry" in task else None,
+    Retry=lambda task: retry_words(task) or None,
     Attempts=lambda task: f"{task['attempt']} (at most {task['maxAttempts']} may fail)",
 )
 _TITLE_CHARS = 10

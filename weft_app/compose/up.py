@@ -29,8 +29,7 @@ from weft.dispatch.fleet import (
     FleetView,
     FleetWatcher,
 )
-from weft.documents.left_out import left_out_items, left_out_reason
-from weft.documents.resource_kinds import ResourceKind
+from weft.documents.left_out import left_out_items
 from weft.durable.requests import RequestClient
 from weft.durable.store_calls import TIMEOUT_SECONDS as STORE_TIMEOUT_SECONDS
 from weft.kernel.clock import SystemClock
@@ -563,8 +562,9 @@ class UpHost:
         if self._refusal(runner_name):
             return f"runner {runner_name} {self._refusal(runner_name)}"
         runner = view.runners.get(runner_name)
-        if runner is not None and (why := left_out_reason(runner.left_out, ResourceKind.MODEL, model)):
-            return f"is not served: {why}"
+        for item in () if runner is None else runner.left_out:
+            if (item.kind, item.name) == ("model", model):
+                return f"is not served: {item.message}"
         if instance is None or instance.detail.startswith(MODEL_NOT_LISTED):
             return ""  # its server is probed periodically
         if instance.phase in (InstanceState.PHASE_CRASH_LOOP, InstanceState.PHASE_FAILED):

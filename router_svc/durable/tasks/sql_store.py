@@ -261,7 +261,7 @@ class SqlTaskStore:
     async def tried(self, limit: int) -> Sequence[EndedTask]:
         """Returns unfinished tasks with attempts, and the receipts so far."""
         some = "SELECT * FROM tasks WHERE state = 2 OR (state = 1 AND attempt > 0) LIMIT :limit"
-        return await self._ended(some, limit=limit)
+        return await self._database.read(lambda tx: tasks_in(tx, tx.rows(some, limit=limit)))
 
     async def unrecorded_ends(self, limit: int) -> Sequence[EndedTask]:
         """Returns tasks that ended after the last write of request records, which lacks them."""
@@ -269,10 +269,7 @@ class SqlTaskStore:
             COALESCE((SELECT max(ended_at) FROM request_records), 0) - {RECORD_LAG_SECONDS}
             AND NOT EXISTS (SELECT 1 FROM request_records WHERE request_records.request_id = tasks.id)
             ORDER BY ended_at LIMIT :limit"""
-        return await self._ended(some, limit=limit)
-
-    async def _ended(self, some: str, **values: Any) -> Sequence[EndedTask]:
-        return await self._database.read(lambda tx: tasks_in(tx, tx.rows(some, **values)))
+        return await self._database.read(lambda tx: tasks_in(tx, tx.rows(some, limit=limit)))
 
     async def kept_counts(self) -> Mapping[str, KeptTasks]:
         """Returns number and size of finished tasks by tenant."""

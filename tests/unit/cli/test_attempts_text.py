@@ -18,10 +18,10 @@ REQUEST: dict[str, Any] = {
 
 def test_retry_names_the_failed_attempts_the_reason_and_the_next_start() -> None:
     later = (datetime.now(UTC) + timedelta(seconds=9.5)).isoformat()
-    assert retry_words(RETRY | {"nextAt": later}).startswith(
+    assert retry_words({"retry": RETRY | {"nextAt": later}}).startswith(
         "2 of 5 attempts failed (backend_error: boom); the next one"
     )
-    assert retry_words(RETRY).endswith("the next one starts with a free slot")
+    assert retry_words({"retry": RETRY}).endswith("the next one starts with a free slot")
 
 
 def test_bug_retried_request_was_told_as_one_attempt() -> None:
