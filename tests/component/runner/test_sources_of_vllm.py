@@ -92,7 +92,8 @@ async def test_folder_source_is_pulled_at_the_first_load_and_passed_to_vllm(
 
     hub.requests.clear()
     again = sources.served(_model(runtime, source=SOURCE), builds.build)
-    assert again.fetch is None
+    assert again.is_here is not None
+    assert again.is_here()
     assert builds.last.location == str(folder)
     assert not hub.requests, "what is stored is served without the hub"
 
