@@ -29,6 +29,8 @@ TEXT_RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"\bcgroup /(?:<[^>]*>|[^\s<])+", "cgroup <path>"),
         (r"\b\d+(?:\.\d+)? tokens/s\b", "<speed> tokens/s"),
         (r"(router-<host>-)[0-9a-f]{6}\b", r"\1<start>"),
+        # A duration in a message, such as the start of an attempt.
+        (r"^\d+\.(?:\d{6}|\d{9})s$", "<number>"),
         # Whether the process of central models is among them follows from when the first one was declared.
         (r"there are attached, [\w, -]+, and those that", "there are <runners>, and those that"),
     )

@@ -103,7 +103,7 @@ def test_start_page_steps_end_in_an_answer(reader: Reader) -> None:
 def test_upgrade_page_steps_upgrade_and_roll_back(reader: Reader) -> None:
     reader.has_mesh()
     for command in blocks("deploy", "Upgrade"):
-        reader.types(command)
+        reader.types(command.replace("EARLIER_COMMIT", "HEAD"))
     assert reader.facts()
     assert ".weft/state/key-pepper" in reader.left()
 
