@@ -65,7 +65,7 @@ OTHERS = frozenset(
         *("up", "stop", "mesh restart", "mesh reload", "status", "ui", "doctor"),  # of this machine
         *("mesh health", "mesh version", "mesh demo", "mesh simulate", "mesh service"),
         *("models discover", "models estimate", "runtime", "serve", "config envoy", "launch"),
-        *("keys sign", "models ls", "models rm", "models gc"),  # of files
+        *("keys sign", "models ls", "models rm", "models gc", "mesh dump", "mesh restore"),  # of files
         *("apply", "config diff"),  # of documents: test_cli_declare.py
         *("ps", "top", "mesh figures"),  # they send nothing that was typed
         *("runner conformance", "batch"),  # they look names up themselves, or call HTTP
