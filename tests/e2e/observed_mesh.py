@@ -20,6 +20,7 @@ from weft.api.registry.v1 import model_pb2
 from weft.api.router.v1 import placement_service_pb2 as pb
 from weft.api.router.v1 import placement_service_pb2_grpc
 from weft.kernel.rpc import open_channel
+from weft_testing.certificates import Authority
 from weft_testing.fake_backend.dialect import Dialect
 from weft_testing.fake_backend.process import fake_backend_command
 from weft_testing.free_port import free_ports
@@ -88,7 +89,10 @@ def running_observed(folder: Path) -> Iterator[Observed]:
     router = {"queue_depth_per_runner": 1}
     metrics = {"tenants": ["default"]}
     runners = (box, dying, remote, server, *pair)
-    config = write_config(folder, *runners, accelerators=BUDGET, router=router, metrics=metrics)
+    certificate = Authority().issue("localhost").write(folder)
+    # No relay listens; its certificate is watched all the same.
+    relay = {"certificate_file": str(certificate.certificate_file), "key_file": str(certificate.key_file)}
+    config = write_config(folder, *runners, accelerators=BUDGET, router=router, metrics=metrics, relay=relay)
     quick = within({"router_svc.durable.limits:TaskLimits": {"sweep_interval_seconds": 0.5}})
     with running_receiver() as collector, pytest.MonkeyPatch.context() as environment:
         environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
