@@ -182,7 +182,7 @@ class FirstToken:
         """Return the terms as text."""
         owed = f" and {self.owed_tokens:.0f} of others" if self.owed_tokens else ""
         source = " (reported)" if self.hit.is_reported else ""
-        tokens = f"{self.uncached_tokens} uncached{source} of {self.prompt_tokens} prompt tokens{owed}"
+        tokens = f"{self.uncached_tokens} uncached{source} of about {self.prompt_tokens} prompt tokens{owed}"
         terms = [
             f"{time_words(self.prefill_seconds)} for {tokens}",
             f"{time_words(self.overhead_seconds)} overhead",

@@ -179,8 +179,8 @@ def test_choice_explains_the_estimated_seconds_of_all_candidates() -> None:
     choice = mesh.choose("p", prompt(1, 2, 3), 0.0)
     assert choice is not None
     chosen, other = choice.considered
-    assert "uncached of 868 prompt tokens" in chosen.engine_load
-    assert other.engine_load.startswith("first token in 237 ms: 217 ms for 868 uncached of 868 prompt tokens")
+    assert "uncached of about 868 prompt tokens" in chosen.engine_load
+    assert other.engine_load.startswith("first token in 237 ms: 217 ms for 868 uncached of about 868 prompt tokens")
     assert other.score < chosen.score
 
 

@@ -108,7 +108,7 @@ def test_reported_hit_says_nothing_about_the_room_of_an_engine() -> None:
 
 @pytest.mark.parametrize(
     ("hit", "words"),
-    [(Hit(512, 0.0, is_reported=True), "88 uncached (reported) of 600"), (NO_HIT, "600 uncached of 600")],
+    [(Hit(512, 0.0, is_reported=True), "88 uncached (reported) of about 600"), (NO_HIT, "600 uncached of about 600")],
 )
 def test_explanation_says_whether_a_hit_is_reported(hit: Hit, words: str) -> None:
     busy = Busy(requests=0, owed_tokens=0.0, load=EngineLoad())
