@@ -13,6 +13,7 @@ from registry_svc.operations.live_operations import OPERATION_PREFIX
 from weft.api.operations.v1.operation_pb2 import Operation, OperationAction, OperationResult
 from weft.api.operations.v1.operation_service_pb2 import AuditEntry, AuditHead
 from weft.kernel.errors import WeftError
+from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 from weft.kernel.timestamps import optional_datetime, optional_stamp
 from weft.sql.connections import Row, Tx
@@ -164,7 +165,8 @@ def _newest_issued_at(tx: Tx) -> datetime | None:
     if row is not None:
         newest: datetime | None = row.newest_issued_at
         return newest
-    tx.insert("governance_marks", {"id": 1, "newest_issued_at": None})
+    # The release before reads the audience, and may share the database or take it over again.
+    tx.insert("governance_marks", {"id": 1, "audience": new_id("reg"), "newest_issued_at": None})
     return None
 
 

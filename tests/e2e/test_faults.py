@@ -93,7 +93,7 @@ async def test_looping_answer_is_stopped_with_usage_on_every_surface(single: Mes
     assert isinstance(last, dict)
     assert (last["error"]["code"], last["error"]["usage"].keys()) == (
         "repeated_line_loop",
-        {"prompt_tokens", "completion_tokens"},
+        {"prompt_tokens", "completion_tokens", "prompt_estimated"},
     )
     for request_id in ("loop-whole", "loop-stream"):
         line = single.request_line(request_id)

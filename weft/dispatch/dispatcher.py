@@ -51,7 +51,7 @@ from weft.dispatch.request_spans import request_spans
 from weft.dispatch.request_trace import RequestContext, RequestTrace, log_internal, log_receipt
 from weft.kernel.address import metadata_of
 from weft.kernel.clock import Clock, SystemClock
-from weft.kernel.errors import LACKED_ROUTER, WeftError
+from weft.kernel.errors import LACKED_ROUTER, PROMPT_ESTIMATED, PROMPT_TOKENS, WeftError
 from weft.kernel.interrupt import task_is_cancelled
 from weft.kernel.names import AGENT_PREFIX, WORKFLOW_PREFIX
 from weft.kernel.placement_request import PlacementRequest, PrefixHolder
@@ -402,7 +402,11 @@ class _RequestRun(Generic[T]):
         if isinstance(error, WeftError) and error.reason is Reason.INTERNAL:
             log_internal(self.context, error)
         lacked_router = isinstance(error, WeftError) and LACKED_ROUTER in error.metadata
-        return self.close(_reason_of(error), None, cancelled_by=canceller_of(error), lacked_router=lacked_router)
+        receipt = self.close(_reason_of(error), None, cancelled_by=canceller_of(error), lacked_router=lacked_router)
+        if isinstance(error, WeftError) and PROMPT_ESTIMATED in error.metadata:
+            # The caller reads the estimate that the receipt has.
+            error.metadata[PROMPT_TOKENS] = str(receipt.usage.prompt_tokens)
+        return receipt
 
     def _close_left(self) -> receipt_pb2.Receipt:
         """Returns the receipt, written now if missing, of a request whose caller left or whose deadline passed."""

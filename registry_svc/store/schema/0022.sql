@@ -1,2 +1,2 @@
--- Tokens of a shared key have no audience.
-ALTER TABLE governance_marks DROP COLUMN audience;
+-- The number of the owner's last commit, which tells it whether a commit without an acknowledgement took place.
+ALTER TABLE ownership ADD COLUMN commit_number BIGINT;
