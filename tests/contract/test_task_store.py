@@ -26,6 +26,7 @@ from router_svc.durable.tasks.sql_rows import STAGED, insert_rows
 from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.durable.tasks.task_records import Lane, TaskOutcome
 from router_svc.store.database import RouterDatabase
+from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.durable.tasks import task_error
 from weft.kernel.errors import WeftError
@@ -58,7 +59,7 @@ async def test_task_of_another_tenant_is_invisible(kept: SqlTaskStore) -> None:
     await kept.submit(a_task("task-1"))
     assert await kept.get("bob", "task-1") is None
     assert await kept.details("bob", "task-1") is None
-    assert await kept.cancel("bob", "task-1", NOW) is None
+    assert await kept.cancel("bob", "task-1", NOW) == (None, False)
     assert await kept.delete("bob", "task-1") is None
     assert (await kept.list_page("bob", task_service_pb2.ListTasksRequest())).tasks == []
     assert (await seen(kept, "task-1")).state == task_pb2.TASK_STATE_PENDING
@@ -151,7 +152,7 @@ async def test_staged_batch_line_is_invisible_to_every_call(kept: SqlTaskStore, 
     assert await kept.get("ann", "task-1") is None
     assert await kept.details("ann", "task-1") is None
     assert (await kept.list_page("ann", task_service_pb2.ListTasksRequest(batch="batch-1"))).tasks == []
-    assert await kept.cancel("ann", "task-1", NOW) is None
+    assert await kept.cancel("ann", "task-1", NOW) == (None, False)
     assert await kept.delete("ann", "task-1") is None
     assert await kept.claim("task-1", "r1", NOW, NOW + LEASE) is None
     assert await kept.lanes(NOW, None, 10) == []
@@ -210,7 +211,9 @@ async def test_cancelled_task_ends_immediately_and_stays_cancelled(kept: SqlTask
     await kept.submit(a_task("task-1"))
     claim = await begun(kept, "task-2")
     await kept.append(claim, [a_chunk(1, "a")])
-    waited, ran = await kept.cancel("ann", "task-1", NOW + 1), await kept.cancel("ann", "task-2", NOW + 1)
+    waited, is_ended_first = await kept.cancel("ann", "task-1", NOW + 1)
+    ran, is_ended_second = await kept.cancel("ann", "task-2", NOW + 1)
+    assert (is_ended_first, is_ended_second) == (True, True)
     assert waited is not None
     assert ran is not None
     assert (waited.state, waited.owner, ran.state, ran.owner) == (
@@ -223,13 +226,27 @@ async def test_cancelled_task_ends_immediately_and_stays_cancelled(kept: SqlTask
     assert not await kept.end(claim, DONE, NOW + 2)
     assert await kept.renew("r1", NOW + 99) == frozenset()
     assert await kept.claim("task-1", "r1", NOW + 2, NOW + 99) is None
-    again = await kept.cancel("ann", "task-2", NOW + 9)
+    again, is_ended_again = await kept.cancel("ann", "task-2", NOW + 9)
+    assert not is_ended_again
+    assert again is not None
     assert again == await seen(kept, "task-2")
     assert await said(kept, "task-2", 1) == ["a"]
     details = await details_of(kept, "task-2")
     (attempt,) = details.attempts
     assert Reason(attempt.reason) is Reason.CANCELLED
     assert attempt.end_time == again.end_time
+
+
+async def test_run_cannot_end_a_task_that_another_call_cancelled(kept: SqlTaskStore) -> None:
+    """Both store the same end, and the run's end was taken for a repetition of its own."""
+    told: list[str] = []
+    kept.report_ends = lambda ended: told.extend(each.task.id for each in ended)
+    claim = await begun(kept, "task-1")
+    await kept.cancel("ann", "task-1", NOW + 1)
+    receipt = receipt_pb2.Receipt(request_id="task-1").SerializeToString()
+    stopped = TaskOutcome(state=task_pb2.TASK_STATE_CANCELLED, receipt=receipt)
+    assert not await kept.end(claim, stopped, NOW + 2)
+    assert told == ["task-1"]
 
 
 async def test_only_ended_tasks_are_deleted(kept: SqlTaskStore, beside: RouterDatabase) -> None:

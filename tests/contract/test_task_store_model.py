@@ -180,12 +180,13 @@ class TaskStoreMachine(RuleBasedStateMachine):
     @rule(data=st.data(), tenant=st.sampled_from(["ann", "bob"]))
     def cancel(self, data: st.DataObject, tenant: str) -> None:
         task = self.any_task(data)
-        found = self.do(self.store.cancel(tenant, task.row.task.id, self.now))
+        found, is_ended_here = self.do(self.store.cancel(tenant, task.row.task.id, self.now))
         if task.row.task.tenant != tenant:
-            assert found is None
+            assert (found, is_ended_here) == (None, False)
             return
         owner = task.owner
-        if task.state < task_pb2.TASK_STATE_COMPLETED:
+        assert is_ended_here is (task.state < task_pb2.TASK_STATE_COMPLETED)
+        if is_ended_here:
             task.finish(X, self.now)
         assert (found.state, found.owner) == (task.state, owner)
 

@@ -121,7 +121,7 @@ class UnfencedTaskStore(SleepyTaskStore):
         return await super().revert(claim, failure, receipt=receipt, counts=counts, now=now, ready_at=ready_at)
 
     @override
-    async def cancel(self, tenant: str, task_id: str, now: float) -> task_pb2.Task | None:
+    async def cancel(self, tenant: str, task_id: str, now: float) -> tuple[task_pb2.Task | None, bool]:
         self._claims = {claim for claim in self._claims if claim.task_id != task_id}
         return await super().cancel(tenant, task_id, now)
 

@@ -133,14 +133,11 @@ def _is_after(event: Event, moment: float) -> bool:
 def _doubles(history: History) -> Iterator[Violation]:
     """A task is ended once, by the router that then owns it."""
     for task, events in _by_task(history.of_kind(Kind.ENDED, Kind.CANCELLED)).items():
-        ends = [event for event in events if event.kind is Kind.ENDED]
-        # Concurrent cancellations of a task may all be acknowledged.
-        count = len(ends) + any(event.kind is Kind.CANCELLED for event in events)
-        if count > 1:
+        if len(events) > 1:
             ends_text = ", ".join(
                 f"{event.kind} with attempt {event.attempt} in state {event.state}" for event in events
             )
-            yield Violation("double", task, f"ended {count} times: {ends_text}")
+            yield Violation("double", task, f"ended {len(events)} times: {ends_text}")
     given_up = {(event.task, event.attempt) for event in history.of_kind(Kind.REVERTED)}
     newest = {task: max(event.attempt for event in events) for task, events in _claims(history).items()}
     for event in history.of_kind(Kind.ENDED):

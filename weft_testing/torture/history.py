@@ -41,7 +41,7 @@ class Kind(StrEnum):
     LEASE_LOST = "lease-lost"
     """A router detected that it lost a claim."""
     CANCELLED = "cancelled"
-    """A router cancelled the task on request."""
+    """A router ended the task on request, outside its attempt; an attempt that is cancelled logs `ENDED`."""
     BEGUN = "begun"
     """A backend started a request of the task."""
     LEFT = "left"

@@ -394,12 +394,14 @@ class SqlTaskStore:
             failure = outcome.failure or task_pb2.TaskError()
             values: dict[str, Any] = sql_rows.claim_parameters(claim) | sql_rows.failure_parameters(failure)
             if not self._append(tx, claim, outcome.chunks):
-                # Found if the earlier write succeeded but its acknowledgement was lost.
+                # Found if the earlier write succeeded but its acknowledgement was lost. The receipt tells it from a
+                # cancellation by another call, which stores none.
                 ended = """SELECT tasks.* FROM tasks JOIN task_attempts
                     ON task_attempts.task_id = tasks.id AND task_attempts.attempt = tasks.attempt
                     WHERE tasks.id = :id AND tasks.attempt = :attempt AND tasks.state = :state
-                    AND error_reason = :reason AND error_message = :message AND task_attempts.owner = :owner"""
-                return tasks_in(tx, tx.rows(ended, **values, state=outcome.state))
+                    AND error_reason = :reason AND error_message = :message AND task_attempts.owner = :owner
+                    AND task_attempts.receipt = :receipt"""
+                return tasks_in(tx, tx.rows(ended, **values, state=outcome.state, receipt=outcome.receipt))
             row = tx.row(
                 f"""UPDATE tasks SET state = :state, ended_at = :now, error_reason = :reason, error_message = :message,
                 {_UNCLAIMED} WHERE {self.fence} RETURNING *""",
@@ -444,8 +446,11 @@ class SqlTaskStore:
 
     # -- ends without a claim
 
-    async def cancel(self, tenant: str, task_id: str, now: float) -> task_pb2.Task | None:
-        """Cancels a task unless it is terminal; returns it, with the router that ran it still in `owner`."""
+    async def cancel(self, tenant: str, task_id: str, now: float) -> tuple[task_pb2.Task | None, bool]:
+        """Cancels a task unless it is terminal; returns it, and whether this call ended it.
+
+        The router that ran a task ended by this call is still in `owner`.
+        """
 
         def stop(tx: Tx) -> tuple[task_pb2.Task | None, list[EndedTask]]:
             row = tx.row(_TASK, id=task_id, tenant=tenant)
@@ -462,7 +467,7 @@ class SqlTaskStore:
 
         task, ended = await self._database.run(stop)
         self.report_ends(ended)
-        return task
+        return task, bool(ended)
 
     async def delete(self, tenant: str, task_id: str) -> task_pb2.Task | None:
         """Deletes a terminal task and returns its last state. Raises RESOURCE_IN_USE if it is not terminal."""

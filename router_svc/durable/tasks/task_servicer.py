@@ -346,10 +346,11 @@ class TaskServicer(AnsweringServicer, task_service_pb2_grpc.TaskServiceServicer)
             return before
         await self._engine.cancel(lambda run: run.id == task_id)
         with self._shown.reading():
-            ended = await self._store.cancel(tenant, task_id, self._deps.database_clock.now())
+            ended, is_ended_here = await self._store.cancel(tenant, task_id, self._deps.database_clock.now())
             task = self._found(tenant, task_id, None if ended is None else copy_of(ended, owner=""))
-        if task.state == task_pb2.TASK_STATE_CANCELLED:
-            owner = None if ended is None else ended.owner or None
+        # Its run, or another call, may have ended it before, and logged that.
+        if ended is not None and is_ended_here:
+            owner = ended.owner or None
             log.info("task cancelled", task=task_id, attempt=task.attempt, owner=owner)
         self._engine.withdraw(task_id)
         self._deps.events.publish(TaskChanged(task_id))

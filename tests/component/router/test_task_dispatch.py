@@ -303,7 +303,7 @@ async def test_slot_granted_to_a_deleted_task_is_freed_immediately(tmp_path: Pat
                     await let_all_run()
             # As another router would do it: nobody tells this one.
             store = tasks._calls._servicer._deps.store  # type: ignore[attr-defined]
-            assert await store.cancel(TENANT, gone, SystemClock().utc_now().timestamp()) is not None
+            assert (await store.cancel(TENANT, gone, SystemClock().utc_now().timestamp()))[1]
         mesh.runner.say(FINISHED)
         task, _ = await end_of(tasks, next_one)
         assert task.state == task_pb2.TASK_STATE_COMPLETED

@@ -189,6 +189,17 @@ async def test_cancelling_a_running_task_ends_the_runner_work_and_stores_its_end
         assert [counted for _, _, counted in bench.store.ended] == [True]
 
 
+async def test_end_of_a_cancelled_task_is_logged_once() -> None:
+    """The cancelling call also logged the end that the run had stored."""
+    with capture_logs() as lines:
+        async with task_bench() as bench:
+            task, _ = await bench.begun()
+            await bench.service.tasks.cancel(TENANT, task.id)
+            await bench.settle()
+    ends = [line["event"] for line in lines if line["event"] in ("task ended", "task cancelled")]
+    assert ends == ["task ended"]
+
+
 async def test_cancelling_between_claim_and_call_reaches_no_runner() -> None:
     async with task_bench() as bench:
         bench.failpoints.held[Failpoint.CLAIMED] = held = asyncio.Event()
