@@ -38,6 +38,8 @@ class RunnerConfig:
     models: tuple[ServedModel, ...]
     agents: tuple[agent_pb2.AgentManifest, ...] = ()
     """The published agents. Read-only."""
+    requires_all: bool = False
+    """Whether the mesh refuses the runner instead of leaving out models or agents that it cannot publish."""
     reserved_names: frozenset[str] = frozenset()
     """Names of the configuration's other resources, which its models from servers must not take."""
     tools: tuple[ToolSettings, ...] = ()

@@ -208,6 +208,7 @@ class RunnerService(Service):
             clock=self._clock,
             jitter=SystemRandom().random,
         )
+        self._session.requires_all = self._config.requires_all
         self._session.on_left_out = self._followed.note_left_out
         if isinstance(self._registry, FailoverChannel):
             self._registry.on_move(self._session.note_other_registry)

@@ -15,9 +15,18 @@ T = TypeVar("T", bound=Message)
 
 
 def keep_valid(
-    items: MutableSequence[T], kind: str, most: int, check: Callable[[T], None], *, name_field: str = "name"
+    items: MutableSequence[T],
+    kind: str,
+    most: int,
+    check: Callable[[T], None],
+    *,
+    name_field: str = "name",
+    requires_all: bool = False,
 ) -> list[LeftOut]:
-    """Removes items for which `check` raises, repeated names, and what exceeds `most`; returns what was removed."""
+    """Removes items for which `check` raises, repeated names, and what exceeds `most`; returns what was removed.
+
+    With `requires_all`, raises the error of the first such item instead.
+    """
     removed: list[LeftOut] = []
     kept: dict[str, T] = {}
     for item in items:
@@ -26,6 +35,8 @@ def keep_valid(
             check(item)
             _require_room(name, kept, most)
         except WeftError as error:
+            if requires_all:
+                raise
             is_name_taken = error.reason is Reason.ALREADY_EXISTS
             removed.append(left_out(kind, name, error.message, is_name_taken=is_name_taken))
         else:

@@ -34,10 +34,12 @@ class Publication:
         """Pools of the admitted models, by name."""
 
     def leave_out(self, opening: OpenSessionRequest) -> list[LeftOut]:
-        """Removes from an opening what cannot be published; returns it."""
-        config = self._config
-        removed = keep_valid(opening.models, "model", config.max_models_per_session, self._admit_model)
-        return removed + keep_valid(opening.agents, "agent", config.max_agents_per_session, self._admit_agent)
+        """Removes from an opening what cannot be published; returns it. If it requires all, raises the first error."""
+        config, whole = self._config, opening.requires_all
+        models = config.max_models_per_session
+        removed = keep_valid(opening.models, "model", models, self._admit_model, requires_all=whole)
+        agents = config.max_agents_per_session
+        return removed + keep_valid(opening.agents, "agent", agents, self._admit_agent, requires_all=whole)
 
     def _admit_model(self, manifest: ModelManifest) -> None:
         declared = self._mesh.declared_model(manifest.name)

@@ -44,11 +44,15 @@ _REASONS = frozenset(reason.value for reason in Reason)
 def valid_opening(request: session_pb.OpenSessionRequest, config: RegistryConfig) -> list[LeftOut]:
     """Brings an OpenSession to its valid form, without the items that cannot be published; returns those.
 
-    Raises INVALID_ARGUMENT naming the field if the runner itself is invalid.
+    Raises INVALID_ARGUMENT naming the field if the runner itself is invalid, and the error of the first such item if
+    the request requires all.
     """
     runner = request.runner
     # Checked first, even if it is not set, because clients derive ids from the name.
     removed = _valid_report(runner.capability, config)
+    whole = request.requires_all
+    if whole:
+        check_message(runner, "runner")
     try:
         removed += clear_invalid(runner, runner.name)
     except FieldError:
@@ -62,7 +66,7 @@ def valid_opening(request: session_pb.OpenSessionRequest, config: RegistryConfig
         for field, name in (("model.name", manifest.name), ("model.pool_name", manifest.pool_name)):
             _require_other_name(field, name, {runner.name}, "must not be the name of the runner")
 
-    removed += keep_valid(request.models, "model", config.max_models_per_session, check_model)
+    removed += keep_valid(request.models, "model", config.max_models_per_session, check_model, requires_all=whole)
     taken = {runner.name} | {name for manifest in request.models for name in (manifest.name, manifest.pool_name)}
 
     def check_own_agent(manifest: agent_pb2.AgentManifest) -> None:
@@ -71,7 +75,8 @@ def valid_opening(request: session_pb.OpenSessionRequest, config: RegistryConfig
             "agent.name", manifest.name, taken, "must not be the name of the runner, of a model or of a pool"
         )
 
-    removed += keep_valid(request.agents, "agent", config.max_agents_per_session, check_own_agent)
+    most = config.max_agents_per_session
+    removed += keep_valid(request.agents, "agent", most, check_own_agent, requires_all=whole)
     check_message(request)
     return removed
 

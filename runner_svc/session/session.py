@@ -64,6 +64,8 @@ class RunnerSession:
         """`gates` receive the session's key; `jitter` returns 0 to 1 and spreads the retries of many runners."""
         self.on_left_out: Callable[[Sequence[runner_pb2.LeftOut]], None] = lambda _: None
         """Called with the models and agents that the registry does not publish."""
+        self.requires_all = False
+        """Whether the registry refuses the session instead of leaving out models or agents."""
         self._registry = registry
         self._stub = cast(
             "RunnerSessionServiceAsyncStub", runner_session_service_pb2_grpc.RunnerSessionServiceStub(registry)
@@ -198,6 +200,7 @@ class RunnerSession:
             runner=self._report.runner(),
             models=models,
             agents=agents,
+            requires_all=self.requires_all,
         )
         began = self._clock.monotonic()
         try:

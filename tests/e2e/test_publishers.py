@@ -338,7 +338,9 @@ async def test_name_in_use_is_rejected_unless_its_own_publisher_takes_over(edge:
     async with edge.publishing() as eve:
         assert await eve.register("ann", model("eve-model")) == 409
         assert eve.facts["error"]["code"] == "already_exists"
-        assert await eve.register("eve", model("ann-model")) == 409
+        assert await eve.register("zoe", model("eve-model"), model("ann-model")) == 409
+        assert "ann-model" in eve.facts["error"]["message"]
+        assert await edge.runner("zoe") is None
     secret = ann.secret
     assert await ann.register("ann", model("ann-model", slots=3)) == 201
     assert ann.secret == secret

@@ -252,6 +252,7 @@ class Publishers:
             session_file=session_file,
             models=tuple(self._served(section, model, session) for model in models),
             max_requests=registration.max_requests,
+            requires_all=True,
             conceals_local_addresses=True,
         )
 

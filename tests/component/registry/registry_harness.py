@@ -197,6 +197,7 @@ class SomeRunner:
     ticket_key: bytes = b""
     sequence: int = 0
     opens: int = field(default=0)
+    requires_all: bool = False
     left_out: list[str] = field(default_factory=list)
     """What the registry left out at the last opening, as text."""
 
@@ -207,6 +208,7 @@ class SomeRunner:
             runner=runner_pb2.Runner(name=self.name, incarnation=self.incarnation, address=f"unix:/run/{self.name}"),
             models=[manifest(model) if isinstance(model, str) else model for model in self.models],
             agents=self.agents,
+            requires_all=self.requires_all,
         )
 
     async def open(self) -> "SomeRunner":

@@ -1,9 +1,11 @@
 """What a registry leaves out of a runner's report, and what becomes of the rest."""
 
 from pathlib import Path
+from typing import Any
 
+import pytest
 from kit.refusals import refused
-from registry_harness import RunningRegistry, SomeRunner, an_agent, ready, running_registry
+from registry_harness import RunningRegistry, SomeRunner, an_agent, manifest, ready, running_registry
 
 from weft.api.registry.v1 import registry_service_pb2, runner_pb2
 from weft.api.registry.v1.event_pb2 import EVENT_REASON_LEFT_OUT, EVENT_REASON_REVIVED, EVENT_REASON_SILENT
@@ -45,6 +47,30 @@ async def test_refused_models_are_told_once_and_the_runner_stays_active(mesh: Ru
     assert any(message.startswith("not served: model taken: the name 'taken' is taken") for message in told)
     assert await _events(mesh, EVENT_REASON_REVIVED) == []
     assert await _events(mesh, EVENT_REASON_SILENT) == []
+
+
+@pytest.mark.parametrize(
+    ("publishes", "reason"),
+    [
+        ({"models": ("m1", "taken")}, Reason.ALREADY_EXISTS),
+        ({"models": (manifest("m1", pool="r2"),)}, Reason.ALREADY_EXISTS),
+        ({"models": ("m1", "r1")}, Reason.ALREADY_EXISTS),
+        ({"models": ("m1",), "agents": (an_agent("a1", "absent"),)}, Reason.MODEL_NOT_FOUND),
+        ({"models": ("m1", "bad\x00name")}, Reason.INVALID_ARGUMENT),
+        ({"models": ("m1", "m2", "m3", "m4")}, Reason.TOO_MANY_RESOURCES),
+    ],
+)
+async def test_runner_that_requires_all_is_refused_and_leaves_nothing(
+    tmp_path: Path, publishes: dict[str, Any], reason: Reason
+) -> None:
+    async with running_registry(tmp_path, max_models_per_session=3) as mesh:
+        await SomeRunner(mesh, name="r2", models=("taken",)).open()
+        with refused(reason):
+            await SomeRunner(mesh, requires_all=True, **publishes).open()
+        for kind, name in (("runner", "r1"), ("model", "m1")):
+            with refused(Reason.NOT_FOUND if kind == "runner" else Reason.MODEL_NOT_FOUND):
+                await (mesh.runner(name) if kind == "runner" else mesh.model(name))
+        assert (await SomeRunner(mesh, requires_all=True).open()).left_out == []
 
 
 async def test_item_is_published_once_its_name_is_free(mesh: RunningRegistry) -> None:

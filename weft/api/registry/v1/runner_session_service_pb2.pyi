@@ -35,10 +35,13 @@ class OpenSessionRequest(google.protobuf.message.Message):
     RUNNER_FIELD_NUMBER: builtins.int
     MODELS_FIELD_NUMBER: builtins.int
     AGENTS_FIELD_NUMBER: builtins.int
+    REQUIRES_ALL_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """Idempotency id chosen by the runner, the same for every retry of a call."""
     session_id: builtins.str
     """Session id of an earlier incarnation. Empty: a new session."""
+    requires_all: builtins.bool
+    """Whether the session is refused, with the error of the first item, instead of items being left out."""
     @property
     def runner(self) -> weft.api.registry.v1.runner_pb2.Runner:
         """The runner. `status` and `last_heartbeat_time` are ignored."""
@@ -59,9 +62,10 @@ class OpenSessionRequest(google.protobuf.message.Message):
         runner: weft.api.registry.v1.runner_pb2.Runner | None = ...,
         models: collections.abc.Iterable[weft.api.registry.v1.model_pb2.ModelManifest] | None = ...,
         agents: collections.abc.Iterable[weft.api.registry.v1.agent_pb2.AgentManifest] | None = ...,
+        requires_all: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["runner", b"runner"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agents", b"agents", "models", b"models", "request_id", b"request_id", "runner", b"runner", "session_id", b"session_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agents", b"agents", "models", b"models", "request_id", b"request_id", "requires_all", b"requires_all", "runner", b"runner", "session_id", b"session_id"]) -> None: ...
 
 global___OpenSessionRequest = OpenSessionRequest
 
