@@ -67,6 +67,8 @@ class LinkState(Enum):
     JOINED = "joined"
     REFUSED = "refused"
     """The link is open, but the registry rejected the runner's session."""
+    LEFT_OUT = "left out"
+    """The runner has joined; `detail` names its models that the mesh does not serve, and is empty if it serves all."""
     LOST = "lost"
     GIVEN_UP = "given up"
 

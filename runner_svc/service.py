@@ -1,7 +1,7 @@
 """The runner service: builds instances, session and servicers, and starts and stops them in order."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -44,7 +44,7 @@ from runner_svc.session.report import RunnerReport
 from runner_svc.session.session import RunnerSession
 from runner_svc.tools.mcp_servers import untracked_tag
 from runner_svc.tools.tool_box import build_tool_box
-from weft.api.registry.v1 import agent_pb2, wake_pb2
+from weft.api.registry.v1 import agent_pb2, runner_pb2, wake_pb2
 from weft.api.runner.v1 import (
     embedding_service_pb2,
     generation_service_pb2,
@@ -115,6 +115,8 @@ class RunnerService(Service):
             PromptFetcher(ChannelPool(security=config.security)) if budget_bytes else None,
         )
         self._followed = FollowedServers(self, clock)
+        self.on_left_out: Callable[[Sequence[runner_pb2.LeftOut]], None] = lambda _: None
+        """Called after each opening of the session with what the registry does not publish."""
         self._added: AddedModels | None = None
         if config.server_adder is not None:
             file = config.session_file.with_suffix(SUFFIX)
@@ -209,7 +211,7 @@ class RunnerService(Service):
             jitter=SystemRandom().random,
         )
         self._session.requires_all = self._config.requires_all
-        self._session.on_left_out = self._followed.note_left_out
+        self._session.on_left_out = self._note_left_out
         if isinstance(self._registry, FailoverChannel):
             self._registry.on_move(self._session.note_other_registry)
         if self._config.leftovers is not None:
@@ -327,6 +329,10 @@ class RunnerService(Service):
         self._report.published_agents = tuple(agents)
         self._followed.note_taken({agent.name for agent in agents})
         self._note_models()
+
+    def _note_left_out(self, items: Sequence[runner_pb2.LeftOut]) -> None:
+        self._followed.note_left_out(items)
+        self.on_left_out(items)
 
     async def until_published(self, seconds: float) -> bool:
         """Waits until the registry has the current models and agents; returns whether it has within this time."""

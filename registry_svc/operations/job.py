@@ -195,10 +195,10 @@ class Job:
             self._added = added.name
         try:
             await self._load_one(added.name, load.options)
+            await self._until_published(added.name, target.runner)
         except WeftError:
             await self._remove_again()
             raise
-        await self._until_published(added.name)
         self._result.added.CopyFrom(added)
 
     async def _until_listed(self, added: added_model_pb2.AddedModel) -> None:
@@ -213,15 +213,15 @@ class Job:
         self._result.models.extend(name for name in names if name not in missing)
         self._result.added.CopyFrom(added)
 
-    async def _until_published(self, model: str) -> None:
-        """Waits until the mesh knows an added model.
+    async def _until_published(self, model: str, runner: str) -> None:
+        """Waits until the mesh knows a model added on a runner; another runner may have taken its name meanwhile.
 
         Raises MODEL_NOT_FOUND after PUBLISHED_SECONDS, because the runner could not publish it.
         """
         until = self._deps.clock.monotonic() + PUBLISHED_SECONDS
-        while self._deps.directory.runner_of(model) is None and self._deps.clock.monotonic() < until:
+        while self._deps.directory.runner_of(model) != runner and self._deps.clock.monotonic() < until:
             await self._deps.clock.sleep(PUBLISHED_CHECK_SECONDS)
-        if self._deps.directory.runner_of(model) is None:
+        if self._deps.directory.runner_of(model) != runner:
             raise WeftError(
                 Reason.MODEL_NOT_FOUND, f"{model} was loaded, and its runner could not publish it; its log says why"
             )

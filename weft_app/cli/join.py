@@ -15,7 +15,7 @@ from typing import Any
 
 import typer
 
-from runner_svc.dial_out import LinkEvent
+from runner_svc.dial_out import LinkEvent, LinkState
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.telemetry import configure_logging
@@ -129,7 +129,7 @@ def run_join(
     configure_logging("runner", level=loaded.log.level, file=folder.log_file(name, loaded.log.max_file_bytes))
     say(f"runner {plan.runner.name} joins {plan.shown_address}; logs: {folder.logs / f'{name}.log'}\n")
     warn_of_missing_models(plan)
-    run_service(join_mesh(plan, loaded, folder, _link_reporter(plan)))
+    run_service(join_mesh(plan, loaded, folder, link_reporter(plan)))
     say("stopped\n")
 
 
@@ -195,12 +195,12 @@ def warn_of_missing_models(plan: JoinPlan) -> None:
             say(f"warn {model.name}: {fault.message}{remedy}\n")
 
 
-def _link_reporter(plan: JoinPlan) -> Callable[[LinkEvent], None]:
+def link_reporter(plan: JoinPlan) -> Callable[[LinkEvent], None]:
     """Returns a function that prints the state of the link, one line per change."""
-    last = ""
+    last = left_out = ""
 
     def show(event: LinkEvent) -> None:
-        nonlocal last
+        nonlocal last, left_out
         detail, models = safe_text(event.detail), ", ".join(plan.published) or "all models that its server lists"
         line = {
             "CONNECTING": f"...  connecting to {plan.shown_address}",
@@ -211,6 +211,9 @@ def _link_reporter(plan: JoinPlan) -> Callable[[LinkEvent], None]:
         if line != last:
             say(f"{line}\n")
         last = line
+        if event.state is LinkState.LEFT_OUT and detail != left_out:
+            left_out = detail
+            say(f"warn not served: {detail}\n" if detail else "ok   the mesh serves all models now\n")
 
     return show
 

@@ -1,17 +1,19 @@
 """`weft runner join`: an ordinary runner on a private socket, reached by the mesh over one outbound link."""
 
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import runner_svc.service
-from runner_svc.dial_out import DialOut, DialOutConfig, LinkEvent
+from runner_svc.dial_out import DialOut, DialOutConfig, LinkEvent, LinkState
 from runner_svc.model_store.peers import ModelPeers
 from runner_svc.runtimes.table import ATTACHED_RUNTIME
 from runner_svc.settings import RunnerSettings
+from weft.api.registry.v1.runner_pb2 import LeftOut
+from weft.documents.left_out import left_out_items
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.file_replacement import lock_file
@@ -119,6 +121,13 @@ async def join(plan: JoinPlan, config: WeftConfig, home: WeftHome, report: Calla
             token=plan.mesh.token,
             local_address=address,
         )
+
+        def note_left_out(items: Sequence[LeftOut]) -> None:
+            # Models that a server lists get other names.
+            own = [each for each in items if each.name in plan.published]
+            report(LinkEvent(state=LinkState.LEFT_OUT, detail=left_out_items(own)))
+
+        runner.on_left_out = note_left_out
 
         def note_link() -> None:
             dialer.note_linked()

@@ -69,6 +69,16 @@ async def test_failed_load_leaves_no_model_behind(stage: Stage) -> None:
     assert stage.calls.heard[-1] == "remove tiny-q4_0 on r1"
 
 
+async def test_load_whose_name_another_runner_took_meanwhile_fails(stage: Stage) -> None:
+    operation = await stage.create(load_source())
+    await stage.until_heard(f"add {SOURCE} as tiny-q4_0 on r1", "load tiny-q4_0 on r1")
+    stage.directory.models["tiny-q4_0"] = "r2"
+    stage.calls.answer("tiny-q4_0", loaded(100, 30))
+    end = await stage.end_as_time_passes(operation, 1.0)
+    assert (end.state, Reason(end.reason)) == (Operation.STATE_FAILED, Reason.MODEL_NOT_FOUND)
+    assert stage.calls.heard[-1] == "remove tiny-q4_0 on r1"
+
+
 async def test_cancelled_load_leaves_no_model_behind(stage: Stage) -> None:
     operation = await stage.create(load_source())
     await stage.until_heard(f"add {SOURCE} as tiny-q4_0 on r1", "load tiny-q4_0 on r1")

@@ -1,14 +1,15 @@
 """`weft runner join --url` with a server that does not have the models to publish, or does not answer."""
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from runner_svc.dial_out import LinkEvent, LinkState
 from runner_svc.runtimes.openai_http import backend
 from runner_svc.runtimes.runtime import ModelFault
-from weft_app.cli.join import warn_of_missing_models
-from weft_app.compose.join import config_with_server
+from weft_app.cli.join import link_reporter, warn_of_missing_models
+from weft_app.compose.join import JoinPlan, config_with_server
 from weft_testing.free_port import free_port
 
 OTHER = "the server has no model llama; it has llama3.2:3b (set upstream_model)"
@@ -43,3 +44,16 @@ def test_join_warns_of_a_server_that_does_not_answer_when_all_models_are_publish
     warn_of_missing_models(joined(None))
     said = capsys.readouterr().out
     assert said == "warn ann: serves no model of its server: it does not answer; start it, or correct url\n"
+
+
+def test_join_says_once_what_the_mesh_does_not_serve(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = SimpleNamespace(runner=SimpleNamespace(name="ann"), published=("a", "b"), shown_address="mesh:7443")
+    show = link_reporter(cast("JoinPlan", plan))
+    for detail in ("", "model b: taken", "model b: taken", ""):
+        show(LinkEvent(state=LinkState.JOINED))
+        show(LinkEvent(state=LinkState.LEFT_OUT, detail=detail))
+    assert capsys.readouterr().out.splitlines() == [
+        "ok   joined as ann: a, b",
+        "warn not served: model b: taken",
+        "ok   the mesh serves all models now",
+    ]
