@@ -64,7 +64,7 @@ function Tokens({ changes }) {
       { title: "For", cell: (/** @type {any} */ row) => row.description || "–", className: "wrap" },
       { title: "Made", cell: (/** @type {any} */ row) => ago(row.createTime) },
       { title: "Ends", cell: (/** @type {any} */ row) => clock(row.expireTime) || "never" },
-      { title: "", cell: (/** @type {any} */ row) => can("runners:edit") && html`<button aria-label=${`Revoke ${row.id}`} onClick=${() => setChosen(row)}>Revoke</button>` },
+      { title: "Action", cell: (/** @type {any} */ row) => can("runners:edit") && html`<button aria-label=${`Revoke ${row.id}`} onClick=${() => setChosen(row)}>Revoke</button>` },
     ]} />`}
     ${chosen &&
     html`<${Confirm} title=${`Revoke ${chosen.id}`} action="Revoke" isDangerous onClose=${() => setChosen(null)}
