@@ -21,7 +21,9 @@ ROUTER_OWNER = OwnerRole(
     standby_reason=Reason.ROUTER_STANDBY,
     advice="gateways find the router that leads automatically",
     replaced_reason=Reason.ROUTER_STANDBY,
+    # A router that replaces a frozen one opens its file; a dump or a restore has to have it alone.
     locks_file=True,
+    shares_file=True,
 )
 SCHEMA = Schema(owner="router", scripts=Path(__file__).parent / "schema", version_table="router_alembic_version")
 

@@ -264,7 +264,7 @@ class Connection(ABC):
 class SqliteConnection(Connection):
     """SQLite with durable commits, concurrent readers in other processes, and foreign keys.
 
-    A role with `locks_file` owns the database through a lock file, which cannot be lost while the process runs.
+    A role with `locks_file` holds the database through a lock file, which cannot be lost while the process runs.
     """
 
     dialect = "sqlite"
@@ -351,10 +351,10 @@ class SqliteConnection(Connection):
 
 
 def _locked(path: str, role: OwnerRole) -> int:
-    """Locks a file until it is closed or the process ends. Raises ALREADY_EXISTS if another process has the lock."""
+    """Locks a file until it is closed or the process ends. Raises ALREADY_EXISTS if another one does not share it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        lock_file(descriptor)
+        lock_file(descriptor, is_shared=role.shares_file)
     except BlockingIOError as error:
         os.close(descriptor)
         raise role.owned_elsewhere() from error

@@ -23,7 +23,9 @@ class OwnerRole:
     replaced_reason: Reason = Reason.SERVICE_UNAVAILABLE
     """Reason with which a former owner rejects writes."""
     locks_file: bool = False
-    """Whether only one process may open an SQLite file."""
+    """Whether a process locks an SQLite file that it opens."""
+    shares_file: bool = False
+    """Whether others of the same role may open a locked SQLite file, too: their writes are fenced row by row."""
 
     @cached_property
     def lock_key(self) -> int:

@@ -4,6 +4,7 @@ While it runs it owns the databases, so no registry and no router can change the
 """
 
 import asyncio
+import dataclasses
 import json
 import signal
 import sqlite3
@@ -187,7 +188,8 @@ def _state_files(config: WeftConfig, home: WeftHome) -> dict[str, Path]:
 @asynccontextmanager
 async def _owned(addresses: Mapping[str, DatabaseAddress]) -> AsyncIterator[dict[str, Store]]:
     """Yields the databases, which this process owns. Raises ALREADY_EXISTS if a service runs on one."""
-    stores = {each: Store(address, each, role=_ROLES[each]) for each, address in addresses.items()}
+    roles = {each: dataclasses.replace(role, shares_file=False) for each, role in _ROLES.items()}
+    stores = {each: Store(address, each, role=roles[each]) for each, address in addresses.items()}
     try:
         for store in stores.values():
             await store.open()
