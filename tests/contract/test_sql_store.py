@@ -5,6 +5,7 @@ import sqlite3
 import threading
 from collections.abc import AsyncIterator
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -296,6 +297,22 @@ async def test_database_of_an_unknown_revision_is_rejected(store: Store, databas
     await bare.open()
     assert await bare.read(lambda tx: tx.value("SELECT version_num FROM things_alembic_version")) == revision
     await bare.close()
+
+
+async def test_file_of_a_shared_role_opens_twice_and_a_dump_has_it_alone(tmp_path: Path, schema: Schema) -> None:
+    """A router replaces a frozen one, which still holds the file; nothing may write during a dump."""
+    path, shared = tmp_path / "things.db", replace(ROLE, shares_file=True)
+    first, second, alone = (Store(path, "things", schema=schema, role=role) for role in (shared, shared, ROLE))
+    await first.open()
+    await second.open()
+    for users in (second, first):
+        with pytest.raises(WeftError, match="another things runs on this database"):
+            await alone.open()
+        await users.close()
+    await alone.open()
+    with pytest.raises(WeftError, match="another things runs on this database"):
+        await first.open()
+    await alone.close()
 
 
 async def test_role_is_exclusive_to_one_process_until_it_closes(database_url: str, schema: Schema) -> None:
