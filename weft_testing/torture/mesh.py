@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from weft.kernel.address import without_tls
 from weft.kernel.tls_channel import ChannelSecurity
 from weft_testing.fake_backend.process import fake_backend_command
 from weft_testing.free_port import free_ports
@@ -387,7 +388,11 @@ class Mesh:
         return orphans
 
     def replace_router(self) -> Member:
-        """Replaces the router by a new one in the same home; returns the old one, which may still run."""
+        """Replaces the router by a new one in the same home; returns the old one, which may still run.
+
+        As an operator does, it removes the socket of the old one, which a paused process still holds.
+        """
+        Path(without_tls(self._router_at("router")).removeprefix("unix:")).unlink(missing_ok=True)
         old, self.router = self.router, self._service("router", "--listen", self._router_at("router"), name="router")
         self._replaced.append(old)
         return old
