@@ -332,7 +332,8 @@ class EdgeProtocol(HttpToolsProtocol):
         self._chunk_bytes += len(body)
         beyond = max(0, self._body_bytes - _ORDINARY_BODY_BYTES)
         if self._body_pieces > self._limits.max_body_pieces + beyond // _LARGE_PIECE_BYTES:
-            self._stop_parsing(WeftError(Reason.REQUEST_TOO_LARGE, "the body arrives in too many chunks"))
+            message = f"the body arrives in too many chunks (max_body_pieces is {self._limits.max_body_pieces})"
+            self._stop_parsing(WeftError(Reason.REQUEST_TOO_LARGE, message))
         super().on_body(body)
 
     def on_chunk_header(self) -> None:

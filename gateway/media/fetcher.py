@@ -119,7 +119,7 @@ class MediaFetcher(MediaSource):
         except TimeoutError:
             raise WeftError(
                 Reason.TOO_MANY_RESOURCES,
-                "too many files are being fetched",
+                f"too many files are being fetched (max_concurrent_fetches is {self._config.max_concurrent_fetches})",
                 retry_after_seconds=1,
             ) from None
         try:

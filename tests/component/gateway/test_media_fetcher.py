@@ -252,6 +252,7 @@ async def test_fetch_that_waits_too_long_fails_with_too_many_resources() -> None
         with pytest.raises(FieldError):
             await first
     assert refused.value.reason is Reason.TOO_MANY_RESOURCES
+    assert "max_concurrent_fetches is 1" in refused.value.message
     assert refused.value.traits.retryable
 
 
