@@ -209,10 +209,12 @@ def _context(pem: str | None = None) -> ssl.SSLContext:
 def _peer_certificate(address: JoinAddress, context: ssl.SSLContext) -> tuple[bytes, list[str]]:
     """Returns the server's certificate (DER), and its names if the context verifies it."""
     try:
-        with (
-            socket.create_connection((address.host, address.port), FETCH_SECONDS) as plain,
-            context.wrap_socket(plain, server_hostname=address.host) as secure,
-        ):
+        plain = socket.create_connection((address.host, address.port), FETCH_SECONDS)
+    except (OSError, ValueError) as error:
+        # ValueError: an invalid host name, such as one with a label of 64 characters.
+        raise WeftError(Reason.CONNECT_FAILED, f"{address.target} cannot be reached") from error
+    try:
+        with plain, context.wrap_socket(plain, server_hostname=address.host) as secure:
             facts: dict[str, Any] = dict(secure.getpeercert() or {})
             names = [str(value) for _, value in facts.get("subjectAltName", ())]
             return secure.getpeercert(binary_form=True) or b"", names
@@ -222,10 +224,7 @@ def _peer_certificate(address: JoinAddress, context: ssl.SSLContext) -> tuple[by
             Reason.CONNECT_FAILED,
             f"the certificate of {address.target} is not valid now; check this machine's clock",
         ) from error
-    except ssl.SSLError as error:
-        if error.reason in _PLAIN_REASONS:
+    except OSError as error:
+        if isinstance(error, ssl.SSLError) and error.reason in _PLAIN_REASONS:
             raise speaks_no_grpc(address.target, "plain HTTP") from error
         raise WeftError(Reason.CONNECT_FAILED, f"{address.target} does not answer with TLS") from error
-    except (OSError, ValueError) as error:
-        # ValueError: an invalid host name, such as one with a label of 64 characters.
-        raise WeftError(Reason.CONNECT_FAILED, f"{address.target} cannot be reached") from error

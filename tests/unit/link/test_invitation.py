@@ -1,5 +1,8 @@
 """Invitations of runners: one word that says where, by which certificate, and with which token."""
 
+import asyncio
+import socket
+import struct
 from pathlib import Path
 from typing import cast
 
@@ -102,6 +105,19 @@ async def test_failure_of_each_address_is_reported(tmp_path: Path) -> None:
         assert caught.value.message.count("another certificate") == 1
     finally:
         await server.stop(None)
+
+
+async def test_address_that_resets_the_connection_is_not_called_unreachable() -> None:
+    def reset(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = writer.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.close()
+
+    async with await asyncio.start_server(reset, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(WeftError) as caught:
+            await JoinDialer([JoinAddress(host="127.0.0.1", port=port, is_tls=True)], Trust(fingerprint=PIN)).open()
+    assert caught.value.message == f"127.0.0.1:{port} does not answer with TLS"
 
 
 class _Dials:
