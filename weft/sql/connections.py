@@ -171,6 +171,8 @@ class Connection(ABC):
     driver_error: ClassVar[type[Exception]]
     owner: str | None = None
     """The id that this process wrote into the role's table; None before, and on SQLite."""
+    is_in_doubt = False
+    """Whether the last `commit` broke off, so that only `settle` tells whether it took place."""
     _raw: Any = None
     """The driver's connection; None: not open."""
 
@@ -194,14 +196,12 @@ class Connection(ABC):
         """Commits durably."""
         self.execute("COMMIT")
 
-    @property
-    def is_in_doubt(self) -> bool:
-        """Whether the last `commit` broke off, so that only `settle` tells whether it took place."""
-        return False
-
     def settle(self) -> bool:
-        """Reconnects, and returns whether the commit in doubt took place. Raises DatabaseError and WeftError."""
-        raise NotImplementedError
+        """Returns whether the last commit took place; asks the database again if it is in doubt.
+
+        Raises DatabaseError and WeftError if the database does not tell.
+        """
+        return not self.is_in_doubt
 
     def rollback(self) -> None:
         """Rolls back the transaction, if any."""
@@ -217,7 +217,7 @@ class Connection(ABC):
         self.called(self._raw.cursor().executemany, self.bound(sql, {})[0], [self.bound(sql, row)[1] for row in rows])
 
     def stream(self, sql: str) -> Any:
-        """Runs a query. Returns the driver's cursor, which reads rows as they are fetched."""
+        """Returns the driver's cursor of a query, which reads rows as they are fetched."""
         return self.execute(sql)
 
     def fetch(self, cursor: Any) -> list[tuple[Any, ...]]:

@@ -77,8 +77,9 @@ class PostgresConnection(Connection):
     The owner's row has its address, the server process of its connection, and a heartbeat by the server's clock, which
     `weft.sql.standby` reads.
 
-    Every commit writes its number into the owner's row. If the connection breaks between COMMIT and its
-    acknowledgement, `settle` reads there whether it took place, also from the server that a failover made the primary.
+    Every commit, except of a heartbeat, writes its number into the owner's row. If the connection breaks between COMMIT
+    and its acknowledgement, `settle` reads there whether it took place, also from the server that a failover made the
+    primary.
 
     Only a primary is connected to. After an error of a server that is none any more, the next transaction reconnects.
 
@@ -98,11 +99,10 @@ class PostgresConnection(Connection):
         self._own_address = own_address
         self._is_elsewhere = False
         """Whether the connection leads to a server that cannot write."""
-        self._writes = False
-        """Whether the transaction writes."""
+        self._is_numbered = False
+        """Whether the transaction gets a number if it changes something."""
         self._sent = self._acknowledged = 0
         """Numbers of the last commit that was sent, and of the last one known to be stored."""
-        self._is_in_doubt = False
 
     @override
     def open(self) -> None:
@@ -149,7 +149,7 @@ class PostgresConnection(Connection):
     def begin(self, *, writes: bool) -> None:
         """Begins a transaction; reconnects if the connection broke, or leads to a server that is no primary."""
         statement = "BEGIN" if writes else "BEGIN READ ONLY"
-        self._writes = writes
+        self._is_numbered = writes and self.owner is not None
         if self._raw is not None and self._is_elsewhere:
             super().close()
         if self._raw is not None and not self._raw.closed:
@@ -166,7 +166,7 @@ class PostgresConnection(Connection):
     @override
     def commit(self) -> None:
         """Commits. Raises DatabaseError if a statement of the transaction failed."""
-        if self._role is None or self.owner is None or not self._writes:
+        if self._role is None or not self._is_numbered:
             if self.execute("COMMIT").statusmessage != "COMMIT":
                 raise DatabaseError("25P02", f"{self._address.shown}: a statement of the transaction failed")
             return
@@ -179,15 +179,10 @@ class PostgresConnection(Connection):
         try:
             numbered = self.called(lambda: self._connected().execute(words, prepare=False)).rowcount
         except DatabaseError:
-            self._is_in_doubt = self._raw is None or self._raw.closed
+            self.is_in_doubt = self._raw is None or self._raw.closed
             raise
         if numbered:
             self._acknowledged = self._sent
-
-    @property
-    @override
-    def is_in_doubt(self) -> bool:
-        return self._is_in_doubt
 
     @override
     def settle(self) -> bool:
@@ -231,9 +226,11 @@ class PostgresConnection(Connection):
     def beat(self, tx: Tx) -> bool:
         """Writes a heartbeat. Returns whether a standby is connected.
 
-        The write is not synced to disk, since a heartbeat need not survive a crash of PostgreSQL.
+        The write is not synced to disk, since a heartbeat need not survive a crash of PostgreSQL. Its commit has no
+        number, because one that is lost in a crash would be reported as a missing change.
         """
         assert self._role is not None, "owners alone beat"
+        self._is_numbered = False
         tx.execute("SET LOCAL synchronous_commit TO off")
         tx.execute(
             f"UPDATE {self._role.table} SET beat = beat + 1, beat_at = clock_timestamp(), "  # noqa: S608 - as above
@@ -256,7 +253,7 @@ class PostgresConnection(Connection):
             with suppress(DatabaseError):
                 self.rollback()
                 self.execute("SELECT pg_advisory_unlock_all()")
-        self.owner, self._is_in_doubt = None, False
+        self.owner, self.is_in_doubt = None, False
         super().close()
 
     def _claim(self, role: OwnerRole) -> None:
@@ -278,7 +275,7 @@ class PostgresConnection(Connection):
         if self.owner is None:
             return
         # Only with the lock: the old connection may still be committing.
-        number, self._is_in_doubt = self._own_commit(role), False
+        number, self.is_in_doubt = self._own_commit(role), False
         if number < self._acknowledged:
             # A failover to a server that did not have all of it. What this process knows is newer than the database.
             log.error(
