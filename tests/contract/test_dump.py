@@ -1,5 +1,6 @@
 """Dumps: every row survives a move between SQLite and PostgreSQL; what is damaged or does not fit changes nothing."""
 
+import asyncio
 import gzip
 import random
 import stat
@@ -12,13 +13,16 @@ from typing import Any
 import pytest
 
 from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.file_replacement import replace_file
 from weft.kernel.reasons import Reason
 from weft.sql.connections import Tx
 from weft.sql.dump import DumpFacts, DumpWriter, checked, lines_of, restore_tables, writing
 from weft.sql.migrations import Schema, tables_in
 from weft.sql.statements import insert
 from weft.sql.store import Store
-from weft_app.compose.dump import SCHEMAS
+from weft_app.compose.dump import SCHEMAS, dump_mesh, restore_mesh
+from weft_app.compose.home import WeftHome
+from weft_app.config.loader import parse_config
 
 pytest_plugins = ("database_fixtures",)
 
@@ -205,6 +209,7 @@ def damages(content: bytes) -> Iterator[bytes]:
     yield gzip.compress(text.replace(b"lamp", b"limp"))
     yield gzip.compress(b"".join(text.splitlines(keepends=True)[:-1]))
     yield gzip.compress(text + b'{"table":"things"}\n')
+    yield gzip.compress(b"".join(text.splitlines(keepends=True)[:-1]) + b'["sha256"]\n')
     yield gzip.compress(b"[]\n")
     yield gzip.compress(b"7\n")
     yield gzip.compress(text.replace(b'"weft_dump":1', b'"weft_dump":2'))
@@ -245,6 +250,32 @@ async def test_interrupted_restore_changes_nothing(dump: Path, older: Schema, da
         await restored(store, dump, "things", older, stop)
     assert await store.read(lambda tx: tx.value("SELECT word FROM things")) == "kept"
     await store.close()
+
+
+def test_failed_restore_leaves_the_key_files_of_before(tmp_path: Path) -> None:
+    """With --replace, the pepper of the dump stayed, and every key of the mesh was unknown."""
+    home, config, dump = WeftHome(tmp_path / "home"), parse_config({}), tmp_path / "mesh.dump"
+    pepper, results = home.state / "key-pepper", home.state / "results.key"
+    for file in (pepper, results):
+        replace_file(file, b"that of the dump".ljust(32))
+
+    async def fill() -> None:
+        store = Store(home.state / "registry.db", "registry", schema=SCHEMAS["registry"])
+        await store.open()
+        await store.run(Filler(0).fill)
+        await store.close()
+
+    def stop(_rows: int) -> None:
+        raise WeftError(Reason.CANCELLED, "interrupted")
+
+    asyncio.run(fill())
+    dump_mesh(config, home, dump, from_home=False, show=ignored)
+    replace_file(pepper, b"another one".ljust(32))
+    results.unlink()
+    with pytest.raises(WeftError, match="interrupted"):
+        restore_mesh(config, home, dump, replace=True, show=stop)
+    assert pepper.read_bytes() == b"another one".ljust(32)
+    assert not results.exists()
 
 
 async def test_text_that_postgresql_cannot_store_is_replaced_and_a_value_that_does_not_fit_is_named(

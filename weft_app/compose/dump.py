@@ -9,16 +9,18 @@ import json
 import signal
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager, closing, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from registry_svc.store import database as registry_database
 from registry_svc.store.owner_file import create_owner_file, read_owner_file
 from router_svc.store import database as router_database
-from weft.kernel.errors import WeftError
+from weft import __version__
+from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.file_replacement import replace_file
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
@@ -111,8 +113,7 @@ def restore_mesh(
             if not replace:
                 for each, store in stores.items():
                     _require_empty(each, store, await store.read(partial(_holdings, service=each)))
-            made = _restored_files(config, home, path, replace=replace)
-            try:
+            with _restored_files(config, home, path, replace=replace):
 
                 def work(tx: Tx, service: str, progress: Progress) -> None:
                     restore_tables(tx, SCHEMAS[service], facts.services[service], lines_of(path), progress)
@@ -125,10 +126,6 @@ def restore_mesh(
                 for each in others:
                     await stores[each].run(partial(work, service=each, progress=progress))
                 await stores[last].run(partial(work, service=last, progress=show if others else progress))
-            except BaseException:
-                for place in made:
-                    place.unlink(missing_ok=True)
-                raise
         if "router" in addresses and addresses["router"].path is not None:
             home.promises.unlink(missing_ok=True)
 
@@ -253,24 +250,38 @@ def _tried(work: Callable[[], None]) -> None:
     raise _TriedError
 
 
-def _restored_files(config: WeftConfig, home: WeftHome, path: Path, *, replace: bool) -> list[Path]:
-    """Writes the key files of a dump, and returns the new ones. Raises ALREADY_EXISTS if one has other content."""
-    targets, made = _state_files(config, home), list[Path]()
-    wanted = {each["file"]: each["data"] for each in lines_of(path) if isinstance(each, dict) and "file" in each}
+@contextmanager
+def _restored_files(config: WeftConfig, home: WeftHome, path: Path, *, replace: bool) -> Iterator[None]:
+    """Writes the key files of a dump, and those of before again if the block fails.
+
+    Raises ALREADY_EXISTS if one has other content, and INVALID_ARGUMENT for one that this release does not know.
+    """
+    targets = _state_files(config, home)
+    before_tables = takewhile(lambda each: "table" not in each, lines_of(path))
+    wanted = {each["file"]: each["data"] for each in before_tables if "file" in each}
+    if unknown := sorted(wanted.keys() - targets.keys()):
+        raise invalid_field("file", f"{path} has {', '.join(unknown)}, which weft {__version__} does not know")
     present = {name: read_owner_file(targets[name], name, max_bytes=MAX_FILE_BYTES) for name in wanted}
-    other = [str(targets[name]) for name, content in present.items() if content not in (None, wanted[name])]
-    if other and not replace:
+    changed = {name: content for name, content in present.items() if content != wanted[name]}
+    if (other := [str(targets[name]) for name, content in changed.items() if content is not None]) and not replace:
         raise WeftError(
             Reason.ALREADY_EXISTS,
             f"{', '.join(other)} differ from those in the dump; move them away, or overwrite them with --replace",
         )
-    for name, content in wanted.items():
-        if str(targets[name]) in other:
-            replace_file(targets[name], content)
-        elif present[name] is None:
-            create_owner_file(targets[name], content, name)
-            made.append(targets[name])
-    return made
+    try:
+        for name, before in changed.items():
+            if before is None:
+                create_owner_file(targets[name], wanted[name], name)
+            else:
+                replace_file(targets[name], wanted[name])
+        yield
+    except BaseException:
+        for name, before in changed.items():
+            if before is None:
+                targets[name].unlink(missing_ok=True)
+            else:
+                replace_file(targets[name], before)
+        raise
 
 
 def _moves(home: WeftHome) -> dict[str, float]:
