@@ -109,6 +109,14 @@ class RecordedTask:
         return None if self.placement is None else self.placement.status
 
     @property
+    def waits_for(self) -> str:
+        """Why it has no placement: its last offer was refused, or its last attempt failed; empty: unknown."""
+        last = self.past[-1][1] if self.past else None
+        if isinstance(last, Rejects):
+            return last.message
+        return "" if self.retry is None else f"the next attempt; the last one failed: {self.retry.error.message}"
+
+    @property
     def all_attempts(self) -> list[receipt_pb2.Attempt]:
         """All attempts, those of the present placement included."""
         own = () if self.placement is None else attempts_of(self.placement.decisions, self.arrived_at)
@@ -126,10 +134,11 @@ class RecordedTask:
             for attempt in known:
                 set_seconds(attempt.start, placement.arrived_at - self.arrived_at + seconds_of(attempt.start))
         decisions = self._own_decisions()
-        # A task is offered again and again: the same refusal is kept once.
-        if decisions and self.past and _is_same_refusal(self.past[-1][1], decisions[-1][1]):
-            decisions = []
-        self.past = [*self.past, *decisions][-max_decisions:]
+        past = self.past
+        # A task is offered again and again: of equal refusals the newest is kept.
+        if decisions and past and _is_same_refusal(past[-1][1], decisions[-1][1]):
+            past, decisions = past[:-1], decisions[-1:]
+        self.past = [*past, *decisions][-max_decisions:]
         self.attempts += known
         self.placement = None
 

@@ -110,8 +110,8 @@ def _fill_retry(record: request_pb2.RequestRecord, task: RecordedTask) -> None:
     record.cancelled_by = task.cancelled_by
     if task.retry is not None:
         record.retry.CopyFrom(task.retry)
-        if task.placement is None:
-            record.queued.reason = f"the next attempt; the last one failed: {task.retry.error.message}"
+    if task.placement is None:
+        record.queued.reason = task.waits_for
 
 
 def _records_of(entries: Sequence[UnderWay] | Sequence[EndedRequest]) -> list[request_pb2.RequestRecord]:

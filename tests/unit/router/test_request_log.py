@@ -356,6 +356,19 @@ def test_bug_attempt_of_a_task_with_a_further_attempt_was_recorded_as_not_retrie
     assert "not retried" not in str(record.decisions)
 
 
+def test_bug_task_with_refused_offers_was_queued_without_a_reason() -> None:
+    log, spec = RequestLog(), asked(request_id="task-1", task_id="task-1")
+    log.begin_task(spec, 0.0, 0.0, WALL)
+    for key, seconds in ((1, 5), (2, 10)):
+        request = Request.of(key, spec, 0.0)
+        log.note_arrival(request, WALL)
+        message = f"qwen could not be woken: there is no file; next try in {seconds} s"
+        log.note_decisions([Rejects(key=key, reason=Reason.WAKE_FAILED, message=message)], 0.0)
+        log.note_end(RequestEnded(request=request, at=1.0, view=FleetView(), reason=Reason.WAKE_FAILED, receipt=None))
+        record = record_of(log, "task-1")
+        assert (record.queued.reason, kinds(record)) == (message, ["rejected"])
+
+
 def test_engine_log_lines_are_not_listed() -> None:
     log = log_with(asked())
     receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_FAILED)
