@@ -9,8 +9,10 @@ FIRST_OFFER_PAUSE_SECONDS = 1.0
 """Pause after a refused offer; doubles with each further refusal ..."""
 MAX_OFFER_PAUSE_SECONDS = 30.0
 """... up to this. A change of the mesh ends it early."""
-
-
+MAX_ASKED_PAUSE_SECONDS = 3_600.0
+"""Maximum pause that a provider asks for (Retry-After)."""
+ASKS_FOR_PAUSE = frozenset({Reason.RATE_LIMIT_EXCEEDED, Reason.BACKEND_NOT_READY})
+"""Reasons whose pause may be longer than `max_retry_delay_seconds`."""
 MAX_FRUITLESS_ATTEMPTS = 100
 """Maximum free attempts of a task that fail through no fault of it; further ones count like all others."""
 
@@ -120,15 +122,16 @@ def after_failed_attempt(
     if is_lasting(error):
         return GivesUp(reason, message)
     is_free = reason in _NOT_ITS_FAULT or (reason in _LOST and not was_taken)
+    longest = MAX_ASKED_PAUSE_SECONDS if reason in ASKS_FOR_PAUSE else max_seconds
+    asked = min(error.retry_after_seconds or 0.0, longest)
     if is_free and attempt <= MAX_FRUITLESS_ATTEMPTS:
         fruitless = max(1, attempt - failures)
-        pause = max(doubled(first_pause_seconds, fruitless, max_seconds), error.retry_after_seconds or 0.0)
-        return TryAgain(pause, counts=False)
+        return TryAgain(max(doubled(first_pause_seconds, fruitless, max_seconds), asked), counts=False)
     failures += 1
     if failures >= max_attempts:
         noun = "attempt" if failures == 1 else "attempts"
         return GivesUp(reason, f"after {failures} {noun}: {message}")
-    return TryAgain(doubled(first_pause_seconds, failures, max_seconds))
+    return TryAgain(max(doubled(first_pause_seconds, failures, max_seconds), asked))
 
 
 def is_lasting(error: WeftError) -> bool:

@@ -9,8 +9,10 @@ from router_svc.durable.stored_responses import ResponseService
 from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import stored_response_service_pb2, task_pb2
+from weft.durable.tasks import task_error
 from weft.kernel.clock import CLOCK_MARGIN_SECONDS
 from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
 from weft.kernel.timestamps import datetime_of, optional_datetime, stamp_of
 from weft_testing.fake_clock import FakeClock
 
@@ -61,11 +63,20 @@ async def test_backoff_is_capped_at_the_maximum_after_the_clock_is_set_back(kept
     assert [task.id for task in await waiting(kept, now=BACK + LONGEST_PAUSE)] == ["task-1"]
 
 
+async def test_bug_pause_that_a_provider_asked_for_was_a_clock_set_back(kept: SqlTaskStore) -> None:
+    limited = task_error(Reason.RATE_LIMIT_EXCEEDED, "30 requests per minute")
+    claim = await begun(kept, "task-1")
+    assert await kept.revert(claim, limited, receipt=b"", counts=False, now=NOW, ready_at=NOW + HOUR)
+    assert await _back(kept, NOW) == 0
+    assert await _back(kept) > 0
+    assert [task.id for task in await waiting(kept, now=BACK + HOUR - 1)] == []
+
+
 async def test_pending_limit_applies_after_the_clock_is_set_back(kept: SqlTaskStore) -> None:
     await kept.submit(a_task("task-1", pending_limit_seconds=600.0))
     assert await _back(kept) == 1
-    assert await kept.fail_expired(BACK + 599.0, 10) == []
-    assert await kept.fail_expired(BACK + 600.0, 10) == ["task-1"]
+    assert await kept.fail_expired(BACK + 599.0, 10, {}) == []
+    assert await kept.fail_expired(BACK + 600.0, 10, {}) == ["task-1"]
 
 
 async def test_task_that_ended_in_the_future_is_purged_after_the_normal_retention(kept: SqlTaskStore) -> None:

@@ -187,7 +187,7 @@ class History:
     async def expire(self) -> None:
         if self.chance.random() < 0.1:
             await self.router.clock.advance(4_000)
-            await self.store.fail_expired(self.now(), 100)
+            await self.store.fail_expired(self.now(), 100, {})
 
     async def lose(self) -> None:
         if self.chance.random() < 0.2:

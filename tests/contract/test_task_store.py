@@ -157,7 +157,7 @@ async def test_staged_batch_line_is_invisible_to_every_call(kept: SqlTaskStore, 
     assert await kept.claim("task-1", "r1", NOW, NOW + LEASE) is None
     assert await kept.lanes(NOW, None, 10) == []
     assert await waiting(kept) == []
-    assert await kept.fail_expired(NOW + 9999, 10) == []
+    assert await kept.fail_expired(NOW + 9999, 10, {}) == []
     assert await kept.purge_ended(NOW + 9999, 10) == []
     assert await kept.open_counts() == {}
     assert await count(beside, "tasks") == 1

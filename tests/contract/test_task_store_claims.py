@@ -187,14 +187,22 @@ async def test_lost_attempt_discards_its_answer_and_requeues_the_task(kept: SqlT
 async def test_window_end_does_not_move_when_the_task_is_requeued(kept: SqlTaskStore) -> None:
     claim = await begun(kept, "task-1", window_ends_at=NOW + 100)
     await reverted(kept, claim, now=NOW + 99)
-    assert await kept.fail_expired(NOW + 99, 10) == []
-    assert await kept.fail_expired(NOW + 100, 10) == ["task-1"]
+    assert await kept.fail_expired(NOW + 99, 10, {}) == []
+    assert await kept.fail_expired(NOW + 100, 10, {}) == ["task-1"]
     task = await seen(kept, "task-1")
     error = task.error
     assert (Reason(error.reason), error.message) == (
         Reason.DEADLINE_EXCEEDED,
-        "its window ended before it was begun again",
+        f"its window ended before it was begun again: its last attempt failed: {CRASH.message}",
     )
+
+
+async def test_bug_expired_task_of_a_model_that_could_not_be_woken_had_found_no_slot(kept: SqlTaskStore) -> None:
+    await begun(kept, "task-1")
+    await kept.submit(a_task("task-2"))
+    why = "qwen could not be woken: models[0].file: there is no file /m/qwen.gguf"
+    assert await kept.fail_expired(NOW + 3600, 9, {LANE: why, LANE._replace(model="other"): "no"}) == ["task-2"]
+    assert (await seen(kept, "task-2")).error.message == f"it waited 3600 s and was not begun: {why}"
 
 
 async def test_lease_without_a_heartbeat_is_lost_and_the_last_attempt_fails_the_task(kept: SqlTaskStore) -> None:
@@ -219,8 +227,8 @@ async def test_lease_without_a_heartbeat_is_lost_and_the_last_attempt_fails_the_
 async def test_sweeps_process_the_oldest_first_up_to_their_limit(kept: SqlTaskStore) -> None:
     for number in range(3):
         await kept.submit(a_task(f"task-{number}", created_at=NOW - number))
-    assert await kept.fail_expired(NOW + 3598, 2) == ["task-2"]
-    assert await kept.fail_expired(NOW + 3600, 1) == ["task-1"]
+    assert await kept.fail_expired(NOW + 3598, 2, {}) == ["task-2"]
+    assert await kept.fail_expired(NOW + 3600, 1, {}) == ["task-1"]
     task = await seen(kept, "task-1")
     error = task.error
     assert Reason(error.reason) is Reason.QUEUE_TIMEOUT

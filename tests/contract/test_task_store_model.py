@@ -221,7 +221,7 @@ class TaskStoreMachine(RuleBasedStateMachine):
         over = [task for task in self.tasks.values() if task.state is P and task.expires_at <= self.now]
         for task in over:
             task.finish(F, self.now)
-        assert set(self.do(self.store.fail_expired(self.now, 100))) == {task.row.task.id for task in over}
+        assert set(self.do(self.store.fail_expired(self.now, 100, {}))) == {task.row.task.id for task in over}
 
     @rule()
     def purge_ended(self) -> None:

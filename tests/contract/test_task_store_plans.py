@@ -125,7 +125,7 @@ USES: dict[str, tuple[Use, str]] = {
     ),
     "cancel": (lambda store: store.cancel("t3", "task-10", NOW), "uq_tasks_id"),
     "revert_expired": (lambda store: store.revert_expired(NOW + LEASE, 5), "ix_tasks_lease"),
-    "fail_expired": (lambda store: store.fail_expired(NOW + 3600, 5), "ix_tasks_expiry"),
+    "fail_expired": (lambda store: store.fail_expired(NOW + 3600, 5, {}), "ix_tasks_expiry"),
     "open_of_request": (lambda store: store.open_of_request("req-1", 5), "ix_tasks_request"),
     "release_oldest of a tenant": (
         lambda store: store.release_oldest(Release(bound=ReleaseBound.COUNT, tenant="t1", count=5), 5),
@@ -262,6 +262,6 @@ async def test_find_and_claim_cost_does_not_grow_with_the_queue(sqlite_url: str)
 
 async def test_reason_is_stored_for_every_row_of_a_sweep(database: Explained) -> None:
     database.keeps = True
-    failed = await SqlTaskStore(database).fail_expired(NOW + 3600, 7)
+    failed = await SqlTaskStore(database).fail_expired(NOW + 3600, 7, {})
     rows = await database.rows("SELECT error_reason FROM tasks WHERE id IN :ids", ids=failed)
     assert [row.error_reason for row in rows] == [Reason.QUEUE_TIMEOUT.value] * 7

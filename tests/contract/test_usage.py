@@ -254,7 +254,7 @@ class Chaos:
             await self.routers[place].store.revert_expired(self.now, 100)
         if self.chance.random() < 0.1:
             self.now += 7_200
-            await self.routers[place].store.fail_expired(self.now, 100)
+            await self.routers[place].store.fail_expired(self.now, 100, {})
 
     async def _write_at(self, _: int, place: int) -> None:
         await self._write(place)

@@ -99,7 +99,7 @@ class TaskService(Service):
         self._engine = TaskEngine(deps)
         self._recorder: TaskRecorder | None = None
         self._counts = OpenTaskCounts(store, limits, clock)
-        self._sweeps = TaskSweeps(deps, self._counts)
+        self._sweeps = TaskSweeps(deps, self._counts, lambda: self._engine.refusals)
         sweeps = {"tasks": self._sweeps.sweep}
         self._sweeper = Sweeper("task-sweeper", sweeps, limits.sweep_interval_seconds, clock)
         self.servicer = TaskServicer(deps, self._engine, self._counts, names)

@@ -155,13 +155,15 @@ def piece_of(row: Any, attempt: int, after_index: int) -> task_pb2.TaskPiece | N
     return piece
 
 
-def why_never(row: Any) -> task_pb2.TaskError:
-    """Returns why an expired pending task failed."""
+def why_never(row: Any, refusal: str) -> task_pb2.TaskError:
+    """Returns why an expired pending task failed; `refusal`: of its last offer, empty if it waited for a slot."""
     begun = "begun again" if row.attempt else "begun"
+    why = refusal or "no runner had a slot for it"
+    if not refusal and row.error_reason:
+        why = f"its last attempt failed: {row.error_message}"
     if row.window_ends_at is not None:
-        return task_error(Reason.DEADLINE_EXCEEDED, f"its window ended before it was {begun}")
-    waited = f"it waited {row.pending_limit_seconds:g} s and was not {begun}: no runner had a slot for it"
-    return task_error(Reason.QUEUE_TIMEOUT, waited)
+        return task_error(Reason.DEADLINE_EXCEEDED, f"its window ended before it was {begun}: {why}")
+    return task_error(Reason.QUEUE_TIMEOUT, f"it waited {row.pending_limit_seconds:g} s and was not {begun}: {why}")
 
 
 def given_up(row: Row) -> task_pb2.TaskError:

@@ -26,6 +26,7 @@ from router_svc.durable.tasks.task_records import (
     TaskOutcome,
 )
 from router_svc.policy.task_release import KeptTasks, Release
+from router_svc.policy.task_retry import ASKS_FOR_PAUSE, MAX_ASKED_PAUSE_SECONDS
 from router_svc.store.database import RouterDatabase, time_of
 from weft.api.router.v1 import task_pb2
 from weft.api.router.v1 import task_service_pb2 as pb
@@ -524,17 +525,21 @@ class SqlTaskStore:
         self.report_ends(ended)
         return lost
 
-    async def fail_expired(self, now: float, limit: int) -> Sequence[str]:
-        """Fails expired pending tasks: QUEUE_TIMEOUT, or DEADLINE_EXCEEDED after a batch window. Returns their ids."""
+    async def fail_expired(self, now: float, limit: int, refusals: Mapping[Lane, str]) -> Sequence[str]:
+        """Fails expired pending tasks: QUEUE_TIMEOUT, or DEADLINE_EXCEEDED after a batch window. Returns their ids.
+
+        `refusals`: why the last offers were refused.
+        """
 
         def fail(tx: Tx) -> list[EndedTask]:
             rows = tx.rows(
-                """SELECT seq, id, attempt, window_ends_at, pending_limit_seconds, tenant, caller, model FROM tasks
-                WHERE state = 1 AND expires_at <= :now ORDER BY expires_at LIMIT :limit""",
+                """SELECT seq, attempt, window_ends_at, pending_limit_seconds, tenant, model, band, error_reason,
+                error_message FROM tasks WHERE state = 1 AND expires_at <= :now ORDER BY expires_at LIMIT :limit""",
                 now=now,
                 limit=limit,
             )
-            ended = [sql_rows.end_parameters(row, sql_rows.why_never(row), now) for row in rows]
+            whys = (sql_rows.why_never(row, refusals.get(lane_of(row), "")) for row in rows)
+            ended = [sql_rows.end_parameters(row, why, now) for row, why in zip(rows, whys, strict=True)]
             tx.many(f"UPDATE tasks SET {_FAILED} WHERE seq = :seq", ended)
             return settle(tx, _rows_of(tx, rows), now)
 
@@ -591,10 +596,12 @@ def _moments_of(longest_pause_seconds: float) -> Sequence[BoundedMoment]:
     """Returns the latest possible times of tasks; `longest_pause_seconds`: of retries."""
     moment = BoundedMoment
     has_window = "state IN (1, 2) AND window_ends_at IS NOT NULL"
-    pause = f":now + {longest_pause_seconds:f}"
+    pause, asked = f":now + {longest_pause_seconds:f}", f":now + {MAX_ASKED_PAUSE_SECONDS:f}"
+    asking = ", ".join(str(reason.value) for reason in ASKS_FOR_PAUSE)
     return (
         moment("tasks", "seq", "lease_until", latest=":now + lease_seconds", where="state = 2"),
-        moment("tasks", "seq", "ready_at", latest=pause, where="state = 1"),
+        moment("tasks", "seq", "ready_at", latest=pause, where=f"state = 1 AND error_reason NOT IN ({asking})"),
+        moment("tasks", "seq", "ready_at", latest=asked, where="state = 1"),
         moment(
             "tasks",
             "seq",

@@ -4,12 +4,12 @@ Times too far in the future, because a clock was set back, are corrected first.
 """
 
 import asyncio
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.sql_store import SqlTaskStore
-from router_svc.durable.tasks.task_records import ItemEnded, ManyChanged, StateCount, TaskChanged, TasksPurged
+from router_svc.durable.tasks.task_records import ItemEnded, Lane, ManyChanged, StateCount, TaskChanged, TasksPurged
 from router_svc.durable.tasks.task_run import TaskDeps
 from router_svc.policy.task_release import KeepBounds, Release, ReleaseBound, releases
 from weft.api.router.v1 import task_pb2
@@ -18,9 +18,6 @@ from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 RECOUNT_SECONDS = 5.0
 """Minimum time between two counts for a tenant at its limit."""
@@ -78,10 +75,12 @@ log = get_logger("weft.tasks")
 class TaskSweeps:
     """Sweeps tasks in bounded batches, so that other writes run in between."""
 
-    def __init__(self, deps: TaskDeps, counts: OpenTaskCounts) -> None:
+    def __init__(self, deps: TaskDeps, counts: OpenTaskCounts, refusals: Callable[[], Mapping[Lane, str]]) -> None:
+        """`refusals`: why the last offers were refused."""
         self._store = deps.store
         self._events = deps.events
         self._counts = counts
+        self._refusals = refusals
         self._database_clock = deps.database_clock
         self._limits = deps.limits
         self.released = dict.fromkeys(ReleaseBound, 0)
@@ -141,7 +140,8 @@ class TaskSweeps:
 
     async def _fail_expired(self) -> None:
         while True:
-            failed = await self._store.fail_expired(self._database_clock.now(), self._limits.sweep_batch)
+            now, some = self._database_clock.now(), self._limits.sweep_batch
+            failed = await self._store.fail_expired(now, some, self._refusals())
             for task_id in failed:
                 # The task's failure has the exceeded limit.
                 log.info("task ended", task=task_id, state=state_name(task_pb2.TASK_STATE_FAILED), reason="EXPIRED")

@@ -5,7 +5,7 @@ that none starves another.
 """
 
 from collections import deque
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from router_svc.durable.limits import TaskLimits
@@ -214,6 +214,11 @@ class TaskDispatcher:
                 if found is not None:
                     queue.remove(found)
                     self._bytes -= len(found.spec)
+
+    @property
+    def refusals(self) -> Mapping[Lane, str]:
+        """The messages of the last refused offers, of lanes without a claim since."""
+        return {lane: state.refusal_message for lane, state in self._lanes.items() if state.refusal_message}
 
     def waiting_reason(self, model: str, tenant: str) -> str:
         """Returns the message of the last refusal of a tenant's tasks for a model."""

@@ -5,7 +5,7 @@ this router's claims, detects lost ones, and takes back expired leases of other 
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from typing_extensions import override
 
@@ -148,6 +148,11 @@ class TaskEngine(RunHost):
         if run is not None:
             return "" if run.is_running else run.waiting_reason or "a slot"
         return self._dispatcher.waiting_reason(task.model, task.tenant)
+
+    @property
+    def refusals(self) -> Mapping[Lane, str]:
+        """See `TaskDispatcher.refusals`."""
+        return self._dispatcher.refusals
 
     def progress_of(self, task: task_pb2.Task) -> event_pb2.WorkProgress | None:
         """Returns the progress of a running image or recording task; None: unknown."""

@@ -235,6 +235,17 @@ async def test_task_over_its_pending_limit_fails_at_the_next_sweep() -> None:
         assert (failed.state, Reason(failed.error.reason)) == (task_pb2.TASK_STATE_FAILED, Reason.QUEUE_TIMEOUT)
 
 
+async def test_expired_task_tells_why_its_offers_were_refused() -> None:
+    spec = chat_spec()
+    spec.pending_limit.seconds = 100
+    async with task_bench() as bench:
+        task = await bench.submit(spec)
+        (await bench.calls.next()).refuse(WeftError(Reason.WAKE_FAILED, "qwen could not be woken: there is no file"))
+        await bench.advance(310)
+        failed = await bench.get(task.id)
+        assert failed.error.message.endswith("and was not begun: qwen could not be woken: there is no file")
+
+
 async def test_tasks_are_purged_a_week_after_their_end() -> None:
     limits = TaskLimits(keep_seconds=1000.0)
     async with task_bench(limits=limits) as bench:

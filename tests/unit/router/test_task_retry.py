@@ -88,6 +88,13 @@ def test_task_waits_as_long_as_a_provider_asks_for_and_loses_no_attempt() -> Non
     assert verdict == TryAgain(120.0, counts=False)
 
 
+@pytest.mark.parametrize(("reason", "longest"), [(Reason.BACKEND_NOT_READY, 3600.0), (Reason.SHUTTING_DOWN, 60.0)])
+def test_only_a_busy_provider_makes_a_task_wait_longer_than_the_longest_backoff(reason: Reason, longest: float) -> None:
+    error = WeftError(reason, "later", retry_after_seconds=86_400.0)
+    verdict = after_failed_attempt(error, 1, 0, 5, was_taken=True, first_pause_seconds=1.0, max_seconds=60.0)
+    assert verdict == TryAgain(longest, counts=False)
+
+
 def test_backoff_doubles_up_to_its_bound() -> None:
     pauses = [failed(Reason.WORKER_LOST, failures, 200) for failures in (1, 2, 3, 6, 7, 8, 199)]
     assert pauses == [TryAgain(seconds) for seconds in (1.0, 2.0, 4.0, 32.0, 60.0, 60.0, 60.0)]
