@@ -208,8 +208,12 @@ def _context(pem: str | None = None) -> ssl.SSLContext:
 
 def _peer_certificate(address: JoinAddress, context: ssl.SSLContext) -> tuple[bytes, list[str]]:
     """Returns the server's certificate (DER), and its names if the context verifies it."""
+    no_tls = f"{address.target} does not answer with TLS"
     try:
         plain = socket.create_connection((address.host, address.port), FETCH_SECONDS)
+    except ConnectionResetError as error:
+        # The connection was accepted, and reset before this process looked.
+        raise WeftError(Reason.CONNECT_FAILED, no_tls) from error
     except (OSError, ValueError) as error:
         # ValueError: an invalid host name, such as one with a label of 64 characters.
         raise WeftError(Reason.CONNECT_FAILED, f"{address.target} cannot be reached") from error
@@ -227,4 +231,4 @@ def _peer_certificate(address: JoinAddress, context: ssl.SSLContext) -> tuple[by
     except OSError as error:
         if isinstance(error, ssl.SSLError) and error.reason in _PLAIN_REASONS:
             raise speaks_no_grpc(address.target, "plain HTTP") from error
-        raise WeftError(Reason.CONNECT_FAILED, f"{address.target} does not answer with TLS") from error
+        raise WeftError(Reason.CONNECT_FAILED, no_tls) from error
