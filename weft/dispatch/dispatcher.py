@@ -45,7 +45,7 @@ from weft.dispatch.placement import Decision, PlacementPort, canceller_of
 from weft.dispatch.prefix_holders import PrefixHolders
 from weft.dispatch.prices import known_price
 from weft.dispatch.prompt_beginnings import PromptBeginnings
-from weft.dispatch.prompt_counts import PromptCounts
+from weft.dispatch.prompt_counts import PromptCounts, with_expected_tokens
 from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
 from weft.dispatch.request_spans import request_spans
 from weft.dispatch.request_trace import RequestContext, RequestTrace, log_internal, log_receipt
@@ -306,8 +306,8 @@ class _RequestRun(Generic[T]):
             labels=self.deps.labelers.labels(self.context, self.payload),
         )
         self._estimated_tokens, self._is_text_alone = request.prompt_tokens, not request.skills
-        self.trace.prompt_tokens = self.deps.prompt_counts.expected(self.context.model, request.prompt_tokens)
-        request = replace(request, prompt_tokens=self.trace.prompt_tokens)
+        request = with_expected_tokens(request, self.payload, self.deps.prompt_counts)
+        self.trace.prompt_tokens = request.prompt_tokens
         self._prefix_digests = request.prefix_digests
         if request.affinity_key and isinstance(self.payload, chat_pb2.ChatPayload):
             change = self.deps.beginnings.note(request.affinity_key, self.context.session, self.payload)
@@ -324,10 +324,12 @@ class _RequestRun(Generic[T]):
 
     def note_counted(self, receipt: receipt_pb2.Receipt) -> None:
         """Learns from the engine's count of a prompt, if it has read this one and only once."""
-        usage = receipt.usage
-        is_prompt = isinstance(self.payload, chat_pb2.ChatPayload) and self._is_text_alone
-        was_read_again = receipt.tool_run_count or receipt.retried_call_count
-        if is_prompt and not was_read_again and not usage.prompt_estimated:
+        payload, usage = self.payload, receipt.usage
+        if not isinstance(payload, chat_pb2.ChatPayload) or not self._is_text_alone:
+            return
+        # Engines that give fewer choices per request read the prompt once for each request.
+        may_be_read_again = receipt.tool_run_count or receipt.retried_call_count or payload.choice_count > 1
+        if not may_be_read_again and not usage.prompt_estimated:
             self.deps.prompt_counts.note(self.context.model, self._estimated_tokens, usage.prompt_tokens)
 
     def _hand_over(self, receipt: receipt_pb2.Receipt) -> None:

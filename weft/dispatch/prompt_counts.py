@@ -5,7 +5,11 @@ each prompt, so a line through their latest counts corrects the next estimates. 
 """
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from weft.api.common.v1 import chat_pb2
+from weft.dispatch.payload_description import Payload
+from weft.kernel.placement_request import PlacementRequest
 
 MAX_TARGETS = 1000
 """Targets whose counts are remembered; beyond it, the one that was used longest ago is forgotten."""
@@ -16,6 +20,11 @@ MIN_SLOPE, MAX_SLOPE = 0.25, 8.0
 MIN_SPREAD = 16.0
 """Variance of estimates, in squared tokens, below which they do not tell slope from overhead."""
 MAX_OVERHEAD_TOKENS = 100_000
+MAX_EXTRAPOLATION = 2.0
+"""Multiple of the longest counted prompt up to which the line holds; tokens beyond it count as estimated.
+
+Routers refuse prompts by this length, and a line through short prompts would exclude long ones that fit.
+"""
 
 
 @dataclass(slots=True)
@@ -27,12 +36,15 @@ class _Counts:
     y: float = 0.0
     xx: float = 0.0
     xy: float = 0.0
+    longest: float = 0.0
+    """The largest estimate, not decayed."""
 
     def add(self, x: float, y: float) -> None:
         kept = KEPT_SHARE
         self.weight = self.weight * kept + 1.0
         self.x, self.y = self.x * kept + x, self.y * kept + y
         self.xx, self.xy = self.xx * kept + x * x, self.xy * kept + x * y
+        self.longest = max(self.longest, x)
 
     def line(self) -> tuple[float, float]:
         """Returns the overhead in tokens and the slope."""
@@ -58,7 +70,8 @@ class PromptCounts:
         if counts is None or estimated <= 0:
             return estimated
         overhead, slope = counts.line()
-        return max(1, round(overhead + slope * estimated))
+        known = min(float(estimated), counts.longest * MAX_EXTRAPOLATION)
+        return max(1, round(overhead + slope * known + (estimated - known)))
 
     def note(self, target: str, estimated: int, counted: int) -> None:
         """Records an engine's count of a prompt; both must be positive."""
@@ -68,3 +81,10 @@ class PromptCounts:
         self._targets.move_to_end(target)
         if len(self._targets) > MAX_TARGETS:
             self._targets.popitem(last=False)
+
+
+def with_expected_tokens(request: PlacementRequest, payload: Payload, counts: PromptCounts) -> PlacementRequest:
+    """Returns a request with the expected length of its prompt. Only chats have a template, and are learned from."""
+    if not isinstance(payload, chat_pb2.ChatPayload):
+        return request
+    return replace(request, prompt_tokens=counts.expected(request.model, request.prompt_tokens))

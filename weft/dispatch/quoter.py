@@ -1,7 +1,6 @@
 """Quotes for requests as callers write them; see `router_svc.policy.quotes`."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from weft.api.common.v1.usage_pb2 import Usage
 from weft.api.router.v1.quote_pb2 import Quote
@@ -12,7 +11,7 @@ from weft.dispatch.labelers import Labelers
 from weft.dispatch.payload_description import Payload
 from weft.dispatch.placement import QuoteSource
 from weft.dispatch.prices import known_price, price_of
-from weft.dispatch.prompt_counts import PromptCounts
+from weft.dispatch.prompt_counts import PromptCounts, with_expected_tokens
 from weft.dispatch.request_trace import RequestContext
 
 
@@ -39,8 +38,7 @@ class Quoter:
             unread=lambda: skills_lacking_behind(view, context.model),
             labels=self._labelers.labels(context, payload),
         )
-        expected = self._counts.expected(context.model, request.prompt_tokens)
-        quotes = await self._router.quote(replace(request, prompt_tokens=expected))
+        quotes = await self._router.quote(with_expected_tokens(request, payload, self._counts))
         for quote in quotes:
             if (price := known_price(view, quote.model)) is not None:
                 tokens = Usage(prompt_tokens=quote.prompt_tokens, completion_tokens=quote.completion_tokens)

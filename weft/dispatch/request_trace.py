@@ -186,9 +186,9 @@ class RequestTrace:
     usage: usage_pb2.Usage | None = None
     """Usage that the runner reported during the answer."""
     seen: TokenCounter | None = None
+    """Estimate of the current attempt's tokens; None: its answer is not text."""
     prompt_tokens: int | None = None
     """The expected length of the prompt; None: it was not placed."""
-    """Estimate of the current attempt's tokens; None: its answer is not text."""
     left_premises: bool = False
     """Whether a tool is known to have sent data to a remote provider."""
     waits: list[WaitPeriod] = field(default_factory=list)

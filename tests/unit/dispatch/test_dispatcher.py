@@ -653,6 +653,21 @@ async def test_uncounted_prompt_is_estimated_from_earlier_counts_and_marked(tmp_
     assert call.receipt.usage == usage_pb2.Usage(prompt_tokens=39, completion_tokens=1, prompt_estimated=True)
 
 
+async def test_prompt_that_may_have_been_read_once_per_choice_is_not_learned_from(tmp_path: Path) -> None:
+    """Engines that give one choice per request read it three times, and 117 tokens were expected for 39."""
+    counted = receipt_pb2.Receipt(usage=usage_pb2.Usage(prompt_tokens=117, completion_tokens=3))
+    finished = event_pb2.InferenceEvent(finished=event_pb2.Finished(receipt=counted))
+    prompt = chat_pb2.ChatPayload(messages=[chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER)], choice_count=3)
+    prompt.messages[0].content.add(text="Why is the sky blue?")
+    async with _runner(tmp_path, [STARTED, _text("a"), finished]) as address:
+        channels = ChannelPool()
+        dispatcher = Dispatcher(ScriptedScheduler(address), channels)
+        async for _frame in dispatcher.call(CHAT, _about(), prompt).chunks():
+            pass
+        await channels.close()
+    assert dispatcher.prompt_counts.expected("m", 10) == 10
+
+
 async def test_deadline_is_not_a_cancellation_on_the_receipt(tmp_path: Path) -> None:
     """Whoever holds the connection ends the call then, and the log said that the caller had cancelled."""
     clock = FakeClock()

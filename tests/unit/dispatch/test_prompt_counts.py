@@ -4,7 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.dispatch.prompt_counts import MAX_TARGETS, PromptCounts
+from weft.api.common.v1 import chat_pb2, completion_pb2
+from weft.dispatch.prompt_counts import MAX_TARGETS, PromptCounts, with_expected_tokens
+from weft.kernel.placement_request import PlacementRequest
+from weft.kernel.request import Operation
 
 
 def learned(*pairs: tuple[int, int]) -> PromptCounts:
@@ -35,6 +38,13 @@ def test_text_with_more_characters_per_token_gets_a_smaller_count() -> None:
     assert learned((1000, 600), (500, 300)).expected("m", 100) == pytest.approx(60, abs=1)
 
 
+def test_slope_of_short_prompts_is_not_drawn_to_long_ones() -> None:
+    """Short chats with four tokens per estimated one made a router refuse texts of 10,000 tokens that fit."""
+    counts = learned((100, 400), (200, 800))
+    assert counts.expected("m", 400) == 1_600
+    assert counts.expected("m", 10_000) == 1_600 + 9_600
+
+
 def test_newer_counts_outweigh_older_ones() -> None:
     counts = learned(*[(100, 500)] * 30, *[(100, 150)] * 60)
     assert counts.expected("m", 100) == pytest.approx(150, abs=2)
@@ -53,3 +63,11 @@ def test_number_of_remembered_targets_is_limited() -> None:
     for number in range(MAX_TARGETS):
         counts.note(f"m{number}", 10, 20)
     assert counts.expected("m", 7) == 7
+
+
+def test_only_chats_are_corrected() -> None:
+    """A completion has no template, and one of token ids is counted exactly."""
+    counts = learned((7, 32))
+    asked = PlacementRequest(request_id="r", tenant="t", model="m", operation=Operation.CHAT, prompt_tokens=7)
+    assert with_expected_tokens(asked, chat_pb2.ChatPayload(), counts).prompt_tokens == 32
+    assert with_expected_tokens(asked, completion_pb2.CompletionPayload(), counts).prompt_tokens == 7
