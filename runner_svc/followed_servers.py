@@ -85,6 +85,8 @@ class _Following:
     """Why models of the last list cannot be served here, by their name at the server."""
     is_due: asyncio.Event = field(default_factory=asyncio.Event)
     """Set if the list must be read again soon, because names are taken."""
+    taken_count: int = 0
+    """Number of models that have lost their names so far."""
 
 
 class FollowedServers:
@@ -187,6 +189,7 @@ class FollowedServers:
             for model in each.models.note_taken(names):
                 log.warning("model name is taken; another one is used", server=server, model=model.name)
                 self._host.withdraw(model.name)
+                each.taken_count += 1
                 each.is_due.set()
 
     async def stop(self) -> None:
@@ -197,8 +200,10 @@ class FollowedServers:
         interval = following.server.interval_seconds
         while True:
             await event_within(self._clock, interval, following.is_due)
+            taken_before = following.taken_count
             await self._look(following, interval * SHARED_AGE)
-            following.is_due.clear()
+            if following.taken_count == taken_before:
+                following.is_due.clear()
 
     async def _look(self, following: _Following, max_age_seconds: float) -> ServerList:
         said = await following.server.list_models(max_age_seconds)

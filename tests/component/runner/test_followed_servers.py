@@ -11,6 +11,7 @@ from aiohttp import web
 from kit.failures import fails
 from kit.http_server import http_server
 from kit.presence import present
+from kit.waiting import until
 
 from runner_svc.followed_servers import SETTLE_CHECK_SECONDS, FollowedServers
 from runner_svc.instance.settings import ServedModel
@@ -268,6 +269,33 @@ async def test_model_whose_name_is_taken_gets_another_one_before_the_next_look()
             assert list(found.host.models) == ["other", "box-good"]
             assert found.servers.counts[0].served_count == 2
             assert not found.servers.left_out
+
+
+async def test_name_that_is_taken_while_the_list_is_applied_is_replaced_right_after() -> None:
+    """The removal of a model waits for its requests; the other model was not served until the next look."""
+    async with serving() as server:
+        server.body = listing("good", "gone")
+        async with following(server.url) as found:
+            await found.start()
+            removing, ended = asyncio.Event(), asyncio.Event()
+
+            async def remove(name: str) -> int:
+                del found.host.models[name]
+                removing.set()
+                await ended.wait()
+                return 0
+
+            found.host.remove = remove  # type: ignore[method-assign]
+            server.body = listing("good")
+            await found.look(LOOKS_UNTIL_GONE - 1)
+            await found.clock.wait_for_sleepers(1)
+            looking = asyncio.create_task(found.clock.advance(INTERVAL_SECONDS, sleepers=0))
+            await asyncio.wait_for(removing.wait(), 10)
+            found.servers.note_left_out([left_out("model", "good", "taken", is_name_taken=True)])
+            ended.set()
+            await looking
+            await until(lambda: bool(found.host.models))
+            assert list(found.host.models) == ["box-good"]
 
 
 async def test_model_that_the_registry_leaves_out_counts_as_left_out() -> None:
