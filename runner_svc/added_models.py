@@ -166,7 +166,7 @@ class AddedModels:
     @property
     def left_out(self) -> list[runner_pb2.LeftOut]:
         """The models of an earlier run that are not served."""
-        return [left_out("model", name, why) for name, why in self._not_served.items() if name in self._models]
+        return [left_out("model", name, why) for name, why in self._not_served.items()]
 
     @property
     def _sources(self) -> ModelAdder:
@@ -221,6 +221,7 @@ class AddedModels:
             del self._models[request.name]
             await self._host.remove(request.name)
             raise _not_kept(error) from error
+        self._not_served.pop(request.name, None)
         log.info("model added", model=request.name, source=served.added.source, runtime=served.added.runtime)
         return served.added
 
@@ -335,6 +336,7 @@ class AddedModels:
             except OSError as error:
                 self._models[name] = added
                 raise _not_kept(error) from error
+            self._not_served.pop(name, None)
             if added.HasField("server"):
                 await self._servers.forget(name)
                 freed = 0

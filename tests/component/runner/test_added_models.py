@@ -267,6 +267,23 @@ async def test_model_that_cannot_be_served_now_remains_in_the_file(runner: Runne
     assert set(last.host.served) == {"configured", "b"}
 
 
+async def test_model_that_is_added_again_or_removed_is_left_out_no_longer(runner: Runner) -> None:
+    await runner.add("a")
+    await runner.add("b")
+    later = runner.again()
+    later.adder.failure = WeftError(Reason.INVALID_ARGUMENT, "its runtime is gone")
+    await later.models.restore()
+    assert [(item.name, item.message) for item in later.models.left_out] == [
+        ("a", "its runtime is gone"),
+        ("b", "its runtime is gone"),
+    ]
+    later.adder.failure = None
+    await later.add("a")
+    await later.models.remove("b")
+    await later.add("b")
+    assert later.models.left_out == []
+
+
 @pytest.mark.parametrize("content", ["{", '{"schemaVersion": 99, "models": []}', '{"models": 7}'])
 async def test_unreadable_file_is_moved_aside(runner: Runner, content: str) -> None:
     runner.file.write_text(content, "utf-8")
