@@ -80,6 +80,8 @@ class RunnerSession:
         self._open_request_id = ""
         self._published: tuple[list[model_pb2.ModelManifest], list[agent_pb2.AgentManifest]] = ([], [])
         """The models and agents of the last opening."""
+        self._left_out: Sequence[runner_pb2.LeftOut] = ()
+        """What the registry left out at the last opening."""
         self._left_out_until = math.inf
         """Monotonic time of the next attempt to publish what the registry left out; infinite: it left nothing out."""
         self._models_changed = False
@@ -225,8 +227,10 @@ class RunnerSession:
         self._sent_capability = None
         self._session_id = response.session_id
         log.info("session open")  # without its id, which proves ownership
-        for item in response.left_out:
+        # What is left out is tried again at intervals, and logged once.
+        for item in (each for each in response.left_out if each not in self._left_out):
             log.warning("not served by the mesh", kind=item.kind, name=item.name, why=item.message)
+        self._left_out = tuple(response.left_out)
         self._left_out_until = self._clock.monotonic() + LEFT_OUT_RETRY_SECONDS if response.left_out else math.inf
         self.on_left_out(response.left_out)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from grpc import ChannelConnectivity
 from kit.waiting import until
 from runner_harness import NotingRegistry, noting_registry
+from structlog.testing import capture_logs
 
 from runner_svc.config import RunnerConfig
 from runner_svc.session.report import RunnerReport
@@ -138,6 +139,17 @@ async def test_left_out_items_are_published_again_at_intervals_without_a_gap_in_
         assert len(stage.registry.opened) == 4
         await stage.pass_time(2 * int(LEFT_OUT_RETRY_SECONDS))
         assert len(stage.registry.opened) == 4
+
+
+async def test_left_out_item_is_logged_once(tmp_path: Path) -> None:
+    async with _session(tmp_path) as stage:
+        stage.registry.taken = {"coder"}
+        stage.session.note_models()
+        with capture_logs() as lines:
+            await stage.until_beats(2)
+            await stage.pass_time(2 * int(LEFT_OUT_RETRY_SECONDS))
+        assert len(stage.registry.opened) == 4
+        assert [line["name"] for line in lines if line["event"] == "not served by the mesh"] == ["coder"]
 
 
 async def test_refused_change_of_the_models_does_not_end_the_heartbeats(tmp_path: Path) -> None:
