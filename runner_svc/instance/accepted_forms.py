@@ -6,7 +6,7 @@ from runner_svc.policy.answer_room import NO_LIMIT, room_for_answer
 from weft.api.common.v1 import chat_pb2, warning_pb2
 from weft.dispatch.frames import GenerationPayload
 from weft.dispatch.history import unsupported
-from weft.dispatch.history_forms import MAX_FORM_TRIES, NO_FORMS, Forms, in_forms, is_about_form, next_forms
+from weft.dispatch.history_forms import MAX_FORM_TRIES, NO_FORMS, Form, Forms, in_forms, is_about_form, next_forms
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -27,7 +27,7 @@ _LONG = frozenset({Reason.CONTEXT_LENGTH_EXCEEDED, Reason.BACKEND_REJECTED})
 
 
 class AcceptedForms:
-    """The forms in which an engine accepted the last conversation that it had refused otherwise."""
+    """The forms that an engine was found to require. Its next conversations are sent in them right away."""
 
     def __init__(self) -> None:
         self.forms = NO_FORMS
@@ -58,8 +58,10 @@ class FittedRequest:
 
     def note_accepted(self) -> None:
         """Records that the engine has accepted the request, so that the next one needs no second try."""
-        if self._forms != self._known:
-            self._accepted.forms = self._forms
+        # An image may have been refused for what is wrong with it alone: those of other conversations are sent.
+        accepted = self._forms - {Form.NO_MEDIA}
+        if accepted != self._known:
+            self._accepted.forms = accepted
 
     def adapt(self, error: WeftError) -> bool:
         """Changes the form after a refusal; returns whether the request should be sent again."""

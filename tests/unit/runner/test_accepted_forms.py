@@ -101,6 +101,21 @@ async def test_other_conversations_of_an_engine_with_a_form_are_sent_unchanged_a
     assert engine.seen[-1] == plain
 
 
+async def test_image_that_an_engine_refuses_does_not_take_those_of_other_conversations() -> None:
+    """One broken image replaced the images of all later conversations of the model by notes."""
+
+    def looks_at(image: bytes) -> chat_pb2.ChatPayload:
+        chat = conversation()
+        chat.messages[0].content.add().image.data = image
+        chat.messages.add(role=USER).content.add(text="And now?")
+        return chat
+
+    engine = Engine(lambda chat: "failed to load image" if b"broken" in chat.SerializeToString() else "")
+    assert await engine.asked(looks_at(b"broken")) == ["messages[0].content[2]", "own"]
+    assert await engine.asked(looks_at(b"whole")) == ["own"]
+    assert engine.seen[-1] == looks_at(b"whole")
+
+
 async def test_form_that_the_engine_refuses_later_is_forgotten() -> None:
     """A provider may begin to want the reasoning, or another model may have its name."""
     engine = Engine(strict)
