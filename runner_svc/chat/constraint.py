@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from runner_svc.chat.receipt import MAX_NOTED
+from runner_svc.chat.receipt import MAX_NOTED, counts_of
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, warning_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.kernel.errors import COMPLETION_TOKENS, PROMPT_TOKENS, WeftError
+from weft.kernel.errors import WeftError
 from weft.kernel.json_objects import plain_object
 from weft.kernel.reasons import Reason
 from weft.kernel.value_check import UncheckedError, ValueCheck, matches, parsed
@@ -72,8 +72,7 @@ async def _checked(frames: AsyncGenerator[Frame], answer: "_Answer") -> AsyncGen
         return
     usage = answer.receipt.usage
     yield [event_pb2.InferenceEvent(usage=usage)]
-    counts = {PROMPT_TOKENS: str(usage.prompt_tokens), COMPLETION_TOKENS: str(usage.completion_tokens)}
-    raise WeftError(Reason.CONSTRAINT_NOT_MET, error, metadata=counts)
+    raise WeftError(Reason.CONSTRAINT_NOT_MET, error, metadata=counts_of(usage))
 
 
 def _formats(payload: GenerationPayload) -> Iterator[Format]:
@@ -151,8 +150,8 @@ class _Answer:
                 self._choices.clear()
             elif kind == "finished":
                 self.receipt = event.finished.receipt
-            # A finish reason comes in an event without content.
-            is_end = kind in {"usage", "finished"} or bool(event.delta.finish_reason)
+            # A finish reason comes in an event without content. Counts before it belong to an answer that fails.
+            is_end = kind == "finished" or bool(event.delta.finish_reason) or (kind == "usage" and bool(self._held))
             (self._held if is_end else out).append(event)
         return out
 

@@ -64,10 +64,7 @@ class AnswerReceipt:
 
     def with_usage(self, error: WeftError) -> WeftError:
         """Returns the error that ends the answer, with the counts so far in its metadata."""
-        error.metadata[PROMPT_TOKENS] = str(self._usage.prompt_tokens)
-        error.metadata[COMPLETION_TOKENS] = str(self._usage.completion_tokens)
-        if self._usage.prompt_estimated:
-            error.metadata[PROMPT_ESTIMATED] = "true"
+        error.metadata |= counts_of(self._usage)
         return error
 
     def add_tool_runs(self, count: int) -> None:
@@ -139,6 +136,12 @@ class AnswerReceipt:
                 before.FromNanoseconds(before.ToNanoseconds() + getattr(turn, field.name).ToNanoseconds())
             else:
                 self._timings.ClearField(field.name)  # type: ignore[arg-type]
+
+
+def counts_of(usage: usage_pb2.Usage) -> dict[str, str]:
+    """Returns the counts of an answer that an error ends, as the error's metadata."""
+    counts = {PROMPT_TOKENS: str(usage.prompt_tokens), COMPLETION_TOKENS: str(usage.completion_tokens)}
+    return counts | ({PROMPT_ESTIMATED: "true"} if usage.prompt_estimated else {})
 
 
 def warning(code: "warning_pb2.WarningCode.ValueType", message: str) -> warning_pb2.Warning:

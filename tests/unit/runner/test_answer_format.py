@@ -29,7 +29,7 @@ from kit.failures import fails
 from runner_svc.chat import constraint
 from runner_svc.chat.tool_loop import converse
 from weft.api.common.v1 import chat_pb2, completion_pb2, event_pb2, warning_pb2
-from weft.kernel.errors import COMPLETION_TOKENS, PROMPT_TOKENS
+from weft.kernel.errors import COMPLETION_TOKENS, PROMPT_ESTIMATED, PROMPT_TOKENS
 from weft.kernel.json_objects import to_json_object
 from weft.kernel.reasons import Reason
 from weft.kernel.value_check import UncheckedError, ValueCheck
@@ -69,6 +69,28 @@ async def test_strict_schema_that_is_not_kept_is_an_error_after_the_text_with_it
     assert finish_reasons(seen) == []
     assert seen[-1].usage.completion_tokens == 5
     assert (caught.value.metadata[PROMPT_TOKENS], caught.value.metadata[COMPLETION_TOKENS]) == ("10", "5")
+
+
+async def test_counts_of_an_answer_that_fails_before_its_end_are_not_held_back() -> None:
+    """A loop in an answer with a format was billed by an estimate: the event with the counts got lost."""
+    seen: list[Event] = []
+    line = "I will look at the file again, and again.\n"
+    with fails(Reason.REPEATED_LINE_LOOP):
+        async for frame in converse(
+            ScriptedWork([text(line) for _ in range(200)]), request(wants(None)), setup(repetition="kill")
+        ):
+            seen += frame
+    assert seen[-1].usage.completion_tokens > 0
+
+
+async def test_estimated_prompt_is_marked_in_the_error_too() -> None:
+    ends = end()
+    for event in ends[-1]:
+        if event.HasField("finished"):
+            event.finished.receipt.usage.prompt_estimated = True
+    with fails(Reason.CONSTRAINT_NOT_MET) as caught:
+        await events_of(ScriptedWork([text("{}"), *ends]), request(wants(SCHEMA, strict=True)), setup())
+    assert caught.value.metadata[PROMPT_ESTIMATED] == "true"
 
 
 async def test_kept_schema_changes_nothing() -> None:
