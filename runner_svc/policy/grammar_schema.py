@@ -16,6 +16,8 @@ _CHARACTER: Final = r"\\u(?P<code>[0-9A-Fa-f]{4})|\\x(?P<byte>[0-9A-Fa-f]{2})|\\
 _MEMBER: Final = re.compile(rf"\\(?P<set>[dws])(?P<after>-?)|(?P<dash>^-|-$|\\-)|(?P<range>-)|{_CHARACTER}", re.DOTALL)
 _TOKEN: Final = re.compile(
     r"\[(?P<negation>\^?)(?P<members>(?:\\.|[^\]\\])*)\]|(?P<group>\(\?:)|(?P<unheld>\(\?|[\[^$])|(?P<any>\.)"
+    # A brace that begins no repetition is a character here, and an error there.
+    r"|(?P<brace>\{(?![0-9]+(?:,[0-9]*)?\}))"
     # A repetition is lazy only for a matcher.
     rf"|(?P<kept>[()|{{}}*+?])(?:(?<=[*+?}}])\?)?|{_CHARACTER}",
     re.DOTALL,
@@ -32,7 +34,7 @@ class _UnheldError(Exception):
 
 
 def fitted_schema(schema: Any) -> Any:
-    """Returns a copy of a schema for llama.cpp. What its grammars cannot hold stays as it is, and has no effect."""
+    """Returns a copy of a schema for llama.cpp, which ignores the parts that its grammars cannot express."""
     if not isinstance(schema, Mapping):
         return schema
     fitted: dict[str, Any] = {}
@@ -75,7 +77,7 @@ def _has_alternatives(body: str) -> bool:
 
 def _converted(token: re.Match[str]) -> str:
     escaped = token["escaped"] or ""
-    if token["unheld"]:
+    if token["unheld"] or token["brace"]:
         raise _UnheldError
     if token["members"] is not None:
         return _class(token["members"], is_negated=bool(token["negation"]))

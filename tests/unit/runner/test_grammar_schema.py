@@ -40,6 +40,9 @@ TEXT = r"[^\"\\\x00-\x1F]*"
         (r"^\n$", None),
         (r"[\D]", None),
         ("[a", None),
+        # Characters for a matcher, and broken repetitions for llama.cpp, which would refuse the request.
+        ("a{b}", None),
+        ("{,3}", None),
     ],
 )
 def test_patterns_become_those_of_grammars(pattern: str, fitted: str | None) -> None:
