@@ -1,4 +1,4 @@
-"""The speech route of an engine program. It speaks sentence by sentence and encodes the samples as they arrive."""
+"""The speech route of an engine program: speaks one sentence at a time and encodes its samples immediately."""
 
 import re
 import time

@@ -187,9 +187,10 @@ def abilities_in(view: FleetView, model: ModelView) -> Abilities:
 
 
 def context_in(view: FleetView, *models: ModelView) -> int:
-    """Returns the smallest context of models in tokens, as their runners report it, else as it is declared; 0: unknown.
+    """Returns the smallest context of the models, in tokens; 0: unknown.
 
-    A running server tells its context only once it is reached, so its declaration has none.
+    The context that a runner reports takes precedence over the declared one, because an attached server states its
+    context only once it is reached.
     """
     contexts = (getattr(instance_in(view, model), "context_tokens", 0) or model.context_tokens for model in models)
     return min(filter(None, contexts), default=0)
