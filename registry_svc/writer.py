@@ -42,11 +42,18 @@ class SingleWriter:
 
         It does not wait for a commit in doubt: runners must not look silent meanwhile.
         """
-        if self._is_in_doubt():
-            yield
+        while not self._is_in_doubt():
+            try:
+                async with asyncio.timeout(DOUBT_SECONDS):
+                    await self._turn.acquire()
+            except TimeoutError:
+                continue
+            try:
+                yield
+            finally:
+                self._turn.release()
             return
-        async with self._turn:
-            yield
+        yield
 
     async def run(self, write: Callable[[], Awaitable[T]]) -> T:
         """Returns the result of `write`, run in its turn. Once begun it completes even if the caller is gone.

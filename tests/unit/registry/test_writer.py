@@ -65,3 +65,26 @@ async def test_write_continues_without_its_caller_and_one_that_waits_is_dropped(
     database.answer.set()
     await writer.drain(1.0)
     assert (database.memory, writer.waiting) == (["a"], 0)
+
+
+async def test_heartbeat_that_waits_for_a_write_goes_on_once_its_commit_is_in_doubt() -> None:
+    database = Database()
+    writer = SingleWriter(lambda: database.is_in_doubt)
+    write = asyncio.ensure_future(writer.run(lambda: database.write("first")))
+    await asyncio.sleep(0)
+
+    async def beat() -> None:
+        async with writer.turn():
+            database.memory.append("beat")
+
+    beating = asyncio.ensure_future(beat())
+    await asyncio.sleep(0.05)
+    assert database.memory == []  # the database may still answer
+    database.is_in_doubt = True
+    await asyncio.wait_for(beating, 1)
+    assert database.memory == ["beat"]
+    await refusal(write)
+    database.is_in_doubt = False
+    database.answer.set()
+    assert await writer.run(lambda: database.write("second")) == "second"
+    assert database.memory == ["beat", "first", "second"]
