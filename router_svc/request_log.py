@@ -43,6 +43,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.principal import actor_words
 from weft.kernel.reasons import Reason, reason_of
+from weft.kernel.timestamps import seconds_of
 
 FIRST_RECOVERED_KEY = -1_000_000_000
 """Keys of requests from an earlier run without a record here; those of restored requests are above it."""
@@ -264,6 +265,9 @@ class RequestLog:
         by = task.cancelled_by or receipt.cancelled_by
         task.cancelled_by = by if reason is Reason.CANCELLED else ""
         words = f"cancelled by {actor_words(by)}" if task.cancelled_by else message
+        if receipt.HasField("total_time"):
+            # A process before may have ended it.
+            now = min(now, task.arrived_at + seconds_of(receipt.total_time))
         self._end(task, reason, words, now, receipt)
 
     def _end_placement(self, task: RecordedTask, end: RequestEnded) -> None:

@@ -117,7 +117,8 @@ def router_stores(
     )
     tasks = router_svc.durable.tasks.service.build(database, limits, calls, router_name=router.name)
     router.subscribe(tasks.engine.mesh_changed)
-    tasks.record_with(TaskRecorder(router.records.requests, router.task_ended, clock, tasks.utc_now))
+    recorder = TaskRecorder(router.records.requests, router.task_ended, clock, tasks.utc_now)
+    tasks.record_with(recorder, config.router.records.keep_seconds)
     batches = BatchService(
         database,
         batch_limits,

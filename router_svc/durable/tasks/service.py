@@ -98,6 +98,7 @@ class TaskService(Service):
         )
         self._engine = TaskEngine(deps)
         self._recorder: TaskRecorder | None = None
+        self._keep_records_seconds = 0.0
         self._counts = OpenTaskCounts(store, limits, clock)
         self._sweeps = TaskSweeps(deps, self._counts, lambda: self._engine.refusals)
         sweeps = {"tasks": self._sweeps.sweep}
@@ -116,9 +117,9 @@ class TaskService(Service):
         """Tasks by state, as of the last sweep."""
         return {state_name(state).lower(): count for state, count in self._sweeps.states.items()}
 
-    def record_with(self, recorder: TaskRecorder) -> None:
-        """Record tasks as requests. Call it before the start."""
-        self._recorder = recorder
+    def record_with(self, recorder: TaskRecorder, keep_seconds: float) -> None:
+        """Record tasks as requests, whose records are kept for `keep_seconds`. Call it before the start."""
+        self._recorder, self._keep_records_seconds = recorder, keep_seconds
         self._events.subscribe(recorder)
 
     def utc_now(self) -> float:
@@ -168,7 +169,9 @@ class TaskService(Service):
             return
         for each in await self._store.tried(MAX_RESUMED):
             self._recorder.resume(each)
-        if ended := await self._store.unrecorded_ends(MAX_RESUMED):
+        # Records of earlier ends are deleted, not missing.
+        since = self.utc_now() - self._keep_records_seconds
+        if ended := await self._store.unrecorded_ends(since, MAX_RESUMED):
             self._recorder(TasksEnded(ended))
 
     async def stop(self, grace_seconds: float) -> None:

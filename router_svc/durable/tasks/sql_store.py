@@ -264,13 +264,13 @@ class SqlTaskStore:
         some = "SELECT * FROM tasks WHERE state = 2 OR (state = 1 AND attempt > 0) LIMIT :limit"
         return await self._database.read(lambda tx: tasks_in(tx, tx.rows(some, limit=limit)))
 
-    async def unrecorded_ends(self, limit: int) -> Sequence[EndedTask]:
-        """Returns tasks that ended after the last write of request records, which lacks them."""
-        some = f"""SELECT * FROM tasks WHERE state > 2 AND ended_at >
+    async def unrecorded_ends(self, since: float, limit: int) -> Sequence[EndedTask]:
+        """Returns tasks that ended after the last write of request records, which lacks them, and after `since`."""
+        some = f"""SELECT * FROM tasks WHERE state > 2 AND ended_at > :since AND ended_at >
             COALESCE((SELECT max(ended_at) FROM request_records), 0) - {RECORD_LAG_SECONDS}
             AND NOT EXISTS (SELECT 1 FROM request_records WHERE request_records.request_id = tasks.id)
             ORDER BY ended_at LIMIT :limit"""
-        return await self._database.read(lambda tx: tasks_in(tx, tx.rows(some, limit=limit)))
+        return await self._database.read(lambda tx: tasks_in(tx, tx.rows(some, since=since, limit=limit)))
 
     async def kept_counts(self) -> Mapping[str, KeptTasks]:
         """Returns number and size of finished tasks by tenant."""

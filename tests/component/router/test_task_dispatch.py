@@ -1,6 +1,7 @@
 """Tasks through the real scheduler and database, to runners that answer over gRPC."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from router_svc.durable.tasks.task_call import CallMaker
 from router_svc.durable.tasks.task_recorder import TaskRecorder
 from router_svc.loop import RouterRecords
 from router_svc.placement import LocalPlacement
-from router_svc.request_record import RecordedTask
+from router_svc.request_record import EndedRequest, RecordedTask
 from router_svc.store.database import RouterDatabase
 from weft.api.common.v1 import embedding_pb2, event_pb2, priority_pb2, receipt_pb2
 from weft.api.router.v1 import task_pb2, task_service_pb2
@@ -115,7 +116,9 @@ class Mesh:
 
 
 @asynccontextmanager
-async def mesh_of(tmp_path: Path, limits: TaskLimits = FAST) -> AsyncIterator[tuple[Mesh, TaskClient]]:
+async def mesh_of(
+    tmp_path: Path, limits: TaskLimits = FAST, *, keep_records_seconds: float = 60.0
+) -> AsyncIterator[tuple[Mesh, TaskClient]]:
     """A router's tasks, and a runner that the mesh does not know yet."""
     runner = Runner(f"unix:{tmp_path}/r")
     mesh = Mesh(runner)
@@ -128,7 +131,8 @@ async def mesh_of(tmp_path: Path, limits: TaskLimits = FAST) -> AsyncIterator[tu
     )
     database = RouterDatabase(f"sqlite:///{tmp_path / 'router.db'}")
     service = router_svc.durable.tasks.service.build(database, limits, calls, router_name="router-box-5f1c02")
-    service.record_with(TaskRecorder(mesh.requests, mesh.loop.task_ended, SystemClock(), service.utc_now))
+    recorder = TaskRecorder(mesh.requests, mesh.loop.task_ended, SystemClock(), service.utc_now)
+    service.record_with(recorder, keep_records_seconds)
     mesh.tell.append(service.engine.mesh_changed)
     generation = generation_service_pb2_grpc.add_GenerationServiceServicer_to_server
     embedding = embedding_service_pb2_grpc.add_EmbeddingServiceServicer_to_server
@@ -184,6 +188,23 @@ async def test_task_runs_as_a_lowest_priority_request_with_its_own_id(tmp_path: 
         claims = ticket_pb2.TicketClaims.FromString(request.ticket.claims)
         assert (claims.request_id, claims.tenant) == (task_id, TENANT)
         assert mesh.runner.metadata[0]["traceparent"] == spec.traceparent
+
+
+async def test_end_that_was_not_recorded_before_a_kill_is_recorded_with_its_time_until_records_expire(
+    tmp_path: Path,
+) -> None:
+    async with mesh_of(tmp_path) as (mesh, tasks):
+        mesh.show()
+        task_id = await submit(tasks)
+        mesh.runner.say(text("hello"), FINISHED)
+        task, _ = await end_of(tasks, task_id)
+    # Records are only in memory here, so each process begins without any.
+    async with mesh_of(tmp_path) as (mesh, _):
+        ended = mesh.requests.find(task_id, time.monotonic())
+        assert isinstance(ended, EndedRequest)
+        assert ended.ended_wall.timestamp() == pytest.approx(task.end_time.ToNanoseconds() / 1e9, abs=0.002)
+    async with mesh_of(tmp_path, keep_records_seconds=1e-6) as (mesh, _):
+        assert mesh.requests.find(task_id, time.monotonic()) is None, "it was recorded and counted again"
 
 
 async def test_task_owner_has_the_router_name_and_a_unique_id_per_start(tmp_path: Path) -> None:
