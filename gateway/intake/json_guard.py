@@ -31,8 +31,8 @@ _SURROGATES = re.compile(
 _MAX_MESSAGE_CHARS = 500
 _NO_MAP = frozenset({"dict_type", "model_type", "wrong_shape"})
 """Types of errors of a value that should be an object."""
-_MAX_MENDED = 16
-"""Maximum number of fields in which `[]` becomes an object; a field of all entries of a list counts once."""
+_MAX_PASSES = 3
+"""Maximum number of further validations of a request in which `[]` becomes an object: each blocks the event loop."""
 _MAX_SEGMENT_CHARS = 64
 _MAY_HOLD_FLOATS = frozenset({dict, float, list})
 
@@ -53,21 +53,27 @@ def parse(model: type[Model], raw: bytes, *, max_depth: int) -> Model:
 def _with_empty_maps(model: type[Model], raw: bytes, error: ValidationError) -> Model:
     """Reads a request that has `[]` in place of an object, as PHP writes an empty map. Raises the error for others."""
     document: Any = None
-    mended = set[tuple[object, ...]]()
-    while len(mended) < _MAX_MENDED:
-        details = error.errors(include_url=False, include_context=False)[0]
-        # One pass for all entries of a list: a conversation may have many.
-        place = tuple(each if isinstance(each, str) else None for each in details["loc"] if not _is_tag(each))
-        if not place or details["input"] != [] or details["type"] not in _NO_MAP or place in mended:
+    mended: set[tuple[object, ...]] = {()}
+    for _ in range(_MAX_PASSES):
+        found = error.errors(include_url=False, include_context=False)
+        empty = (each["loc"] for each in found if each["input"] == [] and each["type"] in _NO_MAP)
+        places = set(map(_place, empty)) - mended
+        if not places:
             break
-        mended.add(place)
+        mended |= places
         document = from_json(raw) if document is None else document
-        _fill(document, place)
+        for place in places:
+            _fill(document, place)
         try:
             return model.model_validate_json(to_json(document))
         except ValidationError as next_error:
             error = next_error
     raise _field_error(error.errors(include_url=False, include_input=False, include_context=False)[0])
+
+
+def _place(location: tuple[int | str, ...]) -> tuple[object, ...]:
+    """Returns where a value is. None stands for all entries of a list: a conversation may have many."""
+    return tuple(each if isinstance(each, str) else None for each in location if not _is_tag(each))
 
 
 def _fill(value: Any, place: tuple[object, ...]) -> None:
