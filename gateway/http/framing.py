@@ -37,7 +37,7 @@ def framing_fault(http_version: str, headers: Sequence[tuple[bytes, bytes]]) -> 
 
 def no_websocket() -> EdgeError:
     """The refusal of a WebSocket. Codex asks for one first, and sends its requests over HTTP after this status."""
-    words = "this connection stays HTTP/1.1: send the request without Upgrade (answers stream as events)"
+    words = "there are no WebSockets here: send requests over HTTP, without Upgrade, and responses by POST"
     return EdgeError(426, Reason.MALFORMED_REQUEST, words, headers=((b"upgrade", b"HTTP/1.1"),))
 
 

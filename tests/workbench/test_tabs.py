@@ -15,6 +15,16 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.workbench, pytest.mark.timeout(180)]
 
+LISTENERS = """async () => {
+  const folder = document.querySelector("link[rel=icon]").href.replace("icon.svg", "");
+  const {whilePresent} = await import(folder + "app/presence.js");
+  const {signal} = new AbortController();
+  let left = 0;
+  signal.addEventListener = () => (left += 1);
+  signal.removeEventListener = () => (left -= 1);
+  for (let tries = 0; tries < 10; tries += 1) await whilePresent(async () => {}, signal);
+  return left;
+}"""
 TABS = 12
 WATCH, EVENTS = "/api/v1/watch", "/events"
 HIDE = """(isHidden) => {
@@ -142,6 +152,12 @@ def test_hidden_tab_ends_its_stream_and_is_live_again_when_it_is_shown(
     page.evaluate(HIDE, False)
     until_live(page)
     seen_everywhere(other, [page])
+
+
+def test_streams_that_begin_again_and_again_leave_no_listeners(page: "Page", mesh: MeshProcess) -> None:
+    """A log that is followed for days opens its stream after each end."""
+    opened(page, mesh)
+    assert page.evaluate(LISTENERS) == 0
 
 
 def test_many_running_answers_leave_a_connection_free_and_all_come_to_their_end(

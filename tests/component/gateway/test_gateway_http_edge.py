@@ -128,7 +128,7 @@ async def test_upgrade_is_answered_without_advice_in_the_log(caplog: pytest.LogC
         # Codex falls back to HTTP after this status only; a proxy may have removed the offer.
         without = {"Host": "localhost", "Connection": "close"}
         refused = await gateway.exchange(head("GET /v1/responses HTTP/1.1", without))
-        assert require_envelope(refused, 426, "malformed_request")
+        assert "by POST" in require_envelope(refused, 426, "malformed_request")
         plain = {**socket, "Connection": "Upgrade, close", "Upgrade": "h2c"}
         assert (await gateway.exchange(head("GET /v1/models HTTP/1.1", plain))).status == 200
     assert [record.message for record in caplog.records if record.name.startswith("uvicorn")] == []

@@ -113,7 +113,7 @@ def test_tool_without_parameters_in_php_has_an_empty_schema() -> None:
     assert [plain_object(tool.function.parameters) for tool in payload.tools] == [{}] * 50
 
 
-@pytest.mark.parametrize("arguments", [[], "[]", " [ ]"[:1] + "[]", {}, None])
+@pytest.mark.parametrize("arguments", [[], "[]", " []", {}, None])
 def test_earlier_call_without_arguments_has_an_empty_object(arguments: object) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
     result = {"role": "tool", "tool_call_id": "c", "content": "r"}

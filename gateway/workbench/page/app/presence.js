@@ -28,10 +28,7 @@ addEventListener("pageshow", () => set(!document.hidden));
 export async function whilePresent(work, signal) {
   const abort = new AbortController();
   const end = () => abort.abort();
-  await new Promise((resolve) => {
-    signal?.addEventListener("abort", resolve);
-    const stop = isPresent.subscribe((is) => is && queueMicrotask(() => (stop(), resolve(null))));
-  });
+  await untilPresent(signal);
   if (signal?.aborted) return undefined;
   signal?.addEventListener("abort", end);
   const stop = isPresent.subscribe((is) => void (is || end()));
@@ -44,4 +41,19 @@ export async function whilePresent(work, signal) {
     stop();
     signal?.removeEventListener("abort", end);
   }
+}
+
+/** Waits until this tab is in sight. @param {AbortSignal} [signal] that ends the wait @returns {Promise<void>} */
+function untilPresent(signal) {
+  return new Promise((resolve) => {
+    if (signal?.aborted) return resolve();
+    const done = () => {
+      signal?.removeEventListener("abort", done);
+      // It is called before it has `stop`, if this tab is in sight.
+      queueMicrotask(() => stop());
+      resolve();
+    };
+    signal?.addEventListener("abort", done);
+    const stop = isPresent.subscribe((is) => void (is && done()));
+  });
 }
