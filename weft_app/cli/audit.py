@@ -13,8 +13,9 @@ from weft.api.operations.v1 import operation_service_pb2 as pb
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft_app.cli.mesh_api import Document, MeshApi, connect
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, note
-from weft_app.cli.output import Listing, custom_columns, say
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption
+from weft_app.cli.output import Listing, custom_columns
+from weft_app.cli.terminal import note, say
 
 AUDIT = "/v1/admin/audit"
 PAGE_SIZE = 1000

@@ -18,11 +18,11 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_app.cli.discover import offered_models
 from weft_app.cli.network_options import Discover, NetworkOptions
-from weft_app.cli.options import EXIT_FAILED, note
-from weft_app.cli.output import say
+from weft_app.cli.options import EXIT_FAILED
 from weft_app.cli.ready_text import KeptAccess
 from weft_app.cli.serving import lasting_streams, serving
 from weft_app.cli.stages import STARTING, STOP_LINE
+from weft_app.cli.terminal import is_out_terminal, note, say
 from weft_app.compose.home import WeftHome, has_started
 from weft_app.config.config import CONFIG_NAME
 
@@ -79,7 +79,7 @@ def detached(
         arguments = arguments_of(context, without=frozenset({"detach", "discover"}))
         kept = KeptAccess(folder)
         arguments += ["--discover", Discover.NO if found is None else Discover.YES]
-        up_in_background(folder, arguments, kept.on_terminal if sys.stdout.isatty() else str)
+        up_in_background(folder, arguments, kept.on_terminal if is_out_terminal() else str)
         kept.remove_shown()
 
 

@@ -1,7 +1,6 @@
 """`weft batch`: batches of requests in the format of OpenAI's Batch API."""
 
 import shutil
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -20,19 +19,11 @@ from weft.kernel.reasons import Reason
 from weft.kernel.unknown_names import FOR_TASKS
 from weft_app.cli.follow import RETRY_LIMIT_SECONDS, Breaks
 from weft_app.cli.mesh_api import Document, MeshApi, connect
-from weft_app.cli.options import DEFAULT_HOME, EXIT_FAILED, HomeOption, NamedFormat, OutputFormat, act_on_each, note
-from weft_app.cli.output import (
-    Listing,
-    ProgressStyle,
-    age,
-    custom_columns,
-    print_page,
-    safe_text,
-    say,
-    shown_progress,
-)
+from weft_app.cli.options import DEFAULT_HOME, EXIT_FAILED, HomeOption, NamedFormat, OutputFormat, act_on_each
+from weft_app.cli.output import Listing, ProgressStyle, age, custom_columns, print_page, shown_progress
 from weft_app.cli.short_ids import BATCHES as BATCH_IDS
 from weft_app.cli.short_ids import full_id
+from weft_app.cli.terminal import note, safe_text, say, say_bytes
 from weft_app.cli.wait import parse_duration
 
 BATCHES, FILES = "/v1/batches", "/v1/files"
@@ -260,8 +251,7 @@ def _submitted(api: MeshApi, file: Path, body: Document) -> Document:
 def _write(content: Iterator[bytes], to: Path | None) -> None:
     try:
         if to is None:
-            sys.stdout.buffer.writelines(content)
-            sys.stdout.buffer.flush()
+            say_bytes(content)
             return
         _save(content, to)
     except BrokenPipeError:

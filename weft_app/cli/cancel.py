@@ -12,9 +12,10 @@ from weft.kernel.reasons import Reason
 from weft_app.cli.completion import complete_cancelled_kind
 from weft_app.cli.mesh_api import Document, connect
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, PageOutputOption, act_on_each, words_of
-from weft_app.cli.output import FORMATS, print_page, safe_text
+from weft_app.cli.output import FORMATS, print_page
 from weft_app.cli.short_ids import REQUESTS, full_id
 from weft_app.cli.targets import record_ids, record_kind
+from weft_app.cli.terminal import safe_text
 
 CANCEL_TIMEOUT_SECONDS = 20.0
 """Timeout of a call, which waits until the cancelled request has ended."""

@@ -31,8 +31,9 @@ from weft_app.cli.explain import has_tokens, receipt_lines, work_parts
 from weft_app.cli.mesh_api import Document, MeshApi
 from weft_app.cli.mesh_api import connect as connect_api
 from weft_app.cli.options import DEFAULT_HOME, HomeOption
-from weft_app.cli.output import safe_text, shortened, shown, source_word
+from weft_app.cli.output import shortened, source_word
 from weft_app.cli.targets import MISSING
+from weft_app.cli.terminal import DIM, is_err_terminal, is_out_terminal, note, safe_text, say, say_answer, tell
 
 MAX_FILE_BYTES = 20 * 1024 * 1024
 MAX_TOTAL_BYTES = 40 * 1024 * 1024
@@ -47,7 +48,6 @@ PROMPT = "> "
 RULE_CHARS = 57
 MAX_TIMEOUT_SECONDS = 86_400.0
 MAX_PIPED_BYTES = 10 * 1024 * 1024
-DIM, PLAIN = "\x1b[2m", "\x1b[0m"
 _IMAGES, _AUDIO = "--image", "--audio"
 _PREFIX_OF: Mapping[str, str] = MappingProxyType({ResourceKind.AGENT: AGENT_PREFIX, ResourceKind.ROUTE: ROUTE_PREFIX})
 _KINDS = (ResourceKind.MODEL, ResourceKind.POOL, ResourceKind.AGENT, ResourceKind.ROUTE, ResourceKind.ALIAS)
@@ -135,7 +135,7 @@ def chat(
         return
     with connect(home=home) as mesh:
         asked, header = resolve(name, home)
-        sys.stderr.write(header if verbose else "")
+        tell(header if verbose else "")
         Conversation(mesh, asked, history, options, timeout, media=media, is_verbose=verbose).run(once, home)
 
 
@@ -221,8 +221,7 @@ def _submit(
     asked = name_for_task(name, home, wait_for_model=wait_for_model)
     with connect_tasks(home=home) as tasks:
         task = tasks.submit_chat(asked, [*history, user_message(text, media)], wait_for_model=wait_for_model, **options)
-    sys.stdout.write(f"{task.id}\n")
-    sys.stdout.flush()
+    say(f"{task.id}\n")
     state = state_name(task.state).lower()
     _aside(f"{state}; `weft logs task/{task.id} -f` prints its answer, `weft mesh wait task {task.id}` waits for it")
 
@@ -328,16 +327,16 @@ def prompt_history(home: Path) -> Iterator[None]:
 
 def converse(conversation: "Conversation") -> None:
     """Answers messages until the user leaves."""
-    sys.stderr.write(f"{HELP}\n")
+    tell(f"{HELP}\n")
     while True:
         try:
             text = input(PROMPT).strip()
         except EOFError:
-            sys.stderr.write("\n")
+            tell("\n")
             return
         except KeyboardInterrupt:
             # A Ctrl-C that was too late to stop an answer must not end the conversation.
-            sys.stderr.write("\n")
+            tell("\n")
             continue
         if text in QUIT_WORDS:
             return
@@ -349,19 +348,19 @@ def _turn(text: str, conversation: "Conversation") -> None:
     match text:
         case "/clear":
             conversation.clear()
-            sys.stderr.write("forgotten\n")
+            tell("forgotten\n")
         case "/history":
             for turn in conversation.turns():
-                sys.stderr.write(f"{turn['role']}: {shown(turn['content'])}\n")
+                tell(f"{turn['role']}: {turn['content']}\n")
         case _ if text.startswith("/"):
-            sys.stderr.write(f"{HELP}\n")
+            tell(f"{HELP}\n")
         case _:
             try:
                 conversation.say(text)
             except KeyboardInterrupt:
-                sys.stderr.write("\n[stopped]\n")
+                tell("\n[stopped]\n")
             except WeftError as error:
-                sys.stderr.write(f"weft: {error.message}\n")
+                note(error.message)
 
 
 class Conversation:
@@ -424,8 +423,7 @@ class Conversation:
     def _show(self, event: event_pb2.InferenceEvent, answer: list[str]) -> None:
         match event.WhichOneof("event"):
             case "delta" if text := event.delta.text:
-                sys.stdout.write(shown(text) if sys.stdout.isatty() else text)
-                sys.stdout.flush()
+                say_answer(text)
                 self._inside_line = not text.endswith("\n")
                 answer.append(text)
             case "queued":
@@ -436,13 +434,12 @@ class Conversation:
                 left = f", {wait_words(loading.eta.ToNanoseconds() / 1e9)} s left" if loading.HasField("eta") else ""
                 _aside(f"loading{share}{left}: {loading.stage}")
             case "finished":
-                sys.stdout.write("\n")
-                sys.stdout.flush()
+                say("\n")
                 self._show_receipt(event.finished.receipt)
             case _ if line := _notice(event):
-                if self._inside_line and sys.stdout.isatty() and sys.stderr.isatty():
+                if self._inside_line and is_out_terminal() and is_err_terminal():
                     # Only if both are on a terminal: otherwise stdout must contain the unchanged answer.
-                    sys.stderr.write("\n")
+                    tell("\n")
                     self._inside_line = False
                 _aside(line)
 
@@ -460,8 +457,7 @@ class Conversation:
         if not {PROMPT_TOKENS, COMPLETION_TOKENS} <= error.metadata.keys():
             return
         if self._inside_line:
-            sys.stdout.write("\n")
-            sys.stdout.flush()
+            say("\n")
         _aside(f"{error.metadata[PROMPT_TOKENS]} + {error.metadata[COMPLETION_TOKENS]} tokens before it was stopped")
 
 
@@ -488,9 +484,7 @@ def _arguments(arguments: json_value_pb2.JsonObject) -> str:
 
 def _aside(text: str) -> None:
     """Prints text besides the answer, dimmed on a terminal."""
-    line = safe_text(text)
-    sys.stderr.write(f"{DIM}{line}{PLAIN}\n" if sys.stderr.isatty() else f"{line}\n")
-    sys.stderr.flush()
+    tell(f"{safe_text(text)}\n", DIM)
 
 
 def timings(receipt: receipt_pb2.Receipt) -> str:

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import sys
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import asdict
@@ -13,8 +12,9 @@ import typer
 from weft.client._channel import security_from
 from weft.client._home import mesh_address
 from weft.kernel.errors import invalid_field
-from weft_app.cli.options import DEFAULT_HOME, EXIT_FAILED, HomeOption, OutputFormat, OutputOption, note
-from weft_app.cli.output import Column, Listing, say
+from weft_app.cli.options import DEFAULT_HOME, EXIT_FAILED, HomeOption, OutputFormat, OutputOption
+from weft_app.cli.output import Column, Listing
+from weft_app.cli.terminal import is_err_terminal, note, say
 from weft_testing.conformance.findings import Finding, Verdict
 from weft_testing.conformance.runner_requests import Check
 from weft_testing.conformance.runner_suite import CHECKS, examine
@@ -90,7 +90,7 @@ async def _printed(examined: AsyncGenerator[Finding], output: OutputFormat) -> l
                 if not findings:
                     say(table.text(()))
                 say(table.row(finding))
-            elif sys.stderr.isatty():
+            elif is_err_terminal():
                 note(f"{finding.check}: {finding.verdict}")
             findings.append(finding)
     return findings

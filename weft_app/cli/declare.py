@@ -24,8 +24,8 @@ from weft.kernel.reasons import Reason
 from weft_app.cli.columns import label_of
 from weft_app.cli.completion import complete_with_tasks
 from weft_app.cli.mesh_api import Document, MeshApi, connect
-from weft_app.cli.options import DEFAULT_HOME, EXIT_USAGE, HomeOption, act_on_each, note, reporting
-from weft_app.cli.output import json_text, say
+from weft_app.cli.options import DEFAULT_HOME, EXIT_USAGE, HomeOption, act_on_each, reporting
+from weft_app.cli.output import json_text
 from weft_app.cli.secrets import delete_secrets
 from weft_app.cli.targets import (
     MISSING,
@@ -36,6 +36,7 @@ from weft_app.cli.targets import (
     selected_names,
 )
 from weft_app.cli.tasks import delete_tasks
+from weft_app.cli.terminal import note, say
 
 APPLY_TIMEOUT_SECONDS = 60.0
 FORCED_DELETE_TIMEOUT_SECONDS = 120.0

@@ -17,9 +17,9 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.telemetry import configure_logging
 from weft_app.cli.options import DEFAULT_HOME
-from weft_app.cli.output import say
 from weft_app.cli.serving import run_service
 from weft_app.cli.stages import StageDisplay
+from weft_app.cli.terminal import say
 from weft_app.compose.configuration import ConfigurationSource
 from weft_app.compose.environment import with_rates
 from weft_app.compose.home import WeftHome

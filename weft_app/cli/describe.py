@@ -26,13 +26,12 @@ from weft_app.cli.output import (
     moment_in,
     page,
     print_document,
-    safe_text,
-    say,
     seconds_ago,
     table_block,
 )
 from weft_app.cli.records import LIMIT_USES, known_uses, limit_uses, note_missing_declarations
 from weft_app.cli.targets import one_named, record_kind, tenants_named
+from weft_app.cli.terminal import safe_text, say
 
 _REQUESTED_AS: Mapping[str, str] = {
     ResourceKind.MODEL: "",

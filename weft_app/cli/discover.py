@@ -12,8 +12,9 @@ import typer
 
 from weft.kernel.errors import WeftError
 from weft_app.cli.network_options import Discover
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, MeshConfigOption, OutputFormat, OutputOption, note
-from weft_app.cli.output import TextTable, custom_columns, document_text, safe_text, say
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, MeshConfigOption, OutputFormat, OutputOption
+from weft_app.cli.output import TextTable, custom_columns, document_text
+from weft_app.cli.terminal import is_err_terminal, note, safe_text, say
 
 if TYPE_CHECKING:
     from runner_svc.discovery import FoundServer
@@ -169,7 +170,7 @@ def offered_models(
         for line in ("found on this machine, and served:", *lines):
             note(line)
         return found
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if not (sys.stdin.isatty() and is_err_terminal()):
         note(f"found on this machine, and not served: {'; '.join(line.strip() for line in lines)}")
         note("weft up --discover=yes serves it")
         return None

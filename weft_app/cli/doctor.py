@@ -59,9 +59,10 @@ from weft_app.cli.options import (
     OutputFormat,
     OutputOption,
 )
-from weft_app.cli.output import Listing, custom_columns, safe_text, say
+from weft_app.cli.output import Listing, custom_columns
 from weft_app.cli.records import hosts_of, lease_rows, leased_bytes
 from weft_app.cli.secrets import names_of_secrets
+from weft_app.cli.terminal import is_out_terminal, safe_text, say
 from weft_app.compose.demo import configured_runners
 from weft_app.compose.dump import left_behind
 from weft_app.compose.engine_reports import engine_reports
@@ -114,7 +115,7 @@ def doctor(
     """
     # A plain path, so that this home is checked even if variables refer to another mesh.
     folder = WeftHome(Path(home.expanduser().absolute()))
-    is_page = output is OutputFormat.TABLE and sys.stdout.isatty()
+    is_page = output is OutputFormat.TABLE and is_out_terminal()
     found = examine_mesh(home) if mesh else examine(folder, config, network, as_known=is_page)
     with discarded_logs():
         findings = _printed(found, output, is_page=is_page)

@@ -1,7 +1,6 @@
 """`weft mesh dump` and `weft mesh restore`: all state of a stopped mesh as one file."""
 
 import os
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -9,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, MeshConfigOption, note
-from weft_app.cli.output import say
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, MeshConfigOption
+from weft_app.cli.terminal import is_err_terminal, note, say
 from weft_app.compose.environment import environment_of_mesh
 from weft_app.compose.home import WeftHome
 from weft_app.config.config import WeftConfig
@@ -78,6 +77,6 @@ class _Progress:
 
     def __call__(self, rows: int) -> None:
         now = time.monotonic()
-        if now - self._at > PROGRESS_SECONDS and sys.stderr.isatty():
+        if now - self._at > PROGRESS_SECONDS and is_err_terminal():
             self._at = now
             note(f"{rows} rows {self._verb} so far")

@@ -9,7 +9,7 @@ import typer
 from weft.kernel.errors import invalid_field
 from weft_app.cli.background import arguments_of
 from weft_app.cli.options import ConfigOption
-from weft_app.cli.output import say
+from weft_app.cli.terminal import say
 from weft_app.config.loader import load_config
 from weft_app.edge.edge_document import edge_document, yaml_text
 from weft_app.edge.plan import CertificateFiles, EdgePlan, endpoint_of

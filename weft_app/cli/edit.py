@@ -23,9 +23,9 @@ from weft_app.cli.columns import label_of
 from weft_app.cli.completion import complete_named
 from weft_app.cli.declare import UNCHANGED, AdoptOption, submit
 from weft_app.cli.mesh_api import Document, connect
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, handled, note
-from weft_app.cli.output import safe_text, say
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, handled
 from weft_app.cli.targets import one_named
+from weft_app.cli.terminal import note, safe_text, say
 
 EDITOR_VARIABLES = ("VISUAL", "EDITOR")
 USUAL_EDITORS = ("editor", "nano", "vi")

@@ -19,11 +19,11 @@ from weft_app.cli.options import (
     ResourceFormat,
     ResourceOutputOption,
     WatchOption,
-    note,
     reporting,
 )
-from weft_app.cli.output import Feed, say
+from weft_app.cli.output import Feed
 from weft_app.cli.targets import MISSING, parse_targets
+from weft_app.cli.terminal import note, say
 
 MAX_PAST_EVENTS = 1000
 

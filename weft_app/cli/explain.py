@@ -13,18 +13,9 @@ from weft.kernel.reasons import Reason
 from weft.kernel.units import dollars_words, time_words, wait_words
 from weft_app.cli.mesh_api import Document, MeshApi, connect
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, PageOutputOption
-from weft_app.cli.output import (
-    FORMATS,
-    INDENT,
-    Column,
-    TextTable,
-    custom_columns,
-    moment_in,
-    page,
-    print_page,
-    safe_text,
-)
+from weft_app.cli.output import FORMATS, INDENT, Column, TextTable, custom_columns, moment_in, page, print_page
 from weft_app.cli.short_ids import REQUESTS, full_id
+from weft_app.cli.terminal import safe_text
 
 _CANDIDATES = (
     Column("", lambda candidate: "*" if candidate["chosen"] else " "),

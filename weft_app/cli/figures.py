@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 from weft.kernel.units import size_words, time_words
 from weft_app.cli.mesh_api import Document, connect
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption
-from weft_app.cli.output import TextTable, custom_columns, print_document, say
+from weft_app.cli.output import TextTable, custom_columns, print_document
+from weft_app.cli.terminal import say
 
 
 def _summed(key: str) -> Callable[[Document], str]:

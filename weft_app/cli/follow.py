@@ -10,8 +10,8 @@ from typing import Any
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import REGISTRY_AWAY, Reason
 from weft_app.cli.mesh_api import Document, connect
-from weft_app.cli.options import note
-from weft_app.cli.output import TEXTS, Feed, Listing, json_line, say
+from weft_app.cli.output import TEXTS, Feed, Listing, json_line
+from weft_app.cli.terminal import note, say
 
 WATCH = "/api/v1/watch"
 RETRY_PAUSE_SECONDS = 1.0

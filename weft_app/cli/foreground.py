@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
@@ -18,12 +17,12 @@ from weft.kernel.telemetry import configure_logging
 from weft_app.cli.discover import offered_models
 from weft_app.cli.inherited import leave_deleted_folder
 from weft_app.cli.network_options import Discover, NetworkOptions
-from weft_app.cli.options import naming_fields, note
-from weft_app.cli.output import say
+from weft_app.cli.options import naming_fields
 from weft_app.cli.ready_text import first_access, ready_text
 from weft_app.cli.reload import reload_lines
 from weft_app.cli.serving import run_service, serving
 from weft_app.cli.stages import StageDisplay
+from weft_app.cli.terminal import is_out_terminal, note, say
 from weft_app.compose.configuration import ConfigurationSource, ReadConfiguration
 from weft_app.compose.discovery import discovered_runners, keep_discovered
 from weft_app.compose.environment import environment_of_mesh
@@ -124,7 +123,7 @@ async def _run(
         with StageDisplay(total=host.stage_count) as display:
             ready = await until(stop, host.start(display.show))
         if ready:
-            access = await first_access(host, home, is_terminal=sys.stdout.isatty())
+            access = await first_access(host, home, is_terminal=is_out_terminal())
             say(ready_text(host, home, access))
             followers = [start_critical(_reload_when(reload, host), name="reloads")]
             if watch is not None:

@@ -24,10 +24,9 @@ from weft_app.cli.options import (
     ResourceOutputOption,
     WatchOption,
     exit_code,
-    note,
     reporting,
 )
-from weft_app.cli.output import TEXTS, say
+from weft_app.cli.output import TEXTS
 from weft_app.cli.records import (
     LIMIT_WINDOWS,
     RECORDS,
@@ -48,6 +47,7 @@ from weft_app.cli.targets import (
     tenants_named,
     whole_kinds,
 )
+from weft_app.cli.terminal import note, say
 
 ResourcesArgument = Annotated[
     list[str],

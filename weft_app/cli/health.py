@@ -8,8 +8,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from weft.kernel.errors import WeftError
 from weft_app.cli.grpc_calls import MESH, call
-from weft_app.cli.options import DEFAULT_HOME, EXIT_FAILED, EXIT_NOT_FOUND, HomeOption, OutputFormat, OutputOption, note
+from weft_app.cli.options import DEFAULT_HOME, EXIT_FAILED, EXIT_NOT_FOUND, HomeOption, OutputFormat, OutputOption
 from weft_app.cli.output import Column, Listing
+from weft_app.cli.terminal import note
 from weft_app.compose.home import WeftHome
 
 CALL_SECONDS = 3.0

@@ -1,7 +1,6 @@
 """`weft media image`: images from words, or from words and images, as files."""
 
 import base64
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,8 +38,9 @@ from weft_app.cli.media import (
     work_facts,
     written,
 )
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, naming_fields, note, parameter_of
-from weft_app.cli.output import document_text, say
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, naming_fields, parameter_of
+from weft_app.cli.output import document_text
+from weft_app.cli.terminal import note, say, say_bytes
 
 MAX_COUNT = 10
 PREVIEWS = 4
@@ -192,8 +192,7 @@ class ImageTarget:
             self._images.append(made)
             return
         if self.output == STANDARD:
-            sys.stdout.buffer.write(made.image.data)
-            sys.stdout.buffer.flush()
+            say_bytes([made.image.data])
             return
         path = self._path(made)
         with written(path, force=self.force) as file:

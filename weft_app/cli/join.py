@@ -21,9 +21,9 @@ from weft.kernel.reasons import Reason
 from weft.kernel.telemetry import configure_logging
 from weft_app.cli.discover import shown_server
 from weft_app.cli.network_options import Discover
-from weft_app.cli.options import EXIT_FAILED, EXIT_INTERRUPTED, note
-from weft_app.cli.output import safe_text, say
+from weft_app.cli.options import EXIT_FAILED, EXIT_INTERRUPTED
 from weft_app.cli.serving import run_service
+from weft_app.cli.terminal import is_err_terminal, note, safe_text, say
 from weft_app.compose.announcement import (
     OTHER_WAY,
     Announcement,
@@ -154,7 +154,7 @@ def _found_server(config: Path | None, home: Path, mode: Discover | None) -> str
         note(f"also found but not published: {shown_server(server)}; publish it with --url {server.url}")
     note(f"found on this machine: {shown_server(chosen)}")
     if mode is not Discover.YES:
-        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        if not (sys.stdin.isatty() and is_err_terminal()):
             raise WeftError(
                 Reason.INVALID_ARGUMENT, f"add --discover=yes or --url {chosen.url} to publish all of its models"
             )
@@ -297,7 +297,7 @@ def _chosen(found: Sequence[Announcement], dialog: JoinDialog) -> Announcement:
 
 def _dialog(found: Sequence[Announcement]) -> JoinDialog:
     """Returns a dialog on the terminal. Raises INVALID_ARGUMENT without a terminal."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if not (sys.stdin.isatty() and is_err_terminal()):
         for line in ("announced on this network:", *(f"  {line}" for line in listed(found))):
             note(safe_text(line))
         raise WeftError(

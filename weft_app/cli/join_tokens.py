@@ -10,7 +10,8 @@ import typer
 from weft.kernel.errors import invalid_field
 from weft_app.cli.mesh_api import connect
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption
-from weft_app.cli.output import Listing, custom_columns, print_document, safe_text, say
+from weft_app.cli.output import Listing, custom_columns, print_document
+from weft_app.cli.terminal import safe_text, say
 
 _LIFETIME = re.compile(r"([1-9][0-9]{0,7})([smhd])")
 _NO_RELAY = (

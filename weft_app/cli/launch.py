@@ -23,8 +23,9 @@ from weft_app.cli.completion import KEYS, complete_chat_target
 from weft_app.cli.keys import KeyRole, scopes_of
 from weft_app.cli.launch_tools import TOOLS, Access, Tool
 from weft_app.cli.mesh_api import Document, MeshApi, connect, connection_to, gateway_url, own_url
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, NamedFormat, note
-from weft_app.cli.output import Listing, custom_columns, moment_in, say
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, NamedFormat
+from weft_app.cli.output import Listing, custom_columns, moment_in
+from weft_app.cli.terminal import note, say
 from weft_app.compose.home import WeftHome
 
 KEY_VARIABLE = "WEFT_API_KEY"

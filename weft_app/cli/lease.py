@@ -32,11 +32,11 @@ from weft_app.cli.options import (
     ended_by_signals,
     handled,
     naming_fields,
-    note,
     parameter_of,
 )
-from weft_app.cli.output import print_document, safe_text, say
+from weft_app.cli.output import print_document
 from weft_app.cli.records import hosts_of, lease_rows, leased_bytes, print_hosts
+from weft_app.cli.terminal import is_err_terminal, note, rewrite, safe_text, say, tell
 from weft_app.cli.wait import parse_duration
 
 LOOK_SECONDS = 0.2
@@ -177,8 +177,6 @@ def _has_the_terminal() -> bool:
 
 app = typer.Typer()
 
-_CLEAR_LINE = "\r\x1b[K"
-
 
 @app.command("acquire", context_settings={"allow_interspersed_args": False})
 def acquire(
@@ -303,9 +301,8 @@ class _Waiting:
 
     def show(self, words: str) -> None:
         """Shows the current state of the wait."""
-        if sys.stderr.isatty():
-            sys.stderr.write(f"{_CLEAR_LINE}weft: waiting: {safe_text(words)}")
-            sys.stderr.flush()
+        if is_err_terminal():
+            rewrite(f"weft: waiting: {words}")
             self._is_open = True
         else:
             note(f"waiting: {safe_text(words)}")
@@ -313,7 +310,7 @@ class _Waiting:
     def close(self) -> None:
         """Ends an open line on the terminal."""
         if self._is_open:
-            sys.stderr.write("\n")
+            tell("\n")
             self._is_open = False
 
 

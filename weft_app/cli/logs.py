@@ -28,11 +28,12 @@ from weft_app.cli.mesh_logs import (
     Logs,
     print_logs,
 )
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, note, reporting
-from weft_app.cli.output import json_line, safe_text, say
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, reporting
+from weft_app.cli.output import json_line
 from weft_app.cli.short_ids import REQUESTS, full_id
 from weft_app.cli.targets import record_kind
 from weft_app.cli.tasks import print_answer
+from weft_app.cli.terminal import note, safe_text, say
 from weft_app.cli.wait import parse_duration
 from weft_app.compose.home import WeftHome
 

@@ -5,7 +5,6 @@ Each command is imported when it runs: `weft get` imports no service, `weft --he
 
 import os
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -25,6 +24,7 @@ from weft import __version__
 from weft.kernel.memory_tuning import collect_rarely
 from weft_app.cli.commands import ALIASES, COMMANDS, EXAMPLES, GROUPS, OTHER_WORDS, PANELS, SUBCOMMAND_ALIASES
 from weft_app.cli.inherited import failures_of_system_in_one_line, make_usable
+from weft_app.cli.terminal import note, say
 
 # gRPC reads this on import. Its own log lines beside a command's errors do not help users.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -131,7 +131,7 @@ def usage_errors_in_one_line() -> Iterator[None]:
         # A group without a subcommand prints its help by raising such an error.
         if type(error).__name__ == "NoArgsIsHelpError":
             raise
-        sys.stderr.write(f"weft: {_usage_text(error)}\n")
+        note(_usage_text(error))
         raise typer.Exit(error.exit_code) from None
 
 
@@ -255,7 +255,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"weft {__version__}")
+        say(f"weft {__version__}\n")
         raise typer.Exit
 
 

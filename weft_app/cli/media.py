@@ -23,8 +23,9 @@ from weft.kernel.reasons import Reason
 from weft.kernel.units import time_words
 from weft_app.cli.completion import complete_model
 from weft_app.cli.mesh_api import connect
-from weft_app.cli.options import EXIT_INTERRUPTED, note
-from weft_app.cli.output import ProgressStyle, safe_text, say, shown_progress
+from weft_app.cli.options import EXIT_INTERRUPTED
+from weft_app.cli.output import ProgressStyle, shown_progress
+from weft_app.cli.terminal import note, safe_text, say, tell
 
 OUTPUT_OPTION, FETCH_OPTION = "--output", "--fetch"
 STANDARD = "-"
@@ -178,7 +179,7 @@ def written(path: Path, *, force: bool) -> Iterator[BinaryIO]:
 
 def stopped(what: str, state: str = "cancelled") -> NoReturn:
     """Ends a command after Ctrl-C with the state of its request."""
-    sys.stderr.write("\n")
+    tell("\n")
     note(f"{state}; {what}")
     raise typer.Exit(EXIT_INTERRUPTED)
 

@@ -9,8 +9,9 @@ import typer
 
 from weft.kernel.errors import invalid_field
 from weft_app.cli.mesh_api import Document, connect
-from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, OutputFormat, OutputOption, note
-from weft_app.cli.output import Column, Listing, say
+from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, OutputFormat, OutputOption
+from weft_app.cli.output import Column, Listing
+from weft_app.cli.terminal import note, say
 
 app = typer.Typer()
 

@@ -22,8 +22,8 @@ from weft.kernel.errors import WeftError
 from weft.kernel.names import closest_names, require_name
 from weft.kernel.reasons import Reason
 from weft.kernel.unknown_names import LOGGED, unknown_name
-from weft_app.cli.options import note
-from weft_app.cli.output import json_line, safe_text, say
+from weft_app.cli.output import json_line
+from weft_app.cli.terminal import note, safe_text, say
 from weft_app.compose.home import WeftHome
 
 DEFAULT_LINES = 100

@@ -29,18 +29,9 @@ from weft_app.cli.options import (
     WideFormat,
     WideOutputOption,
     ended_by_signals,
-    note,
 )
-from weft_app.cli.output import (
-    Listing,
-    ProgressStyle,
-    custom_columns,
-    json_line,
-    print_document,
-    safe_text,
-    say,
-    shown_progress,
-)
+from weft_app.cli.output import Listing, ProgressStyle, custom_columns, json_line, print_document, shown_progress
+from weft_app.cli.terminal import note, safe_text, say
 from weft_app.compose.home import WeftHome
 from weft_app.config.config import WeftConfig
 from weft_app.config.loader import load_files

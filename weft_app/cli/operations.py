@@ -22,27 +22,10 @@ from weft_app.cli import verbs
 from weft_app.cli.follow import RecordChanges
 from weft_app.cli.follow import follow as follow_mesh
 from weft_app.cli.mesh_api import Document, MeshApi, connect
-from weft_app.cli.options import (
-    DEFAULT_HOME,
-    EXIT_OK,
-    HomeOption,
-    OutputFormat,
-    OutputOption,
-    act_on_each,
-    note,
-    reporting,
-)
-from weft_app.cli.output import (
-    Listing,
-    ProgressStyle,
-    custom_columns,
-    document_text,
-    print_page,
-    safe_text,
-    say,
-    shown_progress,
-)
+from weft_app.cli.options import DEFAULT_HOME, EXIT_OK, HomeOption, OutputFormat, OutputOption, act_on_each, reporting
+from weft_app.cli.output import Listing, ProgressStyle, custom_columns, document_text, print_page, shown_progress
 from weft_app.cli.short_ids import OPERATIONS, full_id
+from weft_app.cli.terminal import is_err_terminal, note, safe_text, say
 
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
@@ -99,7 +82,7 @@ def carry_out(
 
 def say_outcome(api: MeshApi, operation: Document, *, shown: bool = False) -> None:
     """Follows an operation to its end and prints its outcome. `shown`: show progress even without a terminal."""
-    say(f"{outcome_text(follow(api, operation, shown=shown or sys.stderr.isatty()))}\n")
+    say(f"{outcome_text(follow(api, operation, shown=shown or is_err_terminal()))}\n")
 
 
 def begin(api: MeshApi, action: Document, *, request_id: str = "", authorization: str = "") -> Document:
@@ -179,7 +162,7 @@ def restart_model(name: str, home: Path) -> None:
     """Unloads a model and loads it with the options of its last load: two operations in the audit log."""
     with connect(home, WATCH_TIMEOUT_SECONDS) as api:
         settings = instance_of(api, name).get("loadOptions", {})
-        follow(api, begin(api, {"type": "unload", "model": name}), shown=sys.stderr.isatty())
+        follow(api, begin(api, {"type": "unload", "model": name}), shown=is_err_terminal())
         try:
             say_outcome(api, begin(api, {"type": "load", "model": name, "settings": settings}))
         except WeftError as error:

@@ -2,7 +2,6 @@
 
 import re
 import signal
-import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
@@ -17,6 +16,7 @@ import typer
 from weft.client._home import DEFAULT_HOME, HOME_VARIABLE, FoundHome
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.reasons import Reason
+from weft_app.cli.terminal import close_err, note, tell
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -108,12 +108,6 @@ def as_command(run: Callable[..., None], parameters: Iterable[Parameter], text: 
 def exit_code(error: WeftError) -> int:
     """Returns the exit code for an error."""
     return EXIT_CODES.get(error.reason, EXIT_FAILED)
-
-
-def note(text: str) -> None:
-    """Prints a note for the user on stderr."""
-    sys.stderr.write(f"weft: {text}\n")
-    sys.stderr.flush()
 
 
 @contextmanager
@@ -267,9 +261,9 @@ def reporting(*, failed: int = EXIT_FAILED, interrupted: int = EXIT_INTERRUPTED)
         code = exit_code(error)
         raise typer.Exit(failed if code == EXIT_FAILED else code) from error
     except KeyboardInterrupt:
-        sys.stderr.write("\n")
+        tell("\n")
         raise typer.Exit(interrupted) from None
     except BrokenPipeError:
         # The reader closed the output (`weft get models | head -1`), which is not a failure.
-        sys.stderr.close()
+        close_err()
         raise typer.Exit(EXIT_OK) from None

@@ -4,18 +4,27 @@ import json
 import os
 import re
 import shutil
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
-from unicodedata import category
 
 from weft.kernel.line_breaks import escaped
 from weft.kernel.units import size_words, time_words, wait_words
-from weft_app.cli.options import note
+from weft_app.cli.terminal import (
+    BOLD,
+    GREEN,
+    PLAIN,
+    RED,
+    YELLOW,
+    is_err_terminal,
+    is_out_terminal,
+    note,
+    safe_text,
+    say,
+)
 
 if TYPE_CHECKING:
     from rich.progress import ProgressColumn
@@ -26,14 +35,12 @@ INDENT = "  "
 FACT_CHARS = 13
 TEXTS = ("table", "wide")
 """Output formats for people."""
-BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
-_GREEN, _YELLOW, _RED = "\x1b[32m", "\x1b[33m", "\x1b[31m"
 STATE_TITLES = frozenset({"STATE", "STATUS", "OUTCOME"})
 """Columns with a colored word on a terminal, unless NO_COLOR is set."""
 STATE_COLORS: Mapping[str, str] = MappingProxyType(
-    dict.fromkeys(("ready", "active", "running", "completed", "succeeded", "installed", "leader"), _GREEN)
-    | dict.fromkeys(("loading", "queued", "pending", "draining", "stopping", "changing", "outdated"), _YELLOW)
-    | dict.fromkeys(("failed", "crash-loop", "broken", "gone", "orphaned"), _RED)
+    dict.fromkeys(("ready", "active", "running", "completed", "succeeded", "installed", "leader"), GREEN)
+    | dict.fromkeys(("loading", "queued", "pending", "draining", "stopping", "changing", "outdated"), YELLOW)
+    | dict.fromkeys(("failed", "crash-loop", "broken", "gone", "orphaned"), RED)
 )
 
 
@@ -74,22 +81,6 @@ def custom_columns(text: str, **functions: Callable[[Any], str | None]) -> tuple
         ticks, is_minor = ticking.endswith("~"), word.endswith("?")
         found.append(Column(title.replace("_", " "), source, form, ticks=ticks, is_minor=is_minor))
     return tuple(found)
-
-
-def say(text: str) -> None:
-    """Prints and flushes: output to a file or pipe is otherwise buffered until the program ends."""
-    sys.stdout.write(text)
-    sys.stdout.flush()
-
-
-def safe_text(text: str) -> str:
-    """Returns text as one line without control characters."""
-    return "".join(character if character.isprintable() else " " for character in text)
-
-
-def shown(text: str) -> str:
-    """Replaces control characters in model output, which could move a terminal's cursor or change its title."""
-    return "".join(character if character in "\n\t" or category(character) != "Cc" else " " for character in text)
 
 
 SHORT_ID_CHARS = 8
@@ -165,11 +156,11 @@ class TextTable:
         `wider` names what shows the omitted columns.
         """
         self._columns = columns
-        if room is None and sys.stdout.isatty():
+        if room is None and is_out_terminal():
             room = shutil.get_terminal_size().columns
         self._room = room if is_cut else None
         self._wider = wider
-        self._is_colored = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        self._is_colored = is_out_terminal() and not os.environ.get("NO_COLOR")
         self._ids: Sequence[str] = ()
         """Generated ids in the first rows."""
         self.titles = [column.title for column in columns]
@@ -186,7 +177,7 @@ class TextTable:
     def text(self, rows: Iterable[Any]) -> str:
         """Returns header and rows; on a terminal the header is bold, and a last line names the omitted columns."""
         header, *lines = self.lines(rows, is_colored=self._is_colored)
-        if sys.stdout.isatty():
+        if is_out_terminal():
             header = f"{BOLD}{header}{PLAIN}"
         omitted = [title for place, title in enumerate(self.titles) if place not in self._widths]
         if omitted:
@@ -373,7 +364,7 @@ def block(title: str, lines: Iterable[str], indent: str = INDENT) -> Iterator[st
 
 def table_block(title: str, columns: Sequence[Column], rows: Sequence[Any], *, is_cut: bool = False) -> Iterator[str]:
     """Yields a title and a table, which `is_cut` fits into a terminal; nothing without rows."""
-    room = shutil.get_terminal_size().columns - len(INDENT) if is_cut and sys.stdout.isatty() else None
+    room = shutil.get_terminal_size().columns - len(INDENT) if is_cut and is_out_terminal() else None
     table = TextTable(columns, is_cut=room is not None, room=room)
     return block(title, table.plain_text(rows).splitlines() if rows else ())
 
@@ -399,7 +390,7 @@ def shown_progress(style: ProgressStyle, *, is_shown: bool = True) -> Iterator[S
     """Yields a function that shows a state, or does nothing unless `is_shown`."""
     if not is_shown:
         yield lambda _: None
-    elif not sys.stderr.isatty():
+    elif not is_err_terminal():
         yield _line_per_change(style)
     else:
         from rich.console import Console  # noqa: PLC0415 - completion of options draws no bar
@@ -407,7 +398,12 @@ def shown_progress(style: ProgressStyle, *, is_shown: bool = True) -> Iterator[S
 
         with Progress(*style.columns(), console=Console(stderr=True, highlight=False)) as progress:
             task = progress.add_task("", total=None, failed="")
-            yield lambda record: progress.update(task, **style.bar(record))
+            # rich removes bells, but no escape sequences.
+            yield lambda record: progress.update(task, **_safe(style.bar(record)))
+
+
+def _safe(bar: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: safe_text(value) if isinstance(value, str) else value for name, value in bar.items()}
 
 
 def _line_per_change(style: ProgressStyle) -> Show:

@@ -19,9 +19,9 @@ from weft_app.cli.completion import KEYS
 from weft_app.cli.join_tokens import JOIN_TOKENS, join_command
 from weft_app.cli.keys import KeyRole, scopes_of
 from weft_app.cli.mesh_api import MeshApi, SocketConnection, api_socket
-from weft_app.cli.options import note
 from weft_app.cli.output import moment_in
 from weft_app.cli.stages import STOP_LINE
+from weft_app.cli.terminal import note
 from weft_app.cli.ui import PAGE
 from weft_app.compose.home import WeftHome
 from weft_app.config.config import CONFIG_NAME

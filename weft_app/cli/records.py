@@ -14,9 +14,10 @@ from weft_app.cli.completion import SECRETS
 from weft_app.cli.explain import retry_words, tries_words
 from weft_app.cli.follow import RecordChanges, follow, poll_records
 from weft_app.cli.mesh_api import Document, connect
-from weft_app.cli.options import ResourceFormat, note
-from weft_app.cli.output import FORMATS, TEXTS, Listing, custom_columns, moment_in, print_table, say, shortened
+from weft_app.cli.options import ResourceFormat
+from weft_app.cli.output import FORMATS, TEXTS, Listing, custom_columns, moment_in, print_table, shortened
 from weft_app.cli.short_ids import REQUESTS, full_id
+from weft_app.cli.terminal import note, say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,5 @@
 """`weft run`: pulls, loads and chats with a model. It starts a mesh if none is running."""
 
-import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -45,8 +44,9 @@ from weft_app.cli.operations import (
     has_ended,
     read_token,
 )
-from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, OutputFormat, ended_by_signals, note
-from weft_app.cli.output import print_document, safe_text
+from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, OutputFormat, ended_by_signals
+from weft_app.cli.output import print_document
+from weft_app.cli.terminal import note, safe_text, tell
 from weft_app.compose.home import WeftHome
 
 SLOTS = "slots"
@@ -127,7 +127,7 @@ def run(
             turns = [*history, user_message(text, media)]
             print_document(_answer_document(mesh, running, turns, options, timeout), output)
             return
-        sys.stderr.write(running.header if verbose else "")
+        tell(running.header if verbose else "")
         Conversation(mesh, running.name, history, options, timeout, media=media, is_verbose=verbose).run(text, home)
 
 

@@ -33,15 +33,8 @@ from weft.kernel.reasons import Reason
 from weft.kernel.units import size_words
 from weft_app.cli.mesh_api import Document
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, ended_by_signals
-from weft_app.cli.output import (
-    Listing,
-    ProgressStyle,
-    custom_columns,
-    print_document,
-    safe_text,
-    say,
-    shown_progress,
-)
+from weft_app.cli.output import Listing, ProgressStyle, custom_columns, print_document, shown_progress
+from weft_app.cli.terminal import safe_text, say
 from weft_app.compose.engine_reports import card_capabilities, has_nvidia_cards
 from weft_app.compose.home import WeftHome
 

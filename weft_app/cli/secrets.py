@@ -19,8 +19,9 @@ from weft.kernel.unknown_names import SECRET, unknown_name
 from weft_app.cli.completion import SECRETS, complete_secret
 from weft_app.cli.mesh_api import Document, MeshApi, connect
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, NamedFormat, act_on_each
-from weft_app.cli.output import print_outcome, say
+from weft_app.cli.output import print_outcome
 from weft_app.cli.targets import record_ids
+from weft_app.cli.terminal import say
 
 MAX_VALUE_CHARS = 8_192
 STDIN = "-"

@@ -4,7 +4,6 @@ Each command imports its own service when it runs: a runner host has neither the
 """
 
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -18,8 +17,8 @@ from weft.kernel.memory_tuning import large_imports
 from weft.kernel.telemetry import configure_logging
 from weft_app.cli.inherited import leave_deleted_folder
 from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption
-from weft_app.cli.output import say
 from weft_app.cli.serving import run_service, serving
+from weft_app.cli.terminal import is_err_terminal, say
 from weft_app.compose.configuration import ConfigurationSource
 from weft_app.compose.discovery import discovered_runners
 from weft_app.compose.environment import LogFormat, RunnerEnvironment, read_environment, with_rates
@@ -229,7 +228,7 @@ def _service(
         folder.create()
         leave_deleted_folder(folder.root)
         # Logs to a terminal, or to a file under the home, where users expect it.
-        log_file = None if sys.stderr.isatty() else folder.log_file(name, loaded.log.max_file_bytes)
+        log_file = None if is_err_terminal() else folder.log_file(name, loaded.log.max_file_bytes)
         configure_logging(name, level=loaded.log.level, file=log_file, form=form)
         for message in read.removed:
             log.warning("part of the configuration is ignored", why=message)

@@ -10,9 +10,10 @@ import typer
 
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
-from weft_app.cli.options import EXIT_FAILED, EXIT_NOT_FOUND, OutputFormat, OutputOption, note
-from weft_app.cli.output import Listing, custom_columns, say
+from weft_app.cli.options import EXIT_FAILED, EXIT_NOT_FOUND, OutputFormat, OutputOption
+from weft_app.cli.output import Listing, custom_columns
 from weft_app.cli.runner import URL_VARIABLE
+from weft_app.cli.terminal import note, say
 from weft_app.compose.service_units import UnitKind, UnitPlan
 from weft_app.compose.systemd import Systemd, UnitState, user_ends_with_session
 

@@ -14,7 +14,7 @@ from weft.kernel.names import require_name
 from weft.signing.strict_json import MAX_TOKEN_BYTES
 from weft.signing.tokens import MAX_SIGNERS, make_op_token, read_shared_key
 from weft_app.cli import verbs
-from weft_app.cli.output import say
+from weft_app.cli.terminal import say
 
 app = typer.Typer()
 

@@ -1,6 +1,5 @@
 """`weft mesh simulate`: runs the scheduler on a scenario file in virtual time, and prints the figures."""
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -21,13 +20,13 @@ from router_svc.simulation.invariants import InvariantChecker
 from router_svc.simulation.metrics import Waits
 from router_svc.simulation.scenario import Scenario
 from weft.documents.codec import camel
-from weft_app.cli.options import EXIT_INTERRUPTED, OutputFormat, OutputOption, note
-from weft_app.cli.output import Column, TextTable, custom_columns, print_document, say
+from weft_app.cli.options import EXIT_INTERRUPTED, OutputFormat, OutputOption
+from weft_app.cli.output import Column, TextTable, custom_columns, print_document
+from weft_app.cli.terminal import is_err_terminal, note, rewrite, say
 from weft_app.config.scenario import MAX_REQUESTS, load_scenario
 
 OURS = "weft"
 PROGRESS_SECONDS = 1.0
-_CLEAR = "\r\x1b[K"
 MAX_REASONS = 3
 """Maximum number of reasons in a table; a document has all."""
 
@@ -118,7 +117,8 @@ def _run(scenario: Scenario, name: str, explained: tuple[int, ...], *, check: bo
         simulation.run(_progress(simulation, name))
     except KeyboardInterrupt:
         was_interrupted = True
-    sys.stderr.write(_CLEAR if sys.stderr.isatty() else "")
+    if is_err_terminal():
+        rewrite("")
     figures = figures_of(simulation)
     return _Run(
         # After an interrupt between the last event and its consequences, the run looks complete.
@@ -135,11 +135,10 @@ def _progress(simulation: Simulation, name: str) -> Callable[[], None]:
 
     def show() -> None:
         nonlocal shown_at
-        if time.monotonic() >= shown_at + PROGRESS_SECONDS and sys.stderr.isatty():
+        if time.monotonic() >= shown_at + PROGRESS_SECONDS and is_err_terminal():
             shown_at = time.monotonic()
             done, seconds = simulation.arrived, simulation.events.now
-            sys.stderr.write(f"{_CLEAR}{name}: {done:,} requests, {seconds:,.0f} s simulated")
-            sys.stderr.flush()
+            rewrite(f"{name}: {done:,} requests, {seconds:,.0f} s simulated")
 
     return show
 

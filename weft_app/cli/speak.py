@@ -35,8 +35,8 @@ from weft_app.cli.media import (
     work_facts,
     written,
 )
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, naming_fields, note, parameter_of
-from weft_app.cli.output import say
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, naming_fields, parameter_of
+from weft_app.cli.terminal import is_out_terminal, note, say, say_bytes
 
 FORMATS = ("mp3", "opus", "aac", "flac", "wav", "pcm")
 STEM = "speech"
@@ -72,7 +72,7 @@ def speak(
 
     Example: weft media speak "The build is green." -o green.wav
     """
-    is_piped = output is None and not sys.stdout.isatty()
+    is_piped = output is None and not is_out_terminal()
     to_stdout = is_piped or (output is not None and str(output) == STANDARD)
     if output is not None and not to_stdout:
         require_writable([output], force=force)
@@ -146,8 +146,7 @@ def _format(asked: str, output: Path | None) -> str:
 def _to_stdout(parts: _Parts) -> receipt_pb2.Receipt:
     receipt = receipt_pb2.Receipt()
     for part in parts:
-        sys.stdout.buffer.write(part.data)
-        sys.stdout.buffer.flush()
+        say_bytes([part.data])
         receipt.MergeFrom(part.receipt)
     return receipt
 

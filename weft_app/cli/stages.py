@@ -1,11 +1,10 @@
 """Progress of a start or stop, stage by stage."""
 
 import os
-import sys
 import time
 from typing import TYPE_CHECKING, Self
 
-from weft_app.cli.output import say
+from weft_app.cli.terminal import is_out_terminal, safe_text, say
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -66,7 +65,7 @@ class StageDisplay:
     def _found_terminal(self) -> "Live | None":
         """Returns the display that renders spinners and seconds at intervals; None without a terminal."""
         # rich is imported only for terminals; it respects these variables as well.
-        if not (sys.stdout.isatty() or os.environ.get("FORCE_COLOR") or os.environ.get("TTY_COMPATIBLE")):
+        if not (is_out_terminal() or os.environ.get("FORCE_COLOR") or os.environ.get("TTY_COMPATIBLE")):
             return None
         from rich.console import Console, Group  # noqa: PLC0415
         from rich.live import Live  # noqa: PLC0415
@@ -83,7 +82,7 @@ class StageDisplay:
                 mark: RenderableType = Text("✗", style="red") if self._failed else spinner
                 if stage.done:
                     mark = Text("!", style="yellow") if stage.is_warning else Text("✓", style="green")
-                rows.add_row(mark, stage.text)
+                rows.add_row(mark, Text(safe_text(stage.text)))
             done = sum(stage.done for stage in self._stages.values())
             bar = ProgressBar(total=self._total, completed=done, width=BAR_CHARS)
             foot.add_row(bar, f"{done}/{self._total}", f"{time.monotonic() - self._began:.1f} s")

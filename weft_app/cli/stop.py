@@ -15,8 +15,8 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import require_name_of_model
 from weft.kernel.reasons import Reason
 from weft_app.cli.completion import complete_restarted
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, note
-from weft_app.cli.output import say
+from weft_app.cli.options import DEFAULT_HOME, HomeOption
+from weft_app.cli.terminal import note, say
 from weft_app.cli.wait import parse_duration
 from weft_app.compose.home import WeftHome, has_started
 

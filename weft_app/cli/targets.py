@@ -15,7 +15,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.removed import removed_kind
 from weft.kernel.unknown_names import RESOURCE, unknown_name
 from weft_app.cli.mesh_api import Document, MeshApi, connect
-from weft_app.cli.options import note
+from weft_app.cli.terminal import note
 
 _RECORDS = {
     **{word: word for word in ("request", "client", "task", "secret", "lease", "router", "batch", "operation")},

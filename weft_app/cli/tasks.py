@@ -1,7 +1,6 @@
 """Durable tasks in the commands `get`, `describe`, `wait`, `cancel`, `logs` and `delete`."""
 
 import math
-import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import chain
@@ -15,27 +14,12 @@ from weft.kernel.reasons import Reason
 from weft_app.cli.explain import retry_words
 from weft_app.cli.follow import RETRY_LIMIT_SECONDS, Breaks, poll_records
 from weft_app.cli.mesh_api import Document, MeshApi, connect
-from weft_app.cli.options import (
-    EXIT_FAILED,
-    OutputFormat,
-    ResourceFormat,
-    act_on_each,
-    note,
-)
-from weft_app.cli.output import (
-    Listing,
-    custom_columns,
-    local,
-    page,
-    print_page,
-    safe_text,
-    say,
-    shortened,
-    shown,
-)
+from weft_app.cli.options import EXIT_FAILED, OutputFormat, ResourceFormat, act_on_each
+from weft_app.cli.output import Listing, custom_columns, local, page, print_page, shortened
 from weft_app.cli.short_ids import TASKS as TASK_IDS
 from weft_app.cli.short_ids import full_id
 from weft_app.cli.targets import record_ids
+from weft_app.cli.terminal import note, safe_text, say, say_answer
 
 TASKS = "/v1/admin/tasks"
 CANCEL_TIMEOUT_SECONDS = 20.0
@@ -311,13 +295,13 @@ def _print_pieces(watched: Iterator[Document], *, follow: bool) -> Document:
             continue
         piece = news["piece"]
         if attempt not in (0, piece["attempt"]):
-            sys.stdout.write("\n")
+            say("\n")
             note(f"attempt {attempt} was lost; the answer starts again")
         attempt, seen = piece["attempt"], piece["lastEvent"]
         for event in piece.get("output", {}).get("events", ()):
             # The text of the first choice, or of a transcription.
             part = event.get("transcript") or event.get("delta") or {}
             text = "" if part.get("index", 0) else part.get("text", "")
-            say(shown(text) if sys.stdout.isatty() else text)
+            say_answer(text)
     say("\n" if attempt else "")
     return task

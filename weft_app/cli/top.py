@@ -21,9 +21,10 @@ from weft.kernel.errors import WeftError
 from weft_app.cli.cancel import CANCEL_TIMEOUT_SECONDS
 from weft_app.cli.mesh_api import Document, MeshApi, connect
 from weft_app.cli.options import DEFAULT_HOME, EXIT_OK, WINDOWS, HomeOption, OutputFormat, OutputOption, reporting
-from weft_app.cli.output import document_text, json_line, moment_in, print_document, say
+from weft_app.cli.output import document_text, json_line, moment_in, print_document
 from weft_app.cli.ps import memory_bytes, until_text
 from weft_app.cli.records import LEASES
+from weft_app.cli.terminal import is_out_terminal, say
 from weft_app.cli.top_page import Sort, Target, View, page, targets
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def top(
             else:
                 print_document(document, output)
             return
-        if output is OutputFormat.TABLE and sys.stdout.isatty():
+        if output is OutputFormat.TABLE and is_out_terminal():
             TopScreen(source, home, interval).run()
             return
         while True:
@@ -401,7 +402,7 @@ class TopScreen:
         The console would always use COLUMNS and LINES if they are exported.
         """
         with suppress(OSError, ValueError):
-            columns, rows = os.get_terminal_size(sys.stdout.fileno())
+            columns, rows = os.get_terminal_size()
             if columns and rows and (columns, rows) != self._size:
                 # Until set, the console's size follows the terminal and would never differ from it.
                 self._console.size = self._size = (columns, rows)

@@ -8,7 +8,8 @@ from typing import Any
 
 from weft.kernel.units import size_words, time_words
 from weft_app.cli.mesh_api import Document
-from weft_app.cli.output import Column, TextTable, custom_columns, safe_text, shortened
+from weft_app.cli.output import Column, TextTable, custom_columns, shortened
+from weft_app.cli.terminal import safe_text
 
 BAR_CHARS = 10
 MIN_COLUMNS, MIN_ROWS = 20, 6

@@ -1,6 +1,5 @@
 """`weft media transcribe`: the words of a recording, as text, captions or a document."""
 
-import sys
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from enum import StrEnum
@@ -35,8 +34,9 @@ from weft_app.cli.media import (
     work_facts,
     written,
 )
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, naming_fields, note, parameter_of
-from weft_app.cli.output import json_text, say, shown
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, naming_fields, parameter_of
+from weft_app.cli.output import json_text
+from weft_app.cli.terminal import is_err_terminal, is_out_terminal, note, say_answer
 
 Write = Callable[[str], None]
 _ADVICE = "; to make it smaller: ffmpeg -i FILE -ac 1 -ar 16000 talk.opus"
@@ -127,14 +127,14 @@ def _write(
 
         def write(text: str) -> None:
             if file is None:
-                say(shown(text) if sys.stdout.isatty() else text)
+                say_answer(text)
             else:
                 file.write(text.encode())
 
         transcript = Transcript(chosen, write, is_translated=is_translated)
         # On a terminal the streamed text already shows the progress.
         is_bar_shown = output is not None or chosen in (TranscriptFormat.JSON, TranscriptFormat.WORDS)
-        is_bar_shown = is_bar_shown or not (sys.stdout.isatty() and sys.stderr.isatty())
+        is_bar_shown = is_bar_shown or not (is_out_terminal() and is_err_terminal())
         try:
             with shown_work(is_shown=is_bar_shown) as show:
                 for event in events:

@@ -17,8 +17,9 @@ from weft_app.cli.columns import label_of
 from weft_app.cli.completion import complete_chat_target, complete_trial
 from weft_app.cli.declare import UNCHANGED, post_apply
 from weft_app.cli.mesh_api import Document, MeshApi, connect
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, naming_fields, note
-from weft_app.cli.output import Column, TextTable, custom_columns, page, print_document, say, text_at
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, naming_fields
+from weft_app.cli.output import Column, TextTable, custom_columns, page, print_document, text_at
+from weft_app.cli.terminal import note, say
 
 DEFAULT_SHARE = "10%"
 TITLE_CHARS = 18

@@ -15,8 +15,9 @@ from weft.kernel.units import size_words
 from weft_app.cli.completion import complete_model
 from weft_app.cli.mesh_api import Document, MeshApi, connect
 from weft_app.cli.operations import begin, follow
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, ended_by_signals, note
-from weft_app.cli.output import custom_columns, print_document, print_table, say
+from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, ended_by_signals
+from weft_app.cli.output import custom_columns, print_document, print_table
+from weft_app.cli.terminal import is_err_terminal, note, say
 from weft_app.cli.tuning_run import TunedModel, TuningReport, TuningRun, find_model
 from weft_app.cli.tuning_search import TuningSearch
 
@@ -100,7 +101,7 @@ def _load(api: MeshApi, model: TunedModel, best: Trial) -> None:
     """Loads the model with the best settings. Raises the error of a load that fails."""
     action = {"type": "load", "model": model.name, "settings": model.options_with(best.settings)}
     try:
-        follow(api, begin(api, action), shown=sys.stderr.isatty())
+        follow(api, begin(api, action), shown=is_err_terminal())
     except WeftError as error:
         error.message += f"; load it as before with: {undo_command(model)}"
         raise

@@ -1,6 +1,5 @@
 """`weft ui`: the workbench of a mesh, in the browser."""
 
-import sys
 import webbrowser
 from typing import Annotated
 
@@ -8,7 +7,7 @@ import typer
 
 from weft_app.cli.mesh_api import gateway_url
 from weft_app.cli.options import DEFAULT_HOME, HomeOption
-from weft_app.cli.output import say
+from weft_app.cli.terminal import note, say
 
 PAGE = "/ui/"
 
@@ -27,4 +26,4 @@ def ui(
     address = f"{gateway_url(home)}{PAGE}"
     say(f"{address}\n")
     if not only_print and not webbrowser.open(address):
-        sys.stderr.write("weft: no browser could be opened; open the address yourself\n")
+        note("no browser could be opened; open the address yourself")

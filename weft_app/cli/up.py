@@ -13,9 +13,9 @@ from weft import __version__
 from weft.kernel.address import MAX_PORT
 from weft.kernel.errors import invalid_field
 from weft_app.cli.network_options import Discover, NetworkOptions, with_network_options
-from weft_app.cli.options import DEFAULT_HOME, WINDOWS, ConfigOption, HomeOption, note
-from weft_app.cli.output import say
+from weft_app.cli.options import DEFAULT_HOME, WINDOWS, ConfigOption, HomeOption
 from weft_app.cli.stages import STARTING
+from weft_app.cli.terminal import note, say
 
 
 @with_network_options

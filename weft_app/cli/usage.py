@@ -14,8 +14,9 @@ from weft.kernel.units import dollars_words
 from weft.kernel.unknown_names import MODEL_OR_POOL, unknown_name
 from weft_app.cli.completion import complete_model
 from weft_app.cli.mesh_api import Document, connect
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, note
-from weft_app.cli.output import Column, TextTable, custom_columns, moment_in, print_document, say
+from weft_app.cli.options import DEFAULT_HOME, HomeOption
+from weft_app.cli.output import Column, TextTable, custom_columns, moment_in, print_document
+from weft_app.cli.terminal import note, say
 
 MAX_ROWS = 10_000
 CALL_TIMEOUT_SECONDS = 30.0

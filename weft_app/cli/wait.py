@@ -17,9 +17,9 @@ from weft_app.cli.follow import follow
 from weft_app.cli.get import ResourcesArgument
 from weft_app.cli.mesh_api import Document, connect
 from weft_app.cli.options import DEFAULT_HOME, HomeOption
-from weft_app.cli.output import say
 from weft_app.cli.targets import Target, one_target, record_kind
 from weft_app.cli.tasks import wait_for_task
+from weft_app.cli.terminal import say
 
 MAX_TIMEOUT_SECONDS = 7 * 86_400.0
 

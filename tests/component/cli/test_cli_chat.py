@@ -11,7 +11,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_app.cli import chat
 from weft_app.cli.chat import HISTORY_NAME, Conversation, converse, prompt_history
-from weft_app.cli.output import shown
+from weft_app.cli.terminal import shown
 
 CTRL_C = "\x03"
 

@@ -21,8 +21,9 @@ from weft_app.cli.columns import listing_of
 from weft_app.cli.commands import ALIASES, COMMANDS, OTHER_WORDS
 from weft_app.cli.main import app, load
 from weft_app.cli.options import EXIT_OK, EXIT_USAGE
-from weft_app.cli.output import Column, TextTable, custom_columns, fitted, page, safe_text
+from weft_app.cli.output import Column, TextTable, custom_columns, fitted, page
 from weft_app.cli.targets import Target, one_target, parse_targets
+from weft_app.cli.terminal import safe_text
 from weft_app.cli.wait import parse_duration, parse_expectation
 
 TABLE = (

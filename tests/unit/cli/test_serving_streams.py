@@ -12,9 +12,9 @@ import structlog
 import typer
 
 from weft.kernel.telemetry import configure_logging
-from weft_app.cli.options import EXIT_FAILED, note
-from weft_app.cli.output import say
+from weft_app.cli.options import EXIT_FAILED
 from weft_app.cli.serving import LastingStream, serving
+from weft_app.cli.terminal import note, say
 
 
 class Gone(io.StringIO):
