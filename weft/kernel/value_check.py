@@ -94,10 +94,11 @@ class ValueCheck:
 
     def problem(self, value: Any) -> str:
         """Returns where and why a value breaks the schema; empty: it does not. Raises UncheckedError."""
-        self._depth, self._end = 0, time.thread_time() + self._max_cpu_seconds
         try:
             if self._validator is None:
                 self._validator = self._compiled()
+            # Not counted: the import, which may take longer than the limit.
+            self._depth, self._end = 0, time.thread_time() + self._max_cpu_seconds
             error = next(self._validator.iter_errors(value), None)
         except UncheckedError:
             raise
