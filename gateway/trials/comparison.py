@@ -3,12 +3,14 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from weft.api.gateway.v1.trial_report_pb2 import TrialChecks, TrialPair, TrialSpeed, TrialSummary
 from weft.api.registry.v1.trial_pb2 import Verdict
+from weft.kernel.value_check import UncheckedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +38,18 @@ class Answer:
 
 
 def check_pair(candidate: Answer, against: Answer, is_valid: Callable[[Any], bool] | None) -> TrialChecks:
-    """Compares two answers. `is_valid` checks a JSON value against the requested schema, if there is one."""
+    """Compares two answers. `is_valid` checks a JSON value against the requested schema, if there is one.
+
+    If it raises UncheckedError, neither answer is said to match or not.
+    """
     has_calls = bool(candidate.tool_calls or against.tool_calls)
+    candidate_valid = against_valid = None
+    if is_valid is not None:
+        with suppress(UncheckedError):
+            candidate_valid, against_valid = _is_valid(candidate, is_valid), _is_valid(against, is_valid)
     return TrialChecks(
-        candidate_valid=None if is_valid is None else _is_valid(candidate, is_valid),
-        against_valid=None if is_valid is None else _is_valid(against, is_valid),
+        candidate_valid=candidate_valid,
+        against_valid=against_valid,
         same_tool_calls=_comparable(candidate) == _comparable(against) if has_calls else None,
         length_ratio=candidate.tokens / against.tokens if against.tokens else None,
         candidate_speed=candidate.speed,

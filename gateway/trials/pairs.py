@@ -26,7 +26,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.json_objects import plain_object
 from weft.kernel.reasons import Reason
 from weft.kernel.timestamps import optional_seconds, seconds_of
-from weft.kernel.value_check import UncheckedError, ValueCheck
+from weft.kernel.value_check import ValueCheck
 
 MAX_CHECKS = 10_000
 """Maximum number of pairs whose checks are kept in memory; they never change."""
@@ -166,8 +166,5 @@ def _schema_of(spec: task_pb2.TaskSpec) -> dict[str, Any] | None:
 
 
 def matches(schema: dict[str, Any], value: Any) -> bool:
-    """Whether a value matches a schema; False for one that cannot be checked."""
-    try:
-        return not ValueCheck(schema, max_cpu_seconds=MAX_CHECK_CPU_SECONDS).problem(value)
-    except UncheckedError:
-        return False
+    """Whether a value matches a schema. Raises UncheckedError if it cannot be checked."""
+    return not ValueCheck(schema, max_cpu_seconds=MAX_CHECK_CPU_SECONDS).problem(value)

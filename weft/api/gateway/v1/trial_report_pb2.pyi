@@ -87,7 +87,7 @@ class TrialSummary(google.protobuf.message.Message):
     failed: builtins.int
     """Pairs whose second request failed."""
     with_schema: builtins.int
-    """Answered pairs whose request has a schema for the answer."""
+    """Answered pairs whose request has a schema for the answer that can be checked."""
     candidate_valid: builtins.int
     """Of these, pairs whose candidate's answer matches it."""
     against_valid: builtins.int
@@ -223,7 +223,7 @@ class TrialChecks(google.protobuf.message.Message):
     CANDIDATE_SPEED_FIELD_NUMBER: builtins.int
     AGAINST_SPEED_FIELD_NUMBER: builtins.int
     candidate_valid: builtins.bool
-    """Whether the candidate's answer matches the schema of the request."""
+    """Whether the candidate's answer matches the schema of the request; absent if that cannot be checked."""
     against_valid: builtins.bool
     """Whether the other answer does."""
     same_tool_calls: builtins.bool
