@@ -69,10 +69,12 @@ def fitted_pattern(pattern: str) -> str | None:
 
 def _has_alternatives(body: str) -> bool:
     """Whether a converted pattern has alternatives outside of groups."""
-    rest, before = re.sub(r"\\.|\[(?:\\.|[^\]\\])*\]", "", body), ""
-    while rest != before:
-        rest, before = re.sub(r"\([^()]*\)", "", rest), rest
-    return "|" in rest
+    depth = 0
+    for token in re.finditer(r"\\.|\[(?:\\.|[^\]\\])*\]|[()|]", body):
+        depth += {"(": 1, ")": -1}.get(token[0], 0)
+        if token[0] == "|" and not depth:
+            return True
+    return False
 
 
 def _converted(token: re.Match[str]) -> str:
