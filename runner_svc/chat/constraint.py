@@ -7,9 +7,11 @@ language are the engine's.
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -25,6 +27,8 @@ MAX_CHECKED_CHARS = 1_048_576
 """Maximum length of a checked answer, or of the arguments of a checked call."""
 MAX_CPU_SECONDS = 1.0
 """Maximum processor time of one check, which runs in a thread."""
+MAX_ANSWER_CPU_SECONDS = 4.0
+"""Processor time of the checks of one answer, of all its choices and calls, after which no other check begins."""
 _MAX_WARNING_CHARS = 500
 _CUT = (event_pb2.FINISH_REASON_LENGTH, event_pb2.FINISH_REASON_CONTENT_FILTER)
 _JSON_OBJECT: Mapping[str, Any] = MappingProxyType({"type": "object"})
@@ -170,19 +174,25 @@ class _Answer:
 
     def broken(self) -> Iterator[tuple[warning_pb2.Warning, bool]]:
         """Yields a warning for each format that is not kept or was not checked, and whether it is an error."""
-        for _, choice in sorted(self._choices.items()):
-            if not choice.is_refused and choice.finish not in _CUT:
-                yield from self._broken_in(choice)
+        ends_at = time.thread_time() + MAX_ANSWER_CPU_SECONDS
+        for check in self._checks():
+            if time.thread_time() > ends_at:
+                message = "the rest of the answer was not checked for its format: the checks take too long"
+                yield warning_pb2.Warning(code=_CHECKED, message=message), False
+                return
+            yield from check()
 
-    def _broken_in(self, choice: _Choice) -> Iterator[tuple[warning_pb2.Warning, bool]]:
-        for name, pieces in choice.calls.values():
-            if (wanted := self._functions.get(name)) is not None:
-                yield from _broken(wanted, f"the arguments of {name[:64]}", "".join(pieces).strip() or "{}")
-        if not choice.calls and choice.finish != event_pb2.FINISH_REASON_TOOL_CALLS:
-            for wanted in self._formats:
-                yield from _broken(
-                    wanted, "the answer", "".join(choice.pieces), self._begins_with, may_stop=self._may_stop
-                )
+    def _checks(self) -> Iterator[Callable[[], Iterator[tuple[warning_pb2.Warning, bool]]]]:
+        for _, choice in sorted(self._choices.items()):
+            if choice.is_refused or choice.finish in _CUT:
+                continue
+            for name, pieces in choice.calls.values():
+                if (wanted := self._functions.get(name)) is not None:
+                    yield partial(_broken, wanted, f"the arguments of {name[:64]}", "".join(pieces).strip() or "{}")
+            if not choice.calls and choice.finish != event_pb2.FINISH_REASON_TOOL_CALLS:
+                text = "".join(choice.pieces)
+                for wanted in self._formats:
+                    yield partial(_broken, wanted, "the answer", text, self._begins_with, may_stop=self._may_stop)
 
 
 def _broken(

@@ -93,6 +93,14 @@ async def test_estimated_prompt_is_marked_in_the_error_too() -> None:
     assert caught.value.metadata[PROMPT_ESTIMATED] == "true"
 
 
+async def test_checks_of_all_choices_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each choice and each call could take a second of the processor."""
+    monkeypatch.setattr(constraint, "MAX_ANSWER_CPU_SECONDS", -1.0)
+    choices = [[Event(delta=event_pb2.Delta(index=index, text="no JSON"))] for index in range(3)]
+    events = await events_of(ScriptedWork([*choices, *end()]), request(wants(SCHEMA, choice_count=3)), setup())
+    assert warnings(events) == [NOT_CHECKED]
+
+
 async def test_kept_schema_changes_nothing() -> None:
     events = await played(wants(SCHEMA, strict=True), '{"a":', " 0.5}")
     assert (answer(events), finish_reasons(events), warnings(events)) == ('{"a": 0.5}', [1], [])
