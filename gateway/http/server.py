@@ -321,6 +321,7 @@ def _listen_at(path: Path) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.setblocking(False)
     listener.bind(str(path))
+    path.chmod(0o600)
     listener.listen(_BACKLOG)
     return listener
 

@@ -79,7 +79,10 @@ class GrpcHost:
                 port = self._server.add_secure_port(bare, credentials)
         except RuntimeError as error:
             raise _bind_error(address) from error
-        return address if bare.startswith(_UNIX) else f"{self._announced(address)}:{port}"
+        if bare.startswith(_UNIX):
+            Path(bare.removeprefix(_UNIX)).chmod(0o600)
+            return address
+        return f"{self._announced(address)}:{port}"
 
     def _credentials(self, address: str) -> grpc.ServerCredentials:
         missing = []

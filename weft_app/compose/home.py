@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from weft.kernel.errors import WeftError
 from weft.kernel.file_replacement import lock_file, replace_file
+from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 
 if TYPE_CHECKING:
@@ -33,8 +35,10 @@ RUNNER_FILE = "runner-"
 """Name prefix of a runner's address file, which probes read. Commands ask the registry for runners instead."""
 LOCK_ATTEMPTS = 3
 LOCK_PAUSE_SECONDS = 0.02
+_ENVIRONMENTS = "runtimes"
 STARTING, RUNNING = "starting", "running"
 """States of an announced mesh: models are loading, or all of them have been ready."""
+log = get_logger("weft.home")
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -69,7 +73,7 @@ class WeftHome:
         """Folder of the engine environments that `weft runtime install` creates."""
         from runner_svc.environments.folder import EnvironmentFolder  # noqa: PLC0415 - commands that read need none
 
-        return EnvironmentFolder(self.root / "runtimes")
+        return EnvironmentFolder(self.root / _ENVIRONMENTS)
 
     @property
     def models(self) -> Path:
@@ -127,14 +131,49 @@ class WeftHome:
     def create(self) -> None:
         """Creates the folders, accessible only to their owner, and checks that they are writable.
 
-        Raises INVALID_ARGUMENT if that fails, such as for a file in their place or a read-only or full disk.
+        Closes existing ones to other users. Raises INVALID_ARGUMENT if that fails, such as for a file in their place,
+        a folder of another user, or a read-only or full disk.
         """
+        private = (self.run, self.state, self.logs)
         with self._explained():
-            for folder in (self.root, self.run, self.state, self.logs):
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._close_root()
+            for folder in private:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for folder in (self.run, self.state, self.logs):
+                self._require_owned(folder)
+                _take_bits(folder, _ALL_OF_OTHERS)
+            for folder in private:
                 # An existing folder may be read-only.
                 _require_writable(folder)
+
+    def _close_root(self) -> None:
+        """Ends that other users rename or replace what is in the home. Raises INVALID_ARGUMENT, OSError."""
+        was_open = bool(self.root.stat().st_mode & _WRITE_OF_OTHERS)
+        if was_open:
+            self._require_owned(self.root)
+            try:
+                _take_bits(self.root, _WRITE_OF_OTHERS)
+            except PermissionError:
+                # Root made it so, as in a container whose volume has no other users.
+                log.warning("the home can be written by other users", home=str(self.root))
+            for entry in self.root.iterdir():
+                self._require_owned(entry)
+        if (programs := self.root / _ENVIRONMENTS).is_dir():
+            _take_bits(programs, _WRITE_OF_OTHERS)
+
+    def _require_owned(self, path: Path) -> None:
+        """Raises INVALID_ARGUMENT for what belongs to another user than this one, root and the home's owner."""
+        if not hasattr(os, "geteuid"):
+            return
+        trusted = {os.geteuid(), 0}
+        if os.geteuid() == 0:
+            trusted.add(self.root.stat().st_uid)
+        if not {path.lstat().st_uid, path.stat().st_uid} <= trusted:
+            raise WeftError(
+                Reason.INVALID_ARGUMENT,
+                f"the home {self.root} cannot be used: {path} belongs to another user; delete it or change its owner, "
+                "or choose another with --home",
+            )
 
     def log_file(self, service: str, max_bytes: int) -> "BoundedLogFile":
         """Returns the log file of a service. Raises INVALID_ARGUMENT if it cannot be opened."""
@@ -300,6 +339,17 @@ def _lock_alone(lock: IO[str]) -> None:
             return
         time.sleep(LOCK_PAUSE_SECONDS)
     lock_file(lock)
+
+
+_ALL_OF_OTHERS, _WRITE_OF_OTHERS = 0o077, 0o022
+"""Permissions of a folder for its group and others."""
+
+
+def _take_bits(folder: Path, bits: int) -> None:
+    """Removes permissions of a folder, if it has them."""
+    mode = stat.S_IMODE(folder.stat().st_mode)
+    if mode & bits:
+        folder.chmod(mode & ~bits)
 
 
 def _require_writable(folder: Path) -> None:
