@@ -5,7 +5,7 @@ bodies.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 from types import MappingProxyType
@@ -29,9 +29,8 @@ from weft.documents.field_names import operation_field
 from weft.documents.rights import require_operable
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
-from weft.kernel.model_source import asked_source, reaches_anywhere, server_source
 from weft.kernel.names import DEFAULT_TENANT, MAX_TENANT_CHARS, is_token, new_id
-from weft.kernel.principal import ANY_SOURCE, LOCAL, USE_SECRETS
+from weft.kernel.principal import LOCAL
 from weft.kernel.reasons import Reason
 from weft.kernel.telemetry import TRACEPARENT
 
@@ -44,8 +43,6 @@ ENDED = frozenset(
         operation_pb2.Operation.STATE_CANCELLED,
     }
 )
-KEY_PARAMETER = "api_key_env"
-"""Parameter of a load that attaches a server: the environment variable with the server's API key."""
 _IDEMPOTENCY_KEY = b"idempotency-key"
 _REASONS = frozenset(reason.value for reason in Reason)
 
@@ -152,13 +149,15 @@ async def create_operation(
     keyless: str,
     request_id: str = "",
     authorization: str = "",
+    configured_source: bool = False,
 ) -> operation_pb2.Operation:
     """Creates an operation for the caller of a request; `keyless` as `requester`, `request_id` empty: a new one.
 
-    Raises PERMISSION_DENIED as `require_operable`, and the registry's refusal.
+    `configured_source`: its source is weft's or the operator's, not the caller's. Raises PERMISSION_DENIED as
+    `require_operable`, and the registry's refusal.
     """
     facts = facts_of(request.scope)
-    require_operable(facts.principal, action)
+    require_operable(facts.principal, action, configured_source=configured_source)
     wanted = pb.CreateOperationRequest(
         request_id=request_id or new_id("op"),
         action=action,
@@ -168,22 +167,6 @@ async def create_operation(
     operation = await operations.create(wanted, stated_traceparent(request.scope))
     log.info("operation requested", request_id=facts.request_id, operation=operation.name)
     return operation
-
-
-def require_source(
-    request: Request,
-    source: str,
-    field: str = "source",
-    parameters: Mapping[str, object] = MappingProxyType({}),
-) -> None:
-    """Raises INVALID_ARGUMENT for an invalid source, PERMISSION_DENIED for one that the caller may not use."""
-    principal = facts_of(request.scope).principal
-    if server_source(source, field) is not None:
-        principal.require(ANY_SOURCE)
-        if KEY_PARAMETER in parameters:
-            principal.require(USE_SECRETS)
-    elif reaches_anywhere(asked_source(source, field)):
-        principal.require(ANY_SOURCE)
 
 
 def reason_of(operation: operation_pb2.Operation) -> Reason:

@@ -16,6 +16,7 @@ from weft.api.runner.v1 import added_model_pb2, load_pb2
 from weft.documents.left_out import left_out
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.load_parameters import API_KEY_ENV, REMOTE
 from weft.kernel.log import get_logger
 from weft.kernel.model_source import ServerSource
 from weft.kernel.principal import KEY_VARIABLES
@@ -257,8 +258,6 @@ async def _nothing(_server: str, _models: tuple[FollowedModel, ...]) -> None:
     pass
 
 
-API_KEY_ENV, REMOTE = "api_key_env", "remote"
-"""Parameters of the attach call."""
 MAX_VARIABLE_CHARS = 128
 
 

@@ -14,7 +14,7 @@ from gateway.admin.schemas import FlushBody, LoadBody, PullBody, SourceLoadBody,
 from gateway.answers.unary import json_response
 from gateway.deps import Gateway, GatewayDeps
 from gateway.intake.query import begin_read
-from gateway.operations import read_body, require_source
+from gateway.operations import read_body
 from gateway.resources.handlers import known_name_of
 from weft.api.gateway.v1 import admin_model_pb2 as pb
 from weft.api.registry.v1.runner_pb2 import InstanceState
@@ -311,7 +311,6 @@ async def unload_model(deps: Gateway, ports: Admin, request: Request) -> Respons
 async def load_source(deps: Gateway, ports: Admin, request: Request) -> Response:
     """Adds a model by its source, and loads it. Answers 202 with the operation."""
     body = await read_body(request, deps.config, SourceLoadBody, SURFACE)
-    require_source(request, body.source, parameters=body.parameters)
     if body.quantization is not None:
         raise invalid_field("quantization", "is part of the source, such as hf:OWNER/REPO:Q4_K_M")
     settings = LoadSettings.model_construct(**{name: getattr(body, name) for name in LoadSettings.model_fields})
@@ -331,7 +330,6 @@ def _names_in(body: LoadSettings) -> Callable[[str], str]:
 async def pull_model(deps: Gateway, ports: Admin, request: Request) -> Response:
     """Pulls the files of a model into a runner's model store. Answers 202 with the operation."""
     body = await read_body(request, deps.config, PullBody, SURFACE)
-    require_source(request, body.source)
     action = pull_action(body.source, runner=body.runner or "", form=body.form)
     return await accept_operation(request, ports, action, body.authorization)
 

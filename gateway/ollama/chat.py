@@ -125,11 +125,15 @@ def _changed_load(
 
 
 async def begin_operation(
-    request: Request, operations: OperationsClient, action: operation_pb2.OperationAction
+    request: Request,
+    operations: OperationsClient,
+    action: operation_pb2.OperationAction,
+    *,
+    configured_source: bool = False,
 ) -> operation_pb2.Operation:
     """Creates an operation. Raises the registry's refusal, with the field name of Ollama's API."""
     try:
-        return await create_operation(request, operations, action, keyless=KEYLESS)
+        return await create_operation(request, operations, action, keyless=KEYLESS, configured_source=configured_source)
     except WeftError as error:
         if error.metadata.get("field") in _NAMES_OF_MODEL:
             error.metadata["field"] = "model"

@@ -27,11 +27,11 @@ from gateway.operations import ENDED, OperationsClient, read_body, requester
 from gateway.request_facts import facts_of
 from weft.api.operations.v1 import operation_pb2
 from weft.documents.operation_actions import pull_action
+from weft.documents.rights import require_operable
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.json_lines import encode_json
 from weft.kernel.log import get_logger
-from weft.kernel.model_source import asked_source, is_source, reaches_anywhere
-from weft.kernel.principal import ANY_SOURCE
+from weft.kernel.model_source import asked_source, is_source
 from weft.kernel.reasons import Reason
 from weft.kernel.short_names import short_names_hint, short_source
 
@@ -54,13 +54,16 @@ async def pull_model(deps: Gateway, operations: Operations, request: Request) ->
     given = (params.model or params.name or "").removesuffix(LATEST)
     # Configured sources and known short names need no further permission.
     source = _listed_source(given, deps.config.ollama_sources) or short_source(given)
+    is_configured = source is not None
     if source is None:
         source = given
         if not is_source(source):
             raise invalid_field("model", f"{_NOT_A_SOURCE}; {short_names_hint(given)}")
-        if reaches_anywhere(asked_source(source, "model")):
-            facts_of(request.scope).principal.require(ANY_SOURCE)
-    pull = _Pull(request, operations, source, with_warnings(encode_json({"status": "success"}), unknown_fields(params)))
+        asked_source(source, "model")
+        # Before the stream begins.
+        require_operable(facts_of(request.scope).principal, pull_action(source))
+    success = with_warnings(encode_json({"status": "success"}), unknown_fields(params))
+    pull = _Pull(request, operations, source, success, is_configured=is_configured)
     if params.stream is False:
         return _WholePull(pull, deps)
     return _PullStream(pull, deps)
@@ -73,19 +76,23 @@ def _listed_source(name: str, sources: Mapping[str, str]) -> str | None:
 
 
 class _Pull:
-    def __init__(self, request: Request, operations: OperationsClient, source: str, success: bytes) -> None:
-        """`success`: the last object of its answer."""
+    def __init__(
+        self, request: Request, operations: OperationsClient, source: str, success: bytes, *, is_configured: bool
+    ) -> None:
+        """`success`: the last object of its answer; `is_configured`: the source is not the caller's."""
         self.success = success
         self._request = request
         self._operations = operations
-        self._source = source
+        self._source, self._is_configured = source, is_configured
         self._creation: asyncio.Task[operation_pb2.Operation] | None = None
         self.last = operation_pb2.Operation()
         """The operation as last known."""
 
     async def states(self) -> AsyncGenerator[operation_pb2.Operation]:
         """Yields the operation after every change until it succeeds. Raises the reason of a failure."""
-        creation = begin_operation(self._request, self._operations, pull_action(self._source))
+        creation = begin_operation(
+            self._request, self._operations, pull_action(self._source), configured_source=self._is_configured
+        )
         # Shielded: the registry may create the operation of a caller that has left, which `cancel` then cancels.
         self._creation = asyncio.create_task(creation)
         self.last = await asyncio.shield(self._creation)

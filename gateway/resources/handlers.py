@@ -28,13 +28,13 @@ from weft.documents.codec import document_of, word_of
 from weft.documents.kinds import DECLARED_KINDS, KINDS
 from weft.documents.resource_kinds import ResourceKind, parse_kind
 from weft.documents.resources import AnyDocument, PoolDocument, declared_document, plain, pool_document, to_declaration
-from weft.documents.rights import names_secret, require_declarable, visible_pool
+from weft.documents.rights import require_declarable, visible_pool
 from weft.documents.selectors import parse_selector
 from weft.documents.yaml_documents import SourcedDocument, parse_document, read_documents, refuse_repeats
 from weft.kernel.errors import FieldError, WeftError, invalid_field, renaming_fields
 from weft.kernel.log import get_logger
 from weft.kernel.names import require_name_of_model
-from weft.kernel.principal import EDIT_MODELS, USE_SECRETS, VIEW_MODELS, Principal, Resource
+from weft.kernel.principal import EDIT_MODELS, VIEW_MODELS, Principal, Resource
 from weft.kernel.reasons import Reason
 from weft.kernel.request import journal_mode_of
 
@@ -231,9 +231,7 @@ async def _apply(
 ) -> Sequence[ApplyResult]:
     principal = facts_of(request.scope).principal
     wanted = [_with_named_targets(deps, each) for each in documents]
-    if names_secret(wanted):
-        # The registry sees only the gateway's own key.
-        principal.require(USE_SECRETS)
+    # The registry sees only the gateway's own key.
     require_declarable(principal, wanted)
     results = await deps.registry.apply(
         documents, dry_run=dry_run, adopt=adopt, author=author_of(request), expected=expected

@@ -26,7 +26,6 @@ from gateway.operations import (
     read_body,
     reason_of,
     requester,
-    require_source,
 )
 from gateway.request_facts import headers_of
 from gateway.runner_api.capabilities import megabytes
@@ -296,8 +295,6 @@ async def load_model(deps: RunnerApi, request: Request) -> Response:
     """Starts to load a model, or to reload it with other options. Answers 202 with the id of the operation."""
     body = await _body_of(request, deps, LoadBody)
     action = load_action(body, deps.runner.facts())
-    if action.load_model.source:
-        require_source(request, action.load_model.source, "modelId")
     members = [one for one in deps.runner.facts().models if one.name == action.load_model.model]
     own = {one.name: one.state.model_file.quantization for one in members}
     options = action.load_model.options

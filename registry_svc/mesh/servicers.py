@@ -43,14 +43,13 @@ from weft.api.registry.v1.journal_pb2 import JournalMode
 from weft.api.registry.v1.registry_service_pb2 import ListResourcesRequest
 from weft.documents.kinds import DECLARED_KINDS, KINDS, name_in, packed
 from weft.documents.resource_kinds import ResourceKind
-from weft.documents.rights import names_secret, require_declarable, view_of, visible_names, visible_pool
+from weft.documents.rights import require_declarable, view_of, visible_names, visible_pool
 from weft.documents.selectors import parse_selector, selects
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import is_model_name, require_name_of_model
 from weft.kernel.principal import (
     EDIT_MODELS,
     MESH_ACCESS,
-    USE_SECRETS,
     VIEW_MODELS,
     Access,
     Resource,
@@ -340,9 +339,6 @@ class DeclarationServicer(AnsweringServicer, declaration_service_pb2_grpc.Declar
     async def Apply(self, request: declaration_pb.ApplyRequest, context: Context) -> declaration_pb.ApplyResponse:
         batch = valid_batch(request, self._core.config)
         self._declarations.name_targets(batch.documents)
-        if names_secret(batch.documents):
-            # Otherwise any caller who may declare models could send any secret anywhere.
-            caller().require(USE_SECRETS)
         require_declarable(caller(), batch.documents)
         results = await self._declarations.apply(batch, author_of(request))
         return declaration_pb.ApplyResponse(results=results)

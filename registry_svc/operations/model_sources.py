@@ -5,19 +5,18 @@ from dataclasses import dataclass
 from registry_svc.operations.runner_presence import AddedModelView, RunnerDirectory
 from weft.api.operations.v1 import operation_pb2
 from weft.kernel.errors import FieldError, WeftError, invalid_field
+from weft.kernel.load_parameters import API_KEY_ENV, REMOTE
 from weft.kernel.model_source import (
     ModelSource,
     ServerSource,
     UrlSource,
     asked_source,
     free_name,
-    reaches_anywhere,
     server_source,
     shown_source,
     suggested_name,
     suggested_server_name,
 )
-from weft.kernel.principal import ANY_SOURCE, USE_SECRETS, Access
 from weft.kernel.reasons import Reason
 from weft.kernel.unknown_names import RUNNER, unknown_name
 
@@ -31,10 +30,6 @@ class SourceTarget:
     runner: str
     is_served: bool
     """Whether the runner already serves this model from this source."""
-
-
-API_KEY_ENV, REMOTE = "api_key_env", "remote"
-"""Parameters of a load that attaches a server, the only ones that it may have."""
 
 
 def source_of(action: operation_pb2.OperationAction) -> tuple[ModelSource | ServerSource, str] | None:
@@ -75,18 +70,6 @@ def _check_attach(load: operation_pb2.LoadModel) -> None:
             raise invalid_field(
                 f"{field}.options.{given.name}", "cannot be set: weft does not load the models of external servers"
             )
-
-
-def needed_access(action: operation_pb2.OperationAction) -> tuple[Access, ...]:
-    """Returns the scopes that a valid action needs in addition to OPERATE."""
-    found = source_of(action)
-    if found is None:
-        return ()
-    if isinstance(found[0], ServerSource):
-        # The runner sends the variable's value to the address.
-        has_key = API_KEY_ENV in action.load_model.options.parameters
-        return (ANY_SOURCE, USE_SECRETS) if has_key else (ANY_SOURCE,)
-    return (ANY_SOURCE,) if reaches_anywhere(found[0]) else ()
 
 
 def load_target(load: operation_pb2.LoadModel, directory: RunnerDirectory) -> SourceTarget:

@@ -9,7 +9,6 @@ from typing_extensions import override
 
 from registry_svc.operations.actions import check_action
 from registry_svc.operations.live_operations import OPERATION_PREFIX
-from registry_svc.operations.model_sources import needed_access
 from registry_svc.operations.operations import Operations
 from registry_svc.wire_values import page_token, read_page_token, require_count, to_actor
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2_grpc
@@ -95,8 +94,6 @@ class OperationServicer(AnsweringServicer, operation_service_pb2_grpc.OperationS
     async def CreateOperation(self, request: pb.CreateOperationRequest, context: Context) -> pb.CreateOperationResponse:
         wanted = valid_creation(request)
         _name_models(wanted.action, self._name_of)
-        for needed in needed_access(wanted.action):
-            caller().require(needed)
         require_operable(caller(), wanted.action)
         traceparent = carried_traceparent(context.invocation_metadata())
         operation, existed = await self._operations.create(wanted, traceparent)

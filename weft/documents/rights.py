@@ -1,6 +1,6 @@
 """Permissions by name: which names a declaration or an operation affects, and whether the caller may act on them.
 
-A caller without name restrictions passes every check here.
+A caller without name restrictions passes every check of names.
 """
 
 from collections.abc import Iterable, Iterator
@@ -11,6 +11,7 @@ from weft.dispatch.agents import name_asked_for
 from weft.documents.kind import DeclaredKind, PointsTo
 from weft.documents.kinds import DECLARED_KINDS, KINDS
 from weft.documents.mesh_state import pool_message
+from weft.documents.reach import require_reach
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument
 from weft.kernel.principal import EDIT_MODELS, OPERATE, USE_MODELS, VIEW_MODELS, Access, Principal, Resource, Role
@@ -21,7 +22,8 @@ def require_declarable(principal: Principal, documents: Iterable[AnyDocument]) -
 
     Declaring a model also requires permission for its pool, since pool members serve each other's requests. Agents,
     routes, aliases and workflows may only refer to names that their author may edit or use, because they give access to
-    them. Tenants need the scope for settings.
+    them. Tenants need the scope for settings. Addresses, variables, programs and tools need their own permission, see
+    `weft.documents.reach`.
     """
     for each in documents:
         kind = DECLARED_KINDS.get(each.kind)
@@ -29,6 +31,7 @@ def require_declarable(principal: Principal, documents: Iterable[AnyDocument]) -
             principal.require(Access(kind.resource, Role.EDIT))
         elif not principal.may(EDIT_MODELS):
             _require_names(principal, kind, each)
+        require_reach(principal, each.declared, each.label)
 
 
 def _require_names(principal: Principal, kind: DeclaredKind | None, document: AnyDocument) -> None:
@@ -52,22 +55,19 @@ def view_of(kind: ResourceKind) -> Access:
     return Access(KINDS[kind].resource, Role.VIEW)
 
 
-def names_secret(documents: Iterable[AnyDocument]) -> bool:
-    """Whether one of these models has a provider with a secret as its key."""
-    models = (each for each in documents if each.kind is ResourceKind.MODEL)
-    return any(model.declared.manifest.provider.api_key_ref for model in models)
-
-
 def visible_names(principal: Principal, names: Iterable[str]) -> Iterator[str]:
     """Yields the names that the caller may see."""
     return (name for name in names if principal.may_name(VIEW_MODELS, name))
 
 
-def require_operable(principal: Principal, action: OperationAction) -> None:
+def require_operable(principal: Principal, action: OperationAction, *, configured_source: bool = False) -> None:
     """Raises PERMISSION_DENIED for the first model that the caller may not load, unload or flush.
 
-    Actions that concern no single model, or add a model, need the unrestricted scope.
+    Actions that concern no single model, or add a model, need the unrestricted scope. Addresses, files and variables
+    need their own permission, see `weft.documents.reach`; `configured_source`: the source is not the caller's.
     """
+    if not configured_source:
+        require_reach(principal, action)
     match action.WhichOneof("kind"):
         case "load_model" if not action.load_model.source:
             principal.require_name(OPERATE, action.load_model.model)

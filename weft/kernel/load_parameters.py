@@ -2,14 +2,45 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, TypeAlias, get_type_hints
 
 from weft.api.runner.v1 import load_pb2 as pb
 from weft.kernel.errors import invalid_field
+from weft.kernel.reach import VARIABLE, Reach, Reaches
 
 LoadParameter: TypeAlias = pb.LoadParameter
 LoadValue = int | float | str | bool
 MAX_PARAMETERS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerParameters:
+    """The parameters of a load that attaches a server, the only ones whose texts are not words of a list."""
+
+    api_key_env: Annotated[str, VARIABLE] = ""
+    """Environment variable of the runner with the server's API key."""
+    remote: bool = False
+    """Whether the server is a remote provider."""
+
+
+API_KEY_ENV, REMOTE = "api_key_env", "remote"
+
+
+def parameter_reach(name: str) -> Reach:
+    """Returns what a parameter's text makes a runner open, read or run.
+
+    Texts of other parameters are words of the runner's own list, see `check_parameters`.
+    """
+    return _parameter_reaches().get(name, Reach.NONE)
+
+
+@cache
+def _parameter_reaches() -> Mapping[str, Reach]:
+    hints = get_type_hints(ServerParameters, include_extras=True)
+    marks = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+    return {name: mark.reach for name, found in marks.items() for mark in found if isinstance(mark, Reaches)}
 
 
 def load_parameter(name: str, description: str, *, default: LoadValue | None = None, **allowed: Any) -> LoadParameter:

@@ -105,7 +105,10 @@ EDIT_SETTINGS = Access(Resource.SETTINGS, Role.EDIT)
 USE_SECRETS = Access(Resource.SECRETS, Role.CREATE)
 """Required for declaring a model with a secret, which is sent to the declared address."""
 ANY_SOURCE = Access(Resource.MODELS, Role.EDIT)
-"""Required for loading or pulling a path or URL, since the runner reads any file and calls any server."""
+"""Required for naming an address, a file or a tool: processes of the mesh then call any server, read any file, or run
+tools that their owner gave to others."""
+RUN_PROGRAMS = (ANY_SOURCE, USE_SECRETS, Access(Resource.KEYS, Role.EDIT))
+"""Required for naming a program: it runs as the mesh's user, who can read secrets and create keys."""
 MAY_LEAVE = Access(Resource.REMOTE, Role.CREATE)
 """Required for requests to remote models, besides the tenant's permission."""
 KEY_VARIABLES = frozenset({"WEFT_API_KEY", "WEFT_SERVICE_KEY", "WEFT_JOIN_TOKEN", "WEFT_JOIN_URL"})

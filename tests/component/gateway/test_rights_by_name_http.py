@@ -22,7 +22,7 @@ HOLDERS = {
     "everything00": ("inference:create", "models:edit", "operations:create"),
     "tiny00000000": ("inference/tiny:create", "models/tiny:view"),
     "team00000000": ("inference/team-*:create", "models/team-*:edit", "inference/shared:create"),
-    "seers0000000": ("models/team-*:edit", "secrets:create"),
+    "seers0000000": ("models:edit", "secrets:create"),
     "nobody000000": ("telemetry:view",),
 }
 KEYS = Keys(HOLDERS)
@@ -231,22 +231,44 @@ async def test_team_declares_and_deletes_its_own_names_as_their_owner() -> None:
         assert (await ask(gateway, "team00000000", "DELETE", "/api/v1/models/team-b"))[0] == 204
 
 
-@pytest.mark.parametrize("key", ["everything00", "team00000000"])
-async def test_secret_reference_needs_the_secret_scope(key: str) -> None:
+async def test_secret_reference_needs_the_secret_scope() -> None:
     registry = ScriptedRegistry()
     provider = {"url": "https://api.example.com/v1", "apiKeyRef": "secret/example-key"}
     document = a_model("team-b", provider=provider)
     calls = (("POST", "/api/v1/apply", {"documents": [document]}), ("PUT", "/api/v1/models/team-b", document))
     async with serving(registry=registry, keys=KEYS, fleet=FLEET) as gateway:
         for method, path, body in calls:
-            found = await ask(gateway, key, method, path, body)
-            assert why(found) == "the key lacks the scope secrets:create"
+            found = await ask(gateway, "everything00", method, path, body)
+            assert why(found).startswith("the key lacks the scope secrets:create: model/team-b: provider.api_key_ref")
         assert registry.asked == []
         # Without a secret, or with the scope for secrets, it may.
         bare = a_model("team-b", provider={"url": "https://api.example.com/v1"})
-        assert (await ask(gateway, key, "PUT", "/api/v1/models/team-b", bare))[0] in (200, 201)
+        assert (await ask(gateway, "everything00", "PUT", "/api/v1/models/team-b", bare))[0] in (200, 201)
         for method, path, body in calls:
             assert (await ask(gateway, "seers0000000", method, path, body))[0] in (200, 201)
+
+
+WAKE = {"byMesh": {"type": "http", "url": "http://127.0.0.1:9/internal"}}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        a_model("team-b", provider={"url": "https://api.example.com/v1"}),
+        a_model("team-b", wake=WAKE),
+        {"kind": "agent", "name": "team-spy", "model": "shared", "tools": ["read_note"]},
+    ],
+)
+async def test_right_to_a_name_does_not_cover_addresses_and_tools(document: dict[str, Any]) -> None:
+    registry = ScriptedRegistry()
+    path = f"/api/v1/{document['kind']}s/{document['name']}"
+    several = {"documents": [a_model("team-a"), document]}
+    calls = (("POST", "/api/v1/apply", several), ("PUT", path, document))
+    async with serving(registry=registry, keys=KEYS, fleet=FLEET) as gateway:
+        for method, target, body in calls:
+            found = await ask(gateway, "team00000000", method, target, body)
+            assert why(found).startswith("the key lacks the scope models:edit: ")
+        assert registry.asked == []
 
 
 def test_endpoints_accepting_a_name_limited_scope_are_listed() -> None:

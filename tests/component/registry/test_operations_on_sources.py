@@ -9,15 +9,16 @@ from kit.refusals import refused
 from operation_stage import Action, FakeDirectory, Stage, loaded, running_stage, said
 
 from registry_svc.operations.actions import check_action
-from registry_svc.operations.model_sources import load_target, needed_access
+from registry_svc.operations.model_sources import load_target
 from registry_svc.operations.runner_presence import AddedModelView
 from weft.api.operations.v1 import operation_pb2
 from weft.api.operations.v1.operation_pb2 import Operation
 from weft.api.runner.v1 import load_pb2
 from weft.api.runner.v1.model_store_pb2 import PULL_STAGE_LOADING, PullProgress, StoredModel
 from weft.api.runner.v1.runner_service_pb2 import InstanceDescription
+from weft.documents.reach import needed_access
 from weft.kernel.errors import WeftError
-from weft.kernel.principal import ANY_SOURCE, USE_SECRETS
+from weft.kernel.principal import ANY_SOURCE, USE_SECRETS, Access
 from weft.kernel.reasons import Reason
 
 SOURCE = "hf:acme/tiny-GGUF:Q4_0"
@@ -217,18 +218,22 @@ async def test_added_model_can_be_removed_and_a_configured_one_cannot(stage: Sta
             await stage.create(remove(name))
 
 
+def needed(action: Action) -> tuple[Access, ...]:
+    return tuple(access for _, access in needed_access(action))
+
+
 @pytest.mark.parametrize("source", ["/models/x.gguf", "~/x.gguf", "https://host/x.gguf"])
 def test_path_or_url_needs_the_model_edit_scope(source: str) -> None:
-    assert needed_access(load_source(source)) == (ANY_SOURCE,)
-    assert needed_access(pull(source)) == (ANY_SOURCE,)
+    assert needed(load_source(source)) == (ANY_SOURCE,)
+    assert needed(pull(source)) == (ANY_SOURCE,)
 
 
 @pytest.mark.parametrize("source", ["http://box:11434", "https://host/v1"])
 def test_server_needs_the_model_edit_scope_and_its_key_the_secret_scope(source: str) -> None:
-    assert needed_access(load_source(source)) == (ANY_SOURCE,)
+    assert needed(load_source(source)) == (ANY_SOURCE,)
     with_key = load_source(source)
     with_key.load_model.options.parameters["api_key_env"].word = "BOX_KEY"
-    assert needed_access(with_key) == (ANY_SOURCE, USE_SECRETS)
+    assert needed(with_key) == (USE_SECRETS, ANY_SOURCE)
 
 
 def attach(**parameters: object) -> Action:
@@ -290,5 +295,5 @@ def test_server_is_attached_to_the_runner_that_supports_it_or_the_only_one(
 
 @pytest.mark.parametrize("source", [SOURCE, "acme/tiny", "ollama:llama3.2"])
 def test_hub_or_program_model_needs_only_the_load_scope(source: str) -> None:
-    assert needed_access(load_source(source)) == ()
-    assert needed_access(Action(load_model=operation_pb2.LoadModel(model="m1"))) == ()
+    assert needed(load_source(source)) == ()
+    assert needed(Action(load_model=operation_pb2.LoadModel(model="m1"))) == ()

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(weft/api/common/v1/agent_behaviour.proto\x12\x12weft.api.common.v1\x1a!weft/api/common/v1/document.proto\"\xa8\x03\n\x0e\x41gentBehaviour\x12\x17\n\x0fplatform_prompt\x18\x01 \x01(\x08\x12\x19\n\x05tools\x18\x02 \x03(\tB\n\x8a\xb5\x18\x06\x10\x01X@`\x01\x12\x38\n\x13max_tool_iterations\x18\x03 \x01(\x05\x42\x16\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x00\x00P@H\x00\x88\x01\x01\x12\x1b\n\x07signals\x18\x04 \x03(\tB\n\x8a\xb5\x18\x06\x10\nX@`\x01\x12\x31\n\x18stop_on_decision_request\x18\x05 \x01(\x08\x42\n\x92\xb5\x18\x06\x42\x04trueH\x01\x88\x01\x01\x12Y\n\x11repetition_policy\x18\x06 \x01(\x0e\x32$.weft.api.common.v1.RepetitionPolicyB\x18\x8a\xb5\x18\x02H\x01\x92\xb5\x18\x0e\n\nrepetition\x10\x03\x12.\n\x15parse_text_tool_calls\x18\x07 \x01(\x08\x42\n\x92\xb5\x18\x06\x42\x04trueH\x02\x88\x01\x01\x42\x16\n\x14_max_tool_iterationsB\x1b\n\x19_stop_on_decision_requestB\x18\n\x16_parse_text_tool_calls*\x90\x01\n\x10RepetitionPolicy\x12!\n\x1dREPETITION_POLICY_UNSPECIFIED\x10\x00\x12\x19\n\x15REPETITION_POLICY_OFF\x10\x01\x12\x1a\n\x16REPETITION_POLICY_WARN\x10\x02\x12\x1a\n\x16REPETITION_POLICY_KILL\x10\x03\x1a\x06\x9a\xb5\x18\x02\x10\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(weft/api/common/v1/agent_behaviour.proto\x12\x12weft.api.common.v1\x1a!weft/api/common/v1/document.proto\"\xb0\x03\n\x0e\x41gentBehaviour\x12\x17\n\x0fplatform_prompt\x18\x01 \x01(\x08\x12\x1d\n\x05tools\x18\x02 \x03(\tB\x0e\x8a\xb5\x18\x06\x10\x01X@`\x01\xb8\xb5\x18\t\x12\x38\n\x13max_tool_iterations\x18\x03 \x01(\x05\x42\x16\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x00\x00P@H\x00\x88\x01\x01\x12\x1f\n\x07signals\x18\x04 \x03(\tB\x0e\x8a\xb5\x18\x06\x10\nX@`\x01\xb8\xb5\x18\x01\x12\x31\n\x18stop_on_decision_request\x18\x05 \x01(\x08\x42\n\x92\xb5\x18\x06\x42\x04trueH\x01\x88\x01\x01\x12Y\n\x11repetition_policy\x18\x06 \x01(\x0e\x32$.weft.api.common.v1.RepetitionPolicyB\x18\x8a\xb5\x18\x02H\x01\x92\xb5\x18\x0e\n\nrepetition\x10\x03\x12.\n\x15parse_text_tool_calls\x18\x07 \x01(\x08\x42\n\x92\xb5\x18\x06\x42\x04trueH\x02\x88\x01\x01\x42\x16\n\x14_max_tool_iterationsB\x1b\n\x19_stop_on_decision_requestB\x18\n\x16_parse_text_tool_calls*\x90\x01\n\x10RepetitionPolicy\x12!\n\x1dREPETITION_POLICY_UNSPECIFIED\x10\x00\x12\x19\n\x15REPETITION_POLICY_OFF\x10\x01\x12\x1a\n\x16REPETITION_POLICY_WARN\x10\x02\x12\x1a\n\x16REPETITION_POLICY_KILL\x10\x03\x1a\x06\x9a\xb5\x18\x02\x10\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,19 +35,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REPETITIONPOLICY']._loaded_options = None
   _globals['_REPETITIONPOLICY']._serialized_options = b'\232\265\030\002\020\001'
   _globals['_AGENTBEHAVIOUR'].fields_by_name['tools']._loaded_options = None
-  _globals['_AGENTBEHAVIOUR'].fields_by_name['tools']._serialized_options = b'\212\265\030\006\020\001X@`\001'
+  _globals['_AGENTBEHAVIOUR'].fields_by_name['tools']._serialized_options = b'\212\265\030\006\020\001X@`\001\270\265\030\t'
   _globals['_AGENTBEHAVIOUR'].fields_by_name['max_tool_iterations']._loaded_options = None
   _globals['_AGENTBEHAVIOUR'].fields_by_name['max_tool_iterations']._serialized_options = b'\212\265\030\0221\000\000\000\000\000\000\000\0009\000\000\000\000\000\000P@'
   _globals['_AGENTBEHAVIOUR'].fields_by_name['signals']._loaded_options = None
-  _globals['_AGENTBEHAVIOUR'].fields_by_name['signals']._serialized_options = b'\212\265\030\006\020\nX@`\001'
+  _globals['_AGENTBEHAVIOUR'].fields_by_name['signals']._serialized_options = b'\212\265\030\006\020\nX@`\001\270\265\030\001'
   _globals['_AGENTBEHAVIOUR'].fields_by_name['stop_on_decision_request']._loaded_options = None
   _globals['_AGENTBEHAVIOUR'].fields_by_name['stop_on_decision_request']._serialized_options = b'\222\265\030\006B\004true'
   _globals['_AGENTBEHAVIOUR'].fields_by_name['repetition_policy']._loaded_options = None
   _globals['_AGENTBEHAVIOUR'].fields_by_name['repetition_policy']._serialized_options = b'\212\265\030\002H\001\222\265\030\016\n\nrepetition\020\003'
   _globals['_AGENTBEHAVIOUR'].fields_by_name['parse_text_tool_calls']._loaded_options = None
   _globals['_AGENTBEHAVIOUR'].fields_by_name['parse_text_tool_calls']._serialized_options = b'\222\265\030\006B\004true'
-  _globals['_REPETITIONPOLICY']._serialized_start=527
-  _globals['_REPETITIONPOLICY']._serialized_end=671
+  _globals['_REPETITIONPOLICY']._serialized_start=535
+  _globals['_REPETITIONPOLICY']._serialized_end=679
   _globals['_AGENTBEHAVIOUR']._serialized_start=100
-  _globals['_AGENTBEHAVIOUR']._serialized_end=524
+  _globals['_AGENTBEHAVIOUR']._serialized_end=532
 # @@protoc_insertion_point(module_scope)

@@ -21,6 +21,68 @@ else:
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
+class _Reach:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _ReachEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_Reach.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    REACH_UNSPECIFIED: _Reach.ValueType  # 0
+    """Not stated."""
+    REACH_NONE: _Reach.ValueType  # 1
+    """Nothing: the text is shown, compared or given to a model."""
+    REACH_NAME: _Reach.ValueType  # 2
+    """A resource of the mesh, by its name. The permission for that name is checked by the kind of the document."""
+    REACH_ADDRESS: _Reach.ValueType  # 3
+    """A connection to this address."""
+    REACH_PACKET: _Reach.ValueType  # 4
+    """A Wake-on-LAN packet to this address."""
+    REACH_SOURCE: _Reach.ValueType  # 5
+    """The source of a model, which may be an address or a file."""
+    REACH_VARIABLE: _Reach.ValueType  # 6
+    """An environment variable, or a secret of the mesh, by its name."""
+    REACH_TEMPLATE: _Reach.ValueType  # 7
+    """A text in which ${...} is replaced by an environment variable."""
+    REACH_PROGRAM: _Reach.ValueType  # 8
+    """A program or its argument."""
+    REACH_TOOL: _Reach.ValueType  # 9
+    """What a runner or its engine runs for a request: a tool by its name, or a graph of nodes."""
+    REACH_PARAMETERS: _Reach.ValueType  # 10
+    """Parameters by name; each name has its own reach (weft/kernel/load_parameters.py)."""
+    REACH_FILE: _Reach.ValueType  # 11
+    """A file or folder, by its path."""
+
+class Reach(_Reach, metaclass=_ReachEnumTypeWrapper):
+    """Reach is what a text makes a process of the mesh open, read or run. It decides which permission the author needs
+    besides that for the message; weft/documents/reach.py has the table.
+    """
+
+REACH_UNSPECIFIED: Reach.ValueType  # 0
+"""Not stated."""
+REACH_NONE: Reach.ValueType  # 1
+"""Nothing: the text is shown, compared or given to a model."""
+REACH_NAME: Reach.ValueType  # 2
+"""A resource of the mesh, by its name. The permission for that name is checked by the kind of the document."""
+REACH_ADDRESS: Reach.ValueType  # 3
+"""A connection to this address."""
+REACH_PACKET: Reach.ValueType  # 4
+"""A Wake-on-LAN packet to this address."""
+REACH_SOURCE: Reach.ValueType  # 5
+"""The source of a model, which may be an address or a file."""
+REACH_VARIABLE: Reach.ValueType  # 6
+"""An environment variable, or a secret of the mesh, by its name."""
+REACH_TEMPLATE: Reach.ValueType  # 7
+"""A text in which ${...} is replaced by an environment variable."""
+REACH_PROGRAM: Reach.ValueType  # 8
+"""A program or its argument."""
+REACH_TOOL: Reach.ValueType  # 9
+"""What a runner or its engine runs for a request: a tool by its name, or a graph of nodes."""
+REACH_PARAMETERS: Reach.ValueType  # 10
+"""Parameters by name; each name has its own reach (weft/kernel/load_parameters.py)."""
+REACH_FILE: Reach.ValueType  # 11
+"""A file or folder, by its path."""
+global___Reach = Reach
+
 class _Format:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -348,6 +410,7 @@ global___DocumentOneof = DocumentOneof
 
 RULES_FIELD_NUMBER: builtins.int
 DOCUMENT_FIELD_NUMBER: builtins.int
+REACH_FIELD_NUMBER: builtins.int
 DOCUMENT_MESSAGE_FIELD_NUMBER: builtins.int
 DOCUMENT_ENUM_FIELD_NUMBER: builtins.int
 WORD_FIELD_NUMBER: builtins.int
@@ -356,6 +419,10 @@ rules: google.protobuf.internal.extension_dict._ExtensionFieldDescriptor[google.
 """What values the field may have."""
 document: google.protobuf.internal.extension_dict._ExtensionFieldDescriptor[google.protobuf.descriptor_pb2.FieldOptions, global___DocumentField]
 """How the field is written in documents."""
+reach: google.protobuf.internal.extension_dict._ExtensionFieldDescriptor[google.protobuf.descriptor_pb2.FieldOptions, global___Reach.ValueType]
+"""What the field's text, or each of its texts, makes a process of the mesh open, read or run. Every text that callers
+write states it (tests/unit/resources/test_reach.py).
+"""
 document_message: google.protobuf.internal.extension_dict._ExtensionFieldDescriptor[google.protobuf.descriptor_pb2.MessageOptions, global___DocumentMessage]
 """How the message is written in documents."""
 document_enum: google.protobuf.internal.extension_dict._ExtensionFieldDescriptor[google.protobuf.descriptor_pb2.EnumOptions, global___DocumentEnum]

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!weft/api/common/v1/workflow.proto\x12\x12weft.api.common.v1\x1a!weft/api/common/v1/document.proto\"\x87\x01\n\x08Workflow\x12\x1b\n\x05graph\x18\x01 \x01(\tB\x0c\x8a\xb5\x18\x02\x08\x01\x92\xb5\x18\x02\x10\x01\x12\x39\n\x06inputs\x18\x02 \x03(\x0b\x32!.weft.api.common.v1.WorkflowInputB\x06\x8a\xb5\x18\x02X@\x12#\n\x07outputs\x18\x03 \x03(\tB\x12\x8a\xb5\x18\x08 @P\x01X\x10`\x01\x92\xb5\x18\x02\x10\x01\"\x91\x03\n\rWorkflowInput\x12\x1c\n\x04name\x18\x01 \x01(\tB\x0e\x8a\xb5\x18\x04\x08\x01\x10\x01\x92\xb5\x18\x02\x10\x01\x12\x43\n\x04type\x18\x02 \x01(\x0e\x32%.weft.api.common.v1.WorkflowInputTypeB\x0e\x8a\xb5\x18\x04\x08\x01H\x01\x92\xb5\x18\x02\x10\x01\x12\x1c\n\x04node\x18\x03 \x01(\tB\x0e\x8a\xb5\x18\x04\x08\x01 @\x92\xb5\x18\x02\x10\x01\x12\x1e\n\x05input\x18\x04 \x01(\tB\x0f\x8a\xb5\x18\x05\x08\x01 \x80\x01\x92\xb5\x18\x02\x10\x01\x12@\n\x06source\x18\x05 \x01(\x0e\x32\".weft.api.common.v1.WorkflowSourceB\x0c\x8a\xb5\x18\x02H\x01\x92\xb5\x18\x02\x10\x03\x12\x18\n\x07\x64\x65\x66\x61ult\x18\x06 \x01(\tB\x07\x8a\xb5\x18\x03 \x80@\x12\x14\n\x07minimum\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x07maximum\x18\x08 \x01(\x01H\x01\x88\x01\x01\x12%\n\x07\x63hoices\x18\t \x03(\tB\x14\x8a\xb5\x18\n\x10\x03 \x80\x04X\x80\x02`\x01\x92\xb5\x18\x02\x10\x03\x12\x18\n\x08required\x18\n \x01(\x08\x42\x06\x92\xb5\x18\x02\x10\x03\x42\n\n\x08_minimumB\n\n\x08_maximum*\x9a\x02\n\x11WorkflowInputType\x12#\n\x1fWORKFLOW_INPUT_TYPE_UNSPECIFIED\x10\x00\x12\x1c\n\x18WORKFLOW_INPUT_TYPE_TEXT\x10\x01\x12\x1f\n\x1bWORKFLOW_INPUT_TYPE_INTEGER\x10\x02\x12\x1e\n\x1aWORKFLOW_INPUT_TYPE_NUMBER\x10\x03\x12\x1d\n\x19WORKFLOW_INPUT_TYPE_IMAGE\x10\x04\x12\x1c\n\x18WORKFLOW_INPUT_TYPE_MASK\x10\x05\x12\x1c\n\x18WORKFLOW_INPUT_TYPE_SEED\x10\x06\x12\x1e\n\x1aWORKFLOW_INPUT_TYPE_CHOICE\x10\x07\x1a\x06\x9a\xb5\x18\x02\x10\x01*\xf2\x02\n\x0eWorkflowSource\x12\x1f\n\x1bWORKFLOW_SOURCE_UNSPECIFIED\x10\x00\x12\x19\n\x15WORKFLOW_SOURCE_EXTRA\x10\x01\x12\x1a\n\x16WORKFLOW_SOURCE_PROMPT\x10\x02\x12#\n\x1fWORKFLOW_SOURCE_NEGATIVE_PROMPT\x10\x03\x12\x19\n\x15WORKFLOW_SOURCE_WIDTH\x10\x04\x12\x1a\n\x16WORKFLOW_SOURCE_HEIGHT\x10\x05\x12\x19\n\x15WORKFLOW_SOURCE_STEPS\x10\x06\x12\x1c\n\x18WORKFLOW_SOURCE_GUIDANCE\x10\x07\x12\x18\n\x14WORKFLOW_SOURCE_SEED\x10\x08\x12\x1c\n\x18WORKFLOW_SOURCE_STRENGTH\x10\t\x12\x19\n\x15WORKFLOW_SOURCE_IMAGE\x10\n\x12\x18\n\x14WORKFLOW_SOURCE_MASK\x10\x0b\x1a\x06\x9a\xb5\x18\x02\x10\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!weft/api/common/v1/workflow.proto\x12\x12weft.api.common.v1\x1a!weft/api/common/v1/document.proto\"\x8f\x01\n\x08Workflow\x12\x1f\n\x05graph\x18\x01 \x01(\tB\x10\x8a\xb5\x18\x02\x08\x01\x92\xb5\x18\x02\x10\x01\xb8\xb5\x18\t\x12\x39\n\x06inputs\x18\x02 \x03(\x0b\x32!.weft.api.common.v1.WorkflowInputB\x06\x8a\xb5\x18\x02X@\x12\'\n\x07outputs\x18\x03 \x03(\tB\x16\x8a\xb5\x18\x08 @P\x01X\x10`\x01\x92\xb5\x18\x02\x10\x01\xb8\xb5\x18\x01\"\xa5\x03\n\rWorkflowInput\x12 \n\x04name\x18\x01 \x01(\tB\x12\x8a\xb5\x18\x04\x08\x01\x10\x01\x92\xb5\x18\x02\x10\x01\xb8\xb5\x18\x01\x12\x43\n\x04type\x18\x02 \x01(\x0e\x32%.weft.api.common.v1.WorkflowInputTypeB\x0e\x8a\xb5\x18\x04\x08\x01H\x01\x92\xb5\x18\x02\x10\x01\x12 \n\x04node\x18\x03 \x01(\tB\x12\x8a\xb5\x18\x04\x08\x01 @\x92\xb5\x18\x02\x10\x01\xb8\xb5\x18\x01\x12\"\n\x05input\x18\x04 \x01(\tB\x13\x8a\xb5\x18\x05\x08\x01 \x80\x01\x92\xb5\x18\x02\x10\x01\xb8\xb5\x18\x01\x12@\n\x06source\x18\x05 \x01(\x0e\x32\".weft.api.common.v1.WorkflowSourceB\x0c\x8a\xb5\x18\x02H\x01\x92\xb5\x18\x02\x10\x03\x12\x1c\n\x07\x64\x65\x66\x61ult\x18\x06 \x01(\tB\x0b\x8a\xb5\x18\x03 \x80@\xb8\xb5\x18\x01\x12\x14\n\x07minimum\x18\x07 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x07maximum\x18\x08 \x01(\x01H\x01\x88\x01\x01\x12)\n\x07\x63hoices\x18\t \x03(\tB\x18\x8a\xb5\x18\n\x10\x03 \x80\x04X\x80\x02`\x01\x92\xb5\x18\x02\x10\x03\xb8\xb5\x18\x01\x12\x18\n\x08required\x18\n \x01(\x08\x42\x06\x92\xb5\x18\x02\x10\x03\x42\n\n\x08_minimumB\n\n\x08_maximum*\x9a\x02\n\x11WorkflowInputType\x12#\n\x1fWORKFLOW_INPUT_TYPE_UNSPECIFIED\x10\x00\x12\x1c\n\x18WORKFLOW_INPUT_TYPE_TEXT\x10\x01\x12\x1f\n\x1bWORKFLOW_INPUT_TYPE_INTEGER\x10\x02\x12\x1e\n\x1aWORKFLOW_INPUT_TYPE_NUMBER\x10\x03\x12\x1d\n\x19WORKFLOW_INPUT_TYPE_IMAGE\x10\x04\x12\x1c\n\x18WORKFLOW_INPUT_TYPE_MASK\x10\x05\x12\x1c\n\x18WORKFLOW_INPUT_TYPE_SEED\x10\x06\x12\x1e\n\x1aWORKFLOW_INPUT_TYPE_CHOICE\x10\x07\x1a\x06\x9a\xb5\x18\x02\x10\x01*\xf2\x02\n\x0eWorkflowSource\x12\x1f\n\x1bWORKFLOW_SOURCE_UNSPECIFIED\x10\x00\x12\x19\n\x15WORKFLOW_SOURCE_EXTRA\x10\x01\x12\x1a\n\x16WORKFLOW_SOURCE_PROMPT\x10\x02\x12#\n\x1fWORKFLOW_SOURCE_NEGATIVE_PROMPT\x10\x03\x12\x19\n\x15WORKFLOW_SOURCE_WIDTH\x10\x04\x12\x1a\n\x16WORKFLOW_SOURCE_HEIGHT\x10\x05\x12\x19\n\x15WORKFLOW_SOURCE_STEPS\x10\x06\x12\x1c\n\x18WORKFLOW_SOURCE_GUIDANCE\x10\x07\x12\x18\n\x14WORKFLOW_SOURCE_SEED\x10\x08\x12\x1c\n\x18WORKFLOW_SOURCE_STRENGTH\x10\t\x12\x19\n\x15WORKFLOW_SOURCE_IMAGE\x10\n\x12\x18\n\x14WORKFLOW_SOURCE_MASK\x10\x0b\x1a\x06\x9a\xb5\x18\x02\x10\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,33 +37,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WORKFLOWSOURCE']._loaded_options = None
   _globals['_WORKFLOWSOURCE']._serialized_options = b'\232\265\030\002\020\001'
   _globals['_WORKFLOW'].fields_by_name['graph']._loaded_options = None
-  _globals['_WORKFLOW'].fields_by_name['graph']._serialized_options = b'\212\265\030\002\010\001\222\265\030\002\020\001'
+  _globals['_WORKFLOW'].fields_by_name['graph']._serialized_options = b'\212\265\030\002\010\001\222\265\030\002\020\001\270\265\030\t'
   _globals['_WORKFLOW'].fields_by_name['inputs']._loaded_options = None
   _globals['_WORKFLOW'].fields_by_name['inputs']._serialized_options = b'\212\265\030\002X@'
   _globals['_WORKFLOW'].fields_by_name['outputs']._loaded_options = None
-  _globals['_WORKFLOW'].fields_by_name['outputs']._serialized_options = b'\212\265\030\010 @P\001X\020`\001\222\265\030\002\020\001'
+  _globals['_WORKFLOW'].fields_by_name['outputs']._serialized_options = b'\212\265\030\010 @P\001X\020`\001\222\265\030\002\020\001\270\265\030\001'
   _globals['_WORKFLOWINPUT'].fields_by_name['name']._loaded_options = None
-  _globals['_WORKFLOWINPUT'].fields_by_name['name']._serialized_options = b'\212\265\030\004\010\001\020\001\222\265\030\002\020\001'
+  _globals['_WORKFLOWINPUT'].fields_by_name['name']._serialized_options = b'\212\265\030\004\010\001\020\001\222\265\030\002\020\001\270\265\030\001'
   _globals['_WORKFLOWINPUT'].fields_by_name['type']._loaded_options = None
   _globals['_WORKFLOWINPUT'].fields_by_name['type']._serialized_options = b'\212\265\030\004\010\001H\001\222\265\030\002\020\001'
   _globals['_WORKFLOWINPUT'].fields_by_name['node']._loaded_options = None
-  _globals['_WORKFLOWINPUT'].fields_by_name['node']._serialized_options = b'\212\265\030\004\010\001 @\222\265\030\002\020\001'
+  _globals['_WORKFLOWINPUT'].fields_by_name['node']._serialized_options = b'\212\265\030\004\010\001 @\222\265\030\002\020\001\270\265\030\001'
   _globals['_WORKFLOWINPUT'].fields_by_name['input']._loaded_options = None
-  _globals['_WORKFLOWINPUT'].fields_by_name['input']._serialized_options = b'\212\265\030\005\010\001 \200\001\222\265\030\002\020\001'
+  _globals['_WORKFLOWINPUT'].fields_by_name['input']._serialized_options = b'\212\265\030\005\010\001 \200\001\222\265\030\002\020\001\270\265\030\001'
   _globals['_WORKFLOWINPUT'].fields_by_name['source']._loaded_options = None
   _globals['_WORKFLOWINPUT'].fields_by_name['source']._serialized_options = b'\212\265\030\002H\001\222\265\030\002\020\003'
   _globals['_WORKFLOWINPUT'].fields_by_name['default']._loaded_options = None
-  _globals['_WORKFLOWINPUT'].fields_by_name['default']._serialized_options = b'\212\265\030\003 \200@'
+  _globals['_WORKFLOWINPUT'].fields_by_name['default']._serialized_options = b'\212\265\030\003 \200@\270\265\030\001'
   _globals['_WORKFLOWINPUT'].fields_by_name['choices']._loaded_options = None
-  _globals['_WORKFLOWINPUT'].fields_by_name['choices']._serialized_options = b'\212\265\030\n\020\003 \200\004X\200\002`\001\222\265\030\002\020\003'
+  _globals['_WORKFLOWINPUT'].fields_by_name['choices']._serialized_options = b'\212\265\030\n\020\003 \200\004X\200\002`\001\222\265\030\002\020\003\270\265\030\001'
   _globals['_WORKFLOWINPUT'].fields_by_name['required']._loaded_options = None
   _globals['_WORKFLOWINPUT'].fields_by_name['required']._serialized_options = b'\222\265\030\002\020\003'
-  _globals['_WORKFLOWINPUTTYPE']._serialized_start=635
-  _globals['_WORKFLOWINPUTTYPE']._serialized_end=917
-  _globals['_WORKFLOWSOURCE']._serialized_start=920
-  _globals['_WORKFLOWSOURCE']._serialized_end=1290
+  _globals['_WORKFLOWINPUTTYPE']._serialized_start=663
+  _globals['_WORKFLOWINPUTTYPE']._serialized_end=945
+  _globals['_WORKFLOWSOURCE']._serialized_start=948
+  _globals['_WORKFLOWSOURCE']._serialized_end=1318
   _globals['_WORKFLOW']._serialized_start=93
-  _globals['_WORKFLOW']._serialized_end=228
-  _globals['_WORKFLOWINPUT']._serialized_start=231
-  _globals['_WORKFLOWINPUT']._serialized_end=632
+  _globals['_WORKFLOW']._serialized_end=236
+  _globals['_WORKFLOWINPUT']._serialized_start=239
+  _globals['_WORKFLOWINPUT']._serialized_end=660
 # @@protoc_insertion_point(module_scope)

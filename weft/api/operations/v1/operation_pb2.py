@@ -32,7 +32,7 @@ from weft.api.runner.v1 import model_store_pb2 as weft_dot_api_dot_runner_dot_v1
 from weft.api.runner.v1 import runner_service_pb2 as weft_dot_api_dot_runner_dot_v1_dot_runner__service__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&weft/api/operations/v1/operation.proto\x12\x16weft.api.operations.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\x1a%weft/api/common/v1/error_reason.proto\x1a$weft/api/runner/v1/added_model.proto\x1a\x1dweft/api/runner/v1/load.proto\x1a$weft/api/runner/v1/model_store.proto\x1a\'weft/api/runner/v1/runner_service.proto\"\xc5\x07\n\tOperation\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12>\n\x05state\x18\x02 \x01(\x0e\x32\'.weft.api.operations.v1.Operation.StateB\x06\x92\xb5\x18\x02\x10\x01\x12\x15\n\x08progress\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x37\n\x06reason\x18\x04 \x01(\x0e\x32\x1f.weft.api.common.v1.ErrorReasonB\x06\x92\xb5\x18\x02\x10\x03\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\x12\x41\n\x0b\x63reate_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x10\x92\xb5\x18\x0c\n\ncreated_at\x12<\n\x08\x65nd_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x0e\x92\xb5\x18\n\n\x08\x65nded_at\x12?\n\x06\x61\x63tion\x18\x08 \x01(\x0b\x32\'.weft.api.operations.v1.OperationActionB\x06\x92\xb5\x18\x02\x10\x01\x12\r\n\x05stage\x18\t \x01(\t\x12&\n\x03\x65ta\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06runner\x18\x0b \x01(\t\x12\x14\n\x0crequested_by\x18\x0c \x01(\t\x12\x0f\n\x07signers\x18\r \x03(\t\x12\x1a\n\nrequest_id\x18\x0e \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x37\n\x06result\x18\x0f \x01(\x0b\x32\'.weft.api.operations.v1.OperationResult\x12@\n\nstart_time\x18\x10 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x10\x92\xb5\x18\x0c\n\nstarted_at\x12\x17\n\ndone_bytes\x18\x11 \x01(\x03H\x01\x88\x01\x01\x12\x18\n\x0btotal_bytes\x18\x12 \x01(\x03H\x02\x88\x01\x01\x12\x0e\n\x06\x64igest\x18\x13 \x01(\t\x12\x16\n\x06number\x18\x14 \x01(\x03\x42\x06\x92\xb5\x18\x02\x18\x01\x12 \n\x10\x63\x61ncel_requested\x18\x15 \x01(\x08\x42\x06\x92\xb5\x18\x02\x18\x01\"\x80\x01\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x11\n\rSTATE_PENDING\x10\x01\x12\x11\n\rSTATE_RUNNING\x10\x02\x12\x13\n\x0fSTATE_SUCCEEDED\x10\x03\x12\x10\n\x0cSTATE_FAILED\x10\x04\x12\x13\n\x0fSTATE_CANCELLED\x10\x05:\x0f\xb2\xb5\x18\x0b\n\toperationB\x0b\n\t_progressB\r\n\x0b_done_bytesB\x0e\n\x0c_total_bytes\"\x91\x03\n\x0fOperationAction\x12\x43\n\nload_model\x18\x01 \x01(\x0b\x32!.weft.api.operations.v1.LoadModelB\n\x92\xb5\x18\x06\n\x04loadH\x00\x12I\n\x0cunload_model\x18\x02 \x01(\x0b\x32#.weft.api.operations.v1.UnloadModelB\x0c\x92\xb5\x18\x08\n\x06unloadH\x00\x12\x46\n\x0b\x66lush_cache\x18\x03 \x01(\x0b\x32\".weft.api.operations.v1.FlushCacheB\x0b\x92\xb5\x18\x07\n\x05\x66lushH\x00\x12\x43\n\npull_model\x18\x04 \x01(\x0b\x32!.weft.api.operations.v1.PullModelB\n\x92\xb5\x18\x06\n\x04pullH\x00\x12I\n\x0cremove_model\x18\x05 \x01(\x0b\x32#.weft.api.operations.v1.RemoveModelB\x0c\x92\xb5\x18\x08\n\x06removeH\x00\x42\x16\n\x04kind\x12\x0e\xaa\xb5\x18\n\n\x04type\x10\x01 \x01\"\xf2\x01\n\tLoadModel\x12\x1b\n\x05model\x18\x01 \x01(\tB\x0c\x8a\xb5\x18\x02\x10\x0c\x92\xb5\x18\x02\x10\x01\x12@\n\x07options\x18\x02 \x01(\x0b\x32\x1f.weft.api.runner.v1.LoadOptionsB\x0e\x92\xb5\x18\n\n\x08settings\x12\x1b\n\x0b\x65vict_model\x18\x03 \x01(\tB\x06\x8a\xb5\x18\x02\x10\x0c\x12.\n\x08replicas\x18\x04 \x01(\x05\x42\x1c\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x00\x00\x90@\x92\xb5\x18\x02\x10\x03\x12\x19\n\x06source\x18\x05 \x01(\tB\t\x8a\xb5\x18\x05\x10\x03 \x80\x10\x12\x16\n\x06runner\x18\x06 \x01(\tB\x06\x8a\xb5\x18\x02\x10\x01:\x06\xb2\xb5\x18\x02 \x01\"\x84\x01\n\tPullModel\x12!\n\x06source\x18\x01 \x01(\tB\x11\x8a\xb5\x18\x07\x08\x01\x10\x03 \x80\x10\x92\xb5\x18\x02\x10\x01\x12\x16\n\x06runner\x18\x02 \x01(\tB\x06\x8a\xb5\x18\x02\x10\x01\x12\x34\n\x04\x66orm\x18\x03 \x01(\x0e\x32\x1e.weft.api.runner.v1.StoredFormB\x06\x8a\xb5\x18\x02H\x01:\x06\xb2\xb5\x18\x02 \x01\"4\n\x0bRemoveModel\x12\x1d\n\x05model\x18\x01 \x01(\tB\x0e\x8a\xb5\x18\x04\x08\x01\x10\x0c\x92\xb5\x18\x02\x10\x01:\x06\xb2\xb5\x18\x02 \x01\"4\n\x0bUnloadModel\x12\x1d\n\x05model\x18\x01 \x01(\tB\x0e\x8a\xb5\x18\x04\x08\x01\x10\x0c\x92\xb5\x18\x02\x10\x01:\x06\xb2\xb5\x18\x02 \x01\"\xe3\x01\n\nFlushCache\x12m\n\x05scope\x18\x01 \x01(\x0e\x32+.weft.api.runner.v1.FlushCacheRequest.ScopeB1\x8a\xb5\x18\'\x08\x01H\x01z!must be all, model, tenant or tag\x92\xb5\x18\x02\x10\x03\x12\x15\n\x05model\x18\x02 \x01(\tB\x06\x8a\xb5\x18\x02\x10\x0c\x12\x18\n\x06tenant\x18\x03 \x01(\tB\x08\x8a\xb5\x18\x04\x10\x02 @\x12\x15\n\x03tag\x18\x04 \x01(\tB\x08\x8a\xb5\x18\x04\x10\x03 @\x12\x16\n\x06runner\x18\x05 \x01(\tB\x06\x8a\xb5\x18\x02\x10\x01:\x06\xb2\xb5\x18\x02 \x01\"\x94\x03\n\x0fOperationResult\x12\x14\n\x0cmemory_bytes\x18\x01 \x01(\x03\x12\x17\n\x0fmemory_measured\x18\x02 \x01(\x08\x12@\n\tload_time\x18\x03 \x01(\x0b\x32\x19.google.protobuf.DurationB\x12\x92\xb5\x18\x0e\n\x0cload_seconds\x12\x1a\n\x12memory_freed_bytes\x18\x04 \x01(\x03\x12\x15\n\rcache_flushed\x18\x05 \x01(\x08\x12\x13\n\x0b\x65ntry_count\x18\x06 \x01(\x03\x12\x18\n\x0btoken_count\x18\x07 \x01(\x03H\x00\x88\x01\x01\x12\x1b\n\x0ereusable_bytes\x18\x08 \x01(\x03H\x01\x88\x01\x01\x12\x0e\n\x06models\x18\t \x03(\t\x12/\n\x06pulled\x18\n \x01(\x0b\x32\x1f.weft.api.runner.v1.StoredModel\x12-\n\x05\x61\x64\x64\x65\x64\x18\x0b \x01(\x0b\x32\x1e.weft.api.runner.v1.AddedModelB\x0e\n\x0c_token_countB\x11\n\x0f_reusable_bytesb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&weft/api/operations/v1/operation.proto\x12\x16weft.api.operations.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\x1a%weft/api/common/v1/error_reason.proto\x1a$weft/api/runner/v1/added_model.proto\x1a\x1dweft/api/runner/v1/load.proto\x1a$weft/api/runner/v1/model_store.proto\x1a\'weft/api/runner/v1/runner_service.proto\"\xc5\x07\n\tOperation\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12>\n\x05state\x18\x02 \x01(\x0e\x32\'.weft.api.operations.v1.Operation.StateB\x06\x92\xb5\x18\x02\x10\x01\x12\x15\n\x08progress\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x37\n\x06reason\x18\x04 \x01(\x0e\x32\x1f.weft.api.common.v1.ErrorReasonB\x06\x92\xb5\x18\x02\x10\x03\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\x12\x41\n\x0b\x63reate_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x10\x92\xb5\x18\x0c\n\ncreated_at\x12<\n\x08\x65nd_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x0e\x92\xb5\x18\n\n\x08\x65nded_at\x12?\n\x06\x61\x63tion\x18\x08 \x01(\x0b\x32\'.weft.api.operations.v1.OperationActionB\x06\x92\xb5\x18\x02\x10\x01\x12\r\n\x05stage\x18\t \x01(\t\x12&\n\x03\x65ta\x18\n \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06runner\x18\x0b \x01(\t\x12\x14\n\x0crequested_by\x18\x0c \x01(\t\x12\x0f\n\x07signers\x18\r \x03(\t\x12\x1a\n\nrequest_id\x18\x0e \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x37\n\x06result\x18\x0f \x01(\x0b\x32\'.weft.api.operations.v1.OperationResult\x12@\n\nstart_time\x18\x10 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x10\x92\xb5\x18\x0c\n\nstarted_at\x12\x17\n\ndone_bytes\x18\x11 \x01(\x03H\x01\x88\x01\x01\x12\x18\n\x0btotal_bytes\x18\x12 \x01(\x03H\x02\x88\x01\x01\x12\x0e\n\x06\x64igest\x18\x13 \x01(\t\x12\x16\n\x06number\x18\x14 \x01(\x03\x42\x06\x92\xb5\x18\x02\x18\x01\x12 \n\x10\x63\x61ncel_requested\x18\x15 \x01(\x08\x42\x06\x92\xb5\x18\x02\x18\x01\"\x80\x01\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x11\n\rSTATE_PENDING\x10\x01\x12\x11\n\rSTATE_RUNNING\x10\x02\x12\x13\n\x0fSTATE_SUCCEEDED\x10\x03\x12\x10\n\x0cSTATE_FAILED\x10\x04\x12\x13\n\x0fSTATE_CANCELLED\x10\x05:\x0f\xb2\xb5\x18\x0b\n\toperationB\x0b\n\t_progressB\r\n\x0b_done_bytesB\x0e\n\x0c_total_bytes\"\x91\x03\n\x0fOperationAction\x12\x43\n\nload_model\x18\x01 \x01(\x0b\x32!.weft.api.operations.v1.LoadModelB\n\x92\xb5\x18\x06\n\x04loadH\x00\x12I\n\x0cunload_model\x18\x02 \x01(\x0b\x32#.weft.api.operations.v1.UnloadModelB\x0c\x92\xb5\x18\x08\n\x06unloadH\x00\x12\x46\n\x0b\x66lush_cache\x18\x03 \x01(\x0b\x32\".weft.api.operations.v1.FlushCacheB\x0b\x92\xb5\x18\x07\n\x05\x66lushH\x00\x12\x43\n\npull_model\x18\x04 \x01(\x0b\x32!.weft.api.operations.v1.PullModelB\n\x92\xb5\x18\x06\n\x04pullH\x00\x12I\n\x0cremove_model\x18\x05 \x01(\x0b\x32#.weft.api.operations.v1.RemoveModelB\x0c\x92\xb5\x18\x08\n\x06removeH\x00\x42\x16\n\x04kind\x12\x0e\xaa\xb5\x18\n\n\x04type\x10\x01 \x01\"\x82\x02\n\tLoadModel\x12\x1f\n\x05model\x18\x01 \x01(\tB\x10\x8a\xb5\x18\x02\x10\x0c\x92\xb5\x18\x02\x10\x01\xb8\xb5\x18\x02\x12@\n\x07options\x18\x02 \x01(\x0b\x32\x1f.weft.api.runner.v1.LoadOptionsB\x0e\x92\xb5\x18\n\n\x08settings\x12\x1f\n\x0b\x65vict_model\x18\x03 \x01(\tB\n\x8a\xb5\x18\x02\x10\x0c\xb8\xb5\x18\x02\x12.\n\x08replicas\x18\x04 \x01(\x05\x42\x1c\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x00\x00\x90@\x92\xb5\x18\x02\x10\x03\x12\x1d\n\x06source\x18\x05 \x01(\tB\r\x8a\xb5\x18\x05\x10\x03 \x80\x10\xb8\xb5\x18\x05\x12\x1a\n\x06runner\x18\x06 \x01(\tB\n\x8a\xb5\x18\x02\x10\x01\xb8\xb5\x18\x01:\x06\xb2\xb5\x18\x02 \x01\"\x8c\x01\n\tPullModel\x12%\n\x06source\x18\x01 \x01(\tB\x15\x8a\xb5\x18\x07\x08\x01\x10\x03 \x80\x10\x92\xb5\x18\x02\x10\x01\xb8\xb5\x18\x05\x12\x1a\n\x06runner\x18\x02 \x01(\tB\n\x8a\xb5\x18\x02\x10\x01\xb8\xb5\x18\x01\x12\x34\n\x04\x66orm\x18\x03 \x01(\x0e\x32\x1e.weft.api.runner.v1.StoredFormB\x06\x8a\xb5\x18\x02H\x01:\x06\xb2\xb5\x18\x02 \x01\"8\n\x0bRemoveModel\x12!\n\x05model\x18\x01 \x01(\tB\x12\x8a\xb5\x18\x04\x08\x01\x10\x0c\x92\xb5\x18\x02\x10\x01\xb8\xb5\x18\x02:\x06\xb2\xb5\x18\x02 \x01\"8\n\x0bUnloadModel\x12!\n\x05model\x18\x01 \x01(\tB\x12\x8a\xb5\x18\x04\x08\x01\x10\x0c\x92\xb5\x18\x02\x10\x01\xb8\xb5\x18\x02:\x06\xb2\xb5\x18\x02 \x01\"\xf3\x01\n\nFlushCache\x12m\n\x05scope\x18\x01 \x01(\x0e\x32+.weft.api.runner.v1.FlushCacheRequest.ScopeB1\x8a\xb5\x18\'\x08\x01H\x01z!must be all, model, tenant or tag\x92\xb5\x18\x02\x10\x03\x12\x19\n\x05model\x18\x02 \x01(\tB\n\x8a\xb5\x18\x02\x10\x0c\xb8\xb5\x18\x02\x12\x1c\n\x06tenant\x18\x03 \x01(\tB\x0c\x8a\xb5\x18\x04\x10\x02 @\xb8\xb5\x18\x01\x12\x19\n\x03tag\x18\x04 \x01(\tB\x0c\x8a\xb5\x18\x04\x10\x03 @\xb8\xb5\x18\x01\x12\x1a\n\x06runner\x18\x05 \x01(\tB\n\x8a\xb5\x18\x02\x10\x01\xb8\xb5\x18\x01:\x06\xb2\xb5\x18\x02 \x01\"\x94\x03\n\x0fOperationResult\x12\x14\n\x0cmemory_bytes\x18\x01 \x01(\x03\x12\x17\n\x0fmemory_measured\x18\x02 \x01(\x08\x12@\n\tload_time\x18\x03 \x01(\x0b\x32\x19.google.protobuf.DurationB\x12\x92\xb5\x18\x0e\n\x0cload_seconds\x12\x1a\n\x12memory_freed_bytes\x18\x04 \x01(\x03\x12\x15\n\rcache_flushed\x18\x05 \x01(\x08\x12\x13\n\x0b\x65ntry_count\x18\x06 \x01(\x03\x12\x18\n\x0btoken_count\x18\x07 \x01(\x03H\x00\x88\x01\x01\x12\x1b\n\x0ereusable_bytes\x18\x08 \x01(\x03H\x01\x88\x01\x01\x12\x0e\n\x06models\x18\t \x03(\t\x12/\n\x06pulled\x18\n \x01(\x0b\x32\x1f.weft.api.runner.v1.StoredModel\x12-\n\x05\x61\x64\x64\x65\x64\x18\x0b \x01(\x0b\x32\x1e.weft.api.runner.v1.AddedModelB\x0e\n\x0c_token_countB\x11\n\x0f_reusable_bytesb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -74,45 +74,45 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OPERATIONACTION'].fields_by_name['remove_model']._loaded_options = None
   _globals['_OPERATIONACTION'].fields_by_name['remove_model']._serialized_options = b'\222\265\030\010\n\006remove'
   _globals['_LOADMODEL'].fields_by_name['model']._loaded_options = None
-  _globals['_LOADMODEL'].fields_by_name['model']._serialized_options = b'\212\265\030\002\020\014\222\265\030\002\020\001'
+  _globals['_LOADMODEL'].fields_by_name['model']._serialized_options = b'\212\265\030\002\020\014\222\265\030\002\020\001\270\265\030\002'
   _globals['_LOADMODEL'].fields_by_name['options']._loaded_options = None
   _globals['_LOADMODEL'].fields_by_name['options']._serialized_options = b'\222\265\030\n\n\010settings'
   _globals['_LOADMODEL'].fields_by_name['evict_model']._loaded_options = None
-  _globals['_LOADMODEL'].fields_by_name['evict_model']._serialized_options = b'\212\265\030\002\020\014'
+  _globals['_LOADMODEL'].fields_by_name['evict_model']._serialized_options = b'\212\265\030\002\020\014\270\265\030\002'
   _globals['_LOADMODEL'].fields_by_name['replicas']._loaded_options = None
   _globals['_LOADMODEL'].fields_by_name['replicas']._serialized_options = b'\212\265\030\0221\000\000\000\000\000\000\000\0009\000\000\000\000\000\000\220@\222\265\030\002\020\003'
   _globals['_LOADMODEL'].fields_by_name['source']._loaded_options = None
-  _globals['_LOADMODEL'].fields_by_name['source']._serialized_options = b'\212\265\030\005\020\003 \200\020'
+  _globals['_LOADMODEL'].fields_by_name['source']._serialized_options = b'\212\265\030\005\020\003 \200\020\270\265\030\005'
   _globals['_LOADMODEL'].fields_by_name['runner']._loaded_options = None
-  _globals['_LOADMODEL'].fields_by_name['runner']._serialized_options = b'\212\265\030\002\020\001'
+  _globals['_LOADMODEL'].fields_by_name['runner']._serialized_options = b'\212\265\030\002\020\001\270\265\030\001'
   _globals['_LOADMODEL']._loaded_options = None
   _globals['_LOADMODEL']._serialized_options = b'\262\265\030\002 \001'
   _globals['_PULLMODEL'].fields_by_name['source']._loaded_options = None
-  _globals['_PULLMODEL'].fields_by_name['source']._serialized_options = b'\212\265\030\007\010\001\020\003 \200\020\222\265\030\002\020\001'
+  _globals['_PULLMODEL'].fields_by_name['source']._serialized_options = b'\212\265\030\007\010\001\020\003 \200\020\222\265\030\002\020\001\270\265\030\005'
   _globals['_PULLMODEL'].fields_by_name['runner']._loaded_options = None
-  _globals['_PULLMODEL'].fields_by_name['runner']._serialized_options = b'\212\265\030\002\020\001'
+  _globals['_PULLMODEL'].fields_by_name['runner']._serialized_options = b'\212\265\030\002\020\001\270\265\030\001'
   _globals['_PULLMODEL'].fields_by_name['form']._loaded_options = None
   _globals['_PULLMODEL'].fields_by_name['form']._serialized_options = b'\212\265\030\002H\001'
   _globals['_PULLMODEL']._loaded_options = None
   _globals['_PULLMODEL']._serialized_options = b'\262\265\030\002 \001'
   _globals['_REMOVEMODEL'].fields_by_name['model']._loaded_options = None
-  _globals['_REMOVEMODEL'].fields_by_name['model']._serialized_options = b'\212\265\030\004\010\001\020\014\222\265\030\002\020\001'
+  _globals['_REMOVEMODEL'].fields_by_name['model']._serialized_options = b'\212\265\030\004\010\001\020\014\222\265\030\002\020\001\270\265\030\002'
   _globals['_REMOVEMODEL']._loaded_options = None
   _globals['_REMOVEMODEL']._serialized_options = b'\262\265\030\002 \001'
   _globals['_UNLOADMODEL'].fields_by_name['model']._loaded_options = None
-  _globals['_UNLOADMODEL'].fields_by_name['model']._serialized_options = b'\212\265\030\004\010\001\020\014\222\265\030\002\020\001'
+  _globals['_UNLOADMODEL'].fields_by_name['model']._serialized_options = b'\212\265\030\004\010\001\020\014\222\265\030\002\020\001\270\265\030\002'
   _globals['_UNLOADMODEL']._loaded_options = None
   _globals['_UNLOADMODEL']._serialized_options = b'\262\265\030\002 \001'
   _globals['_FLUSHCACHE'].fields_by_name['scope']._loaded_options = None
   _globals['_FLUSHCACHE'].fields_by_name['scope']._serialized_options = b'\212\265\030\'\010\001H\001z!must be all, model, tenant or tag\222\265\030\002\020\003'
   _globals['_FLUSHCACHE'].fields_by_name['model']._loaded_options = None
-  _globals['_FLUSHCACHE'].fields_by_name['model']._serialized_options = b'\212\265\030\002\020\014'
+  _globals['_FLUSHCACHE'].fields_by_name['model']._serialized_options = b'\212\265\030\002\020\014\270\265\030\002'
   _globals['_FLUSHCACHE'].fields_by_name['tenant']._loaded_options = None
-  _globals['_FLUSHCACHE'].fields_by_name['tenant']._serialized_options = b'\212\265\030\004\020\002 @'
+  _globals['_FLUSHCACHE'].fields_by_name['tenant']._serialized_options = b'\212\265\030\004\020\002 @\270\265\030\001'
   _globals['_FLUSHCACHE'].fields_by_name['tag']._loaded_options = None
-  _globals['_FLUSHCACHE'].fields_by_name['tag']._serialized_options = b'\212\265\030\004\020\003 @'
+  _globals['_FLUSHCACHE'].fields_by_name['tag']._serialized_options = b'\212\265\030\004\020\003 @\270\265\030\001'
   _globals['_FLUSHCACHE'].fields_by_name['runner']._loaded_options = None
-  _globals['_FLUSHCACHE'].fields_by_name['runner']._serialized_options = b'\212\265\030\002\020\001'
+  _globals['_FLUSHCACHE'].fields_by_name['runner']._serialized_options = b'\212\265\030\002\020\001\270\265\030\001'
   _globals['_FLUSHCACHE']._loaded_options = None
   _globals['_FLUSHCACHE']._serialized_options = b'\262\265\030\002 \001'
   _globals['_OPERATIONRESULT'].fields_by_name['load_time']._loaded_options = None
@@ -124,15 +124,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OPERATIONACTION']._serialized_start=1322
   _globals['_OPERATIONACTION']._serialized_end=1723
   _globals['_LOADMODEL']._serialized_start=1726
-  _globals['_LOADMODEL']._serialized_end=1968
-  _globals['_PULLMODEL']._serialized_start=1971
-  _globals['_PULLMODEL']._serialized_end=2103
-  _globals['_REMOVEMODEL']._serialized_start=2105
-  _globals['_REMOVEMODEL']._serialized_end=2157
-  _globals['_UNLOADMODEL']._serialized_start=2159
-  _globals['_UNLOADMODEL']._serialized_end=2211
-  _globals['_FLUSHCACHE']._serialized_start=2214
-  _globals['_FLUSHCACHE']._serialized_end=2441
-  _globals['_OPERATIONRESULT']._serialized_start=2444
-  _globals['_OPERATIONRESULT']._serialized_end=2848
+  _globals['_LOADMODEL']._serialized_end=1984
+  _globals['_PULLMODEL']._serialized_start=1987
+  _globals['_PULLMODEL']._serialized_end=2127
+  _globals['_REMOVEMODEL']._serialized_start=2129
+  _globals['_REMOVEMODEL']._serialized_end=2185
+  _globals['_UNLOADMODEL']._serialized_start=2187
+  _globals['_UNLOADMODEL']._serialized_end=2243
+  _globals['_FLUSHCACHE']._serialized_start=2246
+  _globals['_FLUSHCACHE']._serialized_end=2489
+  _globals['_OPERATIONRESULT']._serialized_start=2492
+  _globals['_OPERATIONRESULT']._serialized_end=2896
 # @@protoc_insertion_point(module_scope)

@@ -26,7 +26,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n weft/api/registry/v1/alias.proto\x12\x14weft.api.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\"\x8c\x01\n\rAliasManifest\x12\x1c\n\x04name\x18\x01 \x01(\tB\x0e\x8a\xb5\x18\x04\x08\x01\x10\x01\x92\xb5\x18\x02\x10\x01\x12\x0f\n\x07pattern\x18\x02 \x01(\t\x12\x1c\n\x06target\x18\x03 \x01(\tB\x0c\x8a\xb5\x18\x02\x08\x01\x92\xb5\x18\x02\x10\x01\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\x1e\n\x0b\x64\x65scription\x18\x05 \x01(\tB\t\x8a\xb5\x18\x05\x10\x04 \x80\x08\"\xa8\x02\n\x05\x41lias\x12=\n\x08manifest\x18\x01 \x01(\x0b\x32#.weft.api.registry.v1.AliasManifestB\x06\x92\xb5\x18\x02\x18\x01\x12:\n\x06source\x18\x02 \x01(\x0e\x32\".weft.api.registry.v1.Alias.SourceB\x06\x92\xb5\x18\x02\x10\x01\x12\x41\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x10\x92\xb5\x18\x0c\n\ncreated_at\"L\n\x06Source\x12\x16\n\x12SOURCE_UNSPECIFIED\x10\x00\x12\x13\n\x0fSOURCE_DECLARED\x10\x01\x12\x15\n\x11SOURCE_CONFIGURED\x10\x02:\x13\xb2\xb5\x18\x0f\x12\x0b\x41liasStatus \x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n weft/api/registry/v1/alias.proto\x12\x14weft.api.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\"\xa4\x01\n\rAliasManifest\x12 \n\x04name\x18\x01 \x01(\tB\x12\x8a\xb5\x18\x04\x08\x01\x10\x01\x92\xb5\x18\x02\x10\x01\xb8\xb5\x18\x02\x12\x15\n\x07pattern\x18\x02 \x01(\tB\x04\xb8\xb5\x18\x02\x12 \n\x06target\x18\x03 \x01(\tB\x10\x8a\xb5\x18\x02\x08\x01\x92\xb5\x18\x02\x10\x01\xb8\xb5\x18\x02\x12\x14\n\x06tenant\x18\x04 \x01(\tB\x04\xb8\xb5\x18\x01\x12\"\n\x0b\x64\x65scription\x18\x05 \x01(\tB\r\x8a\xb5\x18\x05\x10\x04 \x80\x08\xb8\xb5\x18\x01\"\xa8\x02\n\x05\x41lias\x12=\n\x08manifest\x18\x01 \x01(\x0b\x32#.weft.api.registry.v1.AliasManifestB\x06\x92\xb5\x18\x02\x18\x01\x12:\n\x06source\x18\x02 \x01(\x0e\x32\".weft.api.registry.v1.Alias.SourceB\x06\x92\xb5\x18\x02\x10\x01\x12\x41\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x10\x92\xb5\x18\x0c\n\ncreated_at\"L\n\x06Source\x12\x16\n\x12SOURCE_UNSPECIFIED\x10\x00\x12\x13\n\x0fSOURCE_DECLARED\x10\x01\x12\x15\n\x11SOURCE_CONFIGURED\x10\x02:\x13\xb2\xb5\x18\x0f\x12\x0b\x41liasStatus \x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,11 +34,15 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.api.registry.v1.alias_
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ALIASMANIFEST'].fields_by_name['name']._loaded_options = None
-  _globals['_ALIASMANIFEST'].fields_by_name['name']._serialized_options = b'\212\265\030\004\010\001\020\001\222\265\030\002\020\001'
+  _globals['_ALIASMANIFEST'].fields_by_name['name']._serialized_options = b'\212\265\030\004\010\001\020\001\222\265\030\002\020\001\270\265\030\002'
+  _globals['_ALIASMANIFEST'].fields_by_name['pattern']._loaded_options = None
+  _globals['_ALIASMANIFEST'].fields_by_name['pattern']._serialized_options = b'\270\265\030\002'
   _globals['_ALIASMANIFEST'].fields_by_name['target']._loaded_options = None
-  _globals['_ALIASMANIFEST'].fields_by_name['target']._serialized_options = b'\212\265\030\002\010\001\222\265\030\002\020\001'
+  _globals['_ALIASMANIFEST'].fields_by_name['target']._serialized_options = b'\212\265\030\002\010\001\222\265\030\002\020\001\270\265\030\002'
+  _globals['_ALIASMANIFEST'].fields_by_name['tenant']._loaded_options = None
+  _globals['_ALIASMANIFEST'].fields_by_name['tenant']._serialized_options = b'\270\265\030\001'
   _globals['_ALIASMANIFEST'].fields_by_name['description']._loaded_options = None
-  _globals['_ALIASMANIFEST'].fields_by_name['description']._serialized_options = b'\212\265\030\005\020\004 \200\010'
+  _globals['_ALIASMANIFEST'].fields_by_name['description']._serialized_options = b'\212\265\030\005\020\004 \200\010\270\265\030\001'
   _globals['_ALIAS'].fields_by_name['manifest']._loaded_options = None
   _globals['_ALIAS'].fields_by_name['manifest']._serialized_options = b'\222\265\030\002\030\001'
   _globals['_ALIAS'].fields_by_name['source']._loaded_options = None
@@ -48,9 +52,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ALIAS']._loaded_options = None
   _globals['_ALIAS']._serialized_options = b'\262\265\030\017\022\013AliasStatus \001'
   _globals['_ALIASMANIFEST']._serialized_start=127
-  _globals['_ALIASMANIFEST']._serialized_end=267
-  _globals['_ALIAS']._serialized_start=270
-  _globals['_ALIAS']._serialized_end=566
-  _globals['_ALIAS_SOURCE']._serialized_start=469
-  _globals['_ALIAS_SOURCE']._serialized_end=545
+  _globals['_ALIASMANIFEST']._serialized_end=291
+  _globals['_ALIAS']._serialized_start=294
+  _globals['_ALIAS']._serialized_end=590
+  _globals['_ALIAS_SOURCE']._serialized_start=493
+  _globals['_ALIAS_SOURCE']._serialized_end=569
 # @@protoc_insertion_point(module_scope)

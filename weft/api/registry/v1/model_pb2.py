@@ -30,7 +30,7 @@ from weft.api.registry.v1 import tags_pb2 as weft_dot_api_dot_registry_dot_v1_do
 from weft.api.registry.v1 import wake_pb2 as weft_dot_api_dot_registry_dot_v1_dot_wake__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n weft/api/registry/v1/model.proto\x12\x14weft.api.registry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\x1a\"weft/api/registry/v1/journal.proto\x1a\x1fweft/api/registry/v1/tags.proto\x1a\x1fweft/api/registry/v1/wake.proto\"\xc0\x02\n\x0eModelAbilities\x12>\n\x06skills\x18\x01 \x03(\x0e\x32 .weft.api.registry.v1.ModelSkillB\x0c\x8a\xb5\x18\x02X\x08\x92\xb5\x18\x02\x10\x01\x12?\n\x07lacking\x18\x02 \x03(\x0e\x32 .weft.api.registry.v1.ModelSkillB\x0c\x8a\xb5\x18\x02X\x08\x92\xb5\x18\x02\x10\x01\x12\x42\n\x0ethinking_modes\x18\x03 \x03(\x0e\x32\".weft.api.registry.v1.ThinkingModeB\x06\x8a\xb5\x18\x02X\x08\x12%\n\x10source_languages\x18\x04 \x03(\tB\x0b\x8a\xb5\x18\x07\x10\x02 @X\x80\x04\x12%\n\x10target_languages\x18\x05 \x03(\tB\x0b\x8a\xb5\x18\x07\x10\x02 @X\x80\x04\x12\x1b\n\x06voices\x18\x06 \x03(\tB\x0b\x8a\xb5\x18\x07\x10\x02 @X\x80\x04\"\xb8\x01\n\tModelFile\x12\x18\n\x06\x66ormat\x18\x01 \x01(\tB\x08\x8a\xb5\x18\x04\x10\x02  \x12\x1e\n\x0c\x61rchitecture\x18\x02 \x01(\tB\x08\x8a\xb5\x18\x04\x10\x02 @\x12&\n\x0fparameter_count\x18\x03 \x01(\x03\x42\r\x8a\xb5\x18\t1\x00\x00\x00\x00\x00\x00\x00\x00\x12\x1e\n\x0cquantization\x18\x04 \x01(\tB\x08\x8a\xb5\x18\x04\x10\x02 @\x12!\n\nsize_bytes\x18\x05 \x01(\x03\x42\r\x8a\xb5\x18\t1\x00\x00\x00\x00\x00\x00\x00\x00:\x06\xb2\xb5\x18\x02 \x01\"\xab\x04\n\rModelProvider\x12\x1e\n\x03url\x18\x01 \x01(\tB\x11\x8a\xb5\x18\x07\x08\x01\x10\x05 \x80\x10\x92\xb5\x18\x02\x10\x01\x12J\n\x03\x61pi\x18\x02 \x01(\x0e\x32\'.weft.api.registry.v1.ModelProvider.ApiB\x14\x8a\xb5\x18\x02H\x01\x92\xb5\x18\nB\x08\"openai\"\x12!\n\x0eupstream_model\x18\x03 \x01(\tB\t\x8a\xb5\x18\x05\x10\x03 \x80\x04\x12\x1e\n\x0b\x61pi_key_ref\x18\x04 \x01(\tB\t\x8a\xb5\x18\x05\x10\x02 \x87\x01\x12+\n\x05slots\x18\x05 \x01(\x05\x42\x1c\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x00\x00\x90@\x92\xb5\x18\x02\x10\x03\x12\x44\n\x07timeout\x18\x06 \x01(\x0b\x32\x19.google.protobuf.DurationB\x18\x8a\xb5\x18\x14\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x00 \xac@@\x01\x12\x31\n\x0bmax_retries\x18\x07 \x01(\x05\x42\x1c\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x00\x00$@\x92\xb5\x18\x02\x10\x03\x12\x41\n\x10token_limit_name\x18\x08 \x01(\tB\'\x8a\xb5\x18#*\nmax_tokens*\x15max_completion_tokens\x12\x15\n\x08thinking\x18\t \x01(\x08H\x00\x88\x01\x01\x12\x17\n\x0fplatform_prompt\x18\n \x01(\x08\"E\n\x03\x41pi\x12\x13\n\x0f\x41PI_UNSPECIFIED\x10\x00\x12\x0e\n\nAPI_OPENAI\x10\x01\x12\x11\n\rAPI_ANTHROPIC\x10\x02\x1a\x06\x9a\xb5\x18\x02\x10\x01\x42\x0b\n\t_thinking\"\xfb\x01\n\nModelPrice\x12\x34\n\x0eprompt_dollars\x18\x01 \x01(\x01\x42\x1c\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x80\x84.A\x92\xb5\x18\x02\x10\x03\x12;\n\x15\x63\x61\x63hed_prompt_dollars\x18\x02 \x01(\x01\x42\x1c\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x80\x84.A\x92\xb5\x18\x02\x10\x03\x12@\n\x1a\x63\x61\x63he_write_prompt_dollars\x18\x03 \x01(\x01\x42\x1c\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x80\x84.A\x92\xb5\x18\x02\x10\x03\x12\x38\n\x12\x63ompletion_dollars\x18\x04 \x01(\x01\x42\x1c\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x80\x84.A\x92\xb5\x18\x02\x10\x03\"\xb3\x05\n\rModelManifest\x12\x1c\n\x04name\x18\x01 \x01(\tB\x0e\x8a\xb5\x18\x04\x08\x01\x10\x0c\x92\xb5\x18\x02\x10\x01\x12\x19\n\tpool_name\x18\x02 \x01(\tB\x06\x8a\xb5\x18\x02\x10\x0c\x12\x97\x01\n\noperations\x18\x03 \x03(\x0e\x32$.weft.api.registry.v1.ModelOperationB]\x8a\xb5\x18=H\x01P\x01X\x08z5must name at least one operation, and only known ones\x92\xb5\x18\x18\x42\x16[\"chat\", \"completion\"]\x12%\n\x0e\x63ontext_tokens\x18\x04 \x01(\x05\x42\r\x8a\xb5\x18\t1\x00\x00\x00\x00\x00\x00\x00\x00\x12\x1c\n\x06\x64igest\x18\x05 \x01(\tB\x0c\x8a\xb5\x18\x02\x10\x0b\x92\xb5\x18\x02\x10\x02\x12\x0e\n\x06remote\x18\x06 \x01(\x08\x12(\n\x04wake\x18\x07 \x01(\x0b\x32\x1a.weft.api.registry.v1.Wake\x12W\n\x06skills\x18\x08 \x03(\x0e\x32 .weft.api.registry.v1.ModelSkillB%\x8a\xb5\x18!H\x01X\x08z\x1bmust name only known skills\x12\x35\n\x08provider\x18\t \x01(\x0b\x32#.weft.api.registry.v1.ModelProvider\x12\x30\n\x04tags\x18\n \x01(\x0b\x32\x1a.weft.api.registry.v1.TagsB\x06\x92\xb5\x18\x02 \x01\x12\x1b\n\x08upstream\x18\x0b \x01(\tB\t\x8a\xb5\x18\x05\x10\x03 \x80\x04\x12@\n\x07journal\x18\x0c \x01(\x0e\x32!.weft.api.registry.v1.JournalModeB\x0c\x8a\xb5\x18\x02H\x01\x92\xb5\x18\x02\x10\x03\x12/\n\x05price\x18\r \x01(\x0b\x32 .weft.api.registry.v1.ModelPrice\"k\n\x10ModelDeclaration\x12?\n\x08manifest\x18\x01 \x01(\x0b\x32#.weft.api.registry.v1.ModelManifestB\x08\x92\xb5\x18\x04\x10\x02 \x01\x12\x16\n\x06runner\x18\x02 \x01(\tB\x06\x8a\xb5\x18\x02\x10\x01\"\xb5\x05\n\x05Model\x12=\n\x08manifest\x18\x01 \x01(\x0b\x32#.weft.api.registry.v1.ModelManifestB\x06\x92\xb5\x18\x02\x18\x01\x12\x0e\n\x06runner\x18\x02 \x01(\t\x12\x41\n\x06status\x18\x03 \x01(\x0e\x32\".weft.api.registry.v1.Model.StatusB\r\x92\xb5\x18\t\n\x05state\x10\x01\x12\x41\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x10\x92\xb5\x18\x0c\n\ncreated_at\x12\x36\n\x04kind\x18\x05 \x01(\x0e\x32 .weft.api.registry.v1.Model.KindB\x06\x92\xb5\x18\x02\x10\x01\x12P\n\x13last_heartbeat_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x17\x92\xb5\x18\x13\n\x11last_heartbeat_at\x12G\n\rinactive_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x14\x92\xb5\x18\x10\n\x0einactive_since\x12\x1f\n\x0f\x64\x65\x63lared_runner\x18\x08 \x01(\tB\x06\x92\xb5\x18\x02\x18\x01\x12\x0c\n\x04type\x18\t \x01(\t\x12\n\n\x02id\x18\n \x01(\t\"?\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0f\n\x0bKIND_PUBLIC\x10\x01\x12\x10\n\x0cKIND_VIRTUAL\x10\x02\"s\n\x06Status\x12\x16\n\x12STATUS_UNSPECIFIED\x10\x00\x12\x11\n\rSTATUS_ACTIVE\x10\x01\x12\x13\n\x0fSTATUS_INACTIVE\x10\x02\x12\x16\n\x12STATUS_HIBERNATING\x10\x03\x12\x11\n\rSTATUS_FAILED\x10\x04:\x13\xb2\xb5\x18\x0f\x12\x0bModelStatus \x01*\xa6\x02\n\x0eModelOperation\x12\x1f\n\x1bMODEL_OPERATION_UNSPECIFIED\x10\x00\x12\x18\n\x14MODEL_OPERATION_CHAT\x10\x01\x12\x1e\n\x1aMODEL_OPERATION_COMPLETION\x10\x02\x12\x1d\n\x19MODEL_OPERATION_EMBEDDING\x10\x03\x12\x1a\n\x16MODEL_OPERATION_RERANK\x10\x04\x12\x1c\n\x18MODEL_OPERATION_TOKENIZE\x10\x05\x12\x19\n\x15MODEL_OPERATION_IMAGE\x10\x06\x12!\n\x1dMODEL_OPERATION_TRANSCRIPTION\x10\x07\x12\x1a\n\x16MODEL_OPERATION_SPEECH\x10\x08\x1a\x06\x9a\xb5\x18\x02\x10\x01*\x8c\x01\n\nModelSkill\x12\x1b\n\x17MODEL_SKILL_UNSPECIFIED\x10\x00\x12\x14\n\x10MODEL_SKILL_TEXT\x10\x01\x12\x15\n\x11MODEL_SKILL_IMAGE\x10\x02\x12\x15\n\x11MODEL_SKILL_AUDIO\x10\x03\x12\x15\n\x11MODEL_SKILL_TOOLS\x10\x04\x1a\x06\x9a\xb5\x18\x02\x10\x01*\x87\x01\n\x0cThinkingMode\x12\x1d\n\x19THINKING_MODE_UNSPECIFIED\x10\x00\x12\x19\n\x15THINKING_MODE_DEFAULT\x10\x01\x12\x19\n\x15THINKING_MODE_ENABLED\x10\x02\x12\x1a\n\x16THINKING_MODE_DISABLED\x10\x03\x1a\x06\x9a\xb5\x18\x02\x10\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n weft/api/registry/v1/model.proto\x12\x14weft.api.registry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\x1a\"weft/api/registry/v1/journal.proto\x1a\x1fweft/api/registry/v1/tags.proto\x1a\x1fweft/api/registry/v1/wake.proto\"\xc0\x02\n\x0eModelAbilities\x12>\n\x06skills\x18\x01 \x03(\x0e\x32 .weft.api.registry.v1.ModelSkillB\x0c\x8a\xb5\x18\x02X\x08\x92\xb5\x18\x02\x10\x01\x12?\n\x07lacking\x18\x02 \x03(\x0e\x32 .weft.api.registry.v1.ModelSkillB\x0c\x8a\xb5\x18\x02X\x08\x92\xb5\x18\x02\x10\x01\x12\x42\n\x0ethinking_modes\x18\x03 \x03(\x0e\x32\".weft.api.registry.v1.ThinkingModeB\x06\x8a\xb5\x18\x02X\x08\x12%\n\x10source_languages\x18\x04 \x03(\tB\x0b\x8a\xb5\x18\x07\x10\x02 @X\x80\x04\x12%\n\x10target_languages\x18\x05 \x03(\tB\x0b\x8a\xb5\x18\x07\x10\x02 @X\x80\x04\x12\x1b\n\x06voices\x18\x06 \x03(\tB\x0b\x8a\xb5\x18\x07\x10\x02 @X\x80\x04\"\xb8\x01\n\tModelFile\x12\x18\n\x06\x66ormat\x18\x01 \x01(\tB\x08\x8a\xb5\x18\x04\x10\x02  \x12\x1e\n\x0c\x61rchitecture\x18\x02 \x01(\tB\x08\x8a\xb5\x18\x04\x10\x02 @\x12&\n\x0fparameter_count\x18\x03 \x01(\x03\x42\r\x8a\xb5\x18\t1\x00\x00\x00\x00\x00\x00\x00\x00\x12\x1e\n\x0cquantization\x18\x04 \x01(\tB\x08\x8a\xb5\x18\x04\x10\x02 @\x12!\n\nsize_bytes\x18\x05 \x01(\x03\x42\r\x8a\xb5\x18\t1\x00\x00\x00\x00\x00\x00\x00\x00:\x06\xb2\xb5\x18\x02 \x01\"\xbb\x04\n\rModelProvider\x12\"\n\x03url\x18\x01 \x01(\tB\x15\x8a\xb5\x18\x07\x08\x01\x10\x05 \x80\x10\x92\xb5\x18\x02\x10\x01\xb8\xb5\x18\x03\x12J\n\x03\x61pi\x18\x02 \x01(\x0e\x32\'.weft.api.registry.v1.ModelProvider.ApiB\x14\x8a\xb5\x18\x02H\x01\x92\xb5\x18\nB\x08\"openai\"\x12%\n\x0eupstream_model\x18\x03 \x01(\tB\r\x8a\xb5\x18\x05\x10\x03 \x80\x04\xb8\xb5\x18\x01\x12\"\n\x0b\x61pi_key_ref\x18\x04 \x01(\tB\r\x8a\xb5\x18\x05\x10\x02 \x87\x01\xb8\xb5\x18\x06\x12+\n\x05slots\x18\x05 \x01(\x05\x42\x1c\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x00\x00\x90@\x92\xb5\x18\x02\x10\x03\x12\x44\n\x07timeout\x18\x06 \x01(\x0b\x32\x19.google.protobuf.DurationB\x18\x8a\xb5\x18\x14\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x00 \xac@@\x01\x12\x31\n\x0bmax_retries\x18\x07 \x01(\x05\x42\x1c\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x00\x00$@\x92\xb5\x18\x02\x10\x03\x12\x45\n\x10token_limit_name\x18\x08 \x01(\tB+\x8a\xb5\x18#*\nmax_tokens*\x15max_completion_tokens\xb8\xb5\x18\x01\x12\x15\n\x08thinking\x18\t \x01(\x08H\x00\x88\x01\x01\x12\x17\n\x0fplatform_prompt\x18\n \x01(\x08\"E\n\x03\x41pi\x12\x13\n\x0f\x41PI_UNSPECIFIED\x10\x00\x12\x0e\n\nAPI_OPENAI\x10\x01\x12\x11\n\rAPI_ANTHROPIC\x10\x02\x1a\x06\x9a\xb5\x18\x02\x10\x01\x42\x0b\n\t_thinking\"\xfb\x01\n\nModelPrice\x12\x34\n\x0eprompt_dollars\x18\x01 \x01(\x01\x42\x1c\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x80\x84.A\x92\xb5\x18\x02\x10\x03\x12;\n\x15\x63\x61\x63hed_prompt_dollars\x18\x02 \x01(\x01\x42\x1c\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x80\x84.A\x92\xb5\x18\x02\x10\x03\x12@\n\x1a\x63\x61\x63he_write_prompt_dollars\x18\x03 \x01(\x01\x42\x1c\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x80\x84.A\x92\xb5\x18\x02\x10\x03\x12\x38\n\x12\x63ompletion_dollars\x18\x04 \x01(\x01\x42\x1c\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x80\x84.A\x92\xb5\x18\x02\x10\x03\"\xc3\x05\n\rModelManifest\x12 \n\x04name\x18\x01 \x01(\tB\x12\x8a\xb5\x18\x04\x08\x01\x10\x0c\x92\xb5\x18\x02\x10\x01\xb8\xb5\x18\x02\x12\x1d\n\tpool_name\x18\x02 \x01(\tB\n\x8a\xb5\x18\x02\x10\x0c\xb8\xb5\x18\x02\x12\x97\x01\n\noperations\x18\x03 \x03(\x0e\x32$.weft.api.registry.v1.ModelOperationB]\x8a\xb5\x18=H\x01P\x01X\x08z5must name at least one operation, and only known ones\x92\xb5\x18\x18\x42\x16[\"chat\", \"completion\"]\x12%\n\x0e\x63ontext_tokens\x18\x04 \x01(\x05\x42\r\x8a\xb5\x18\t1\x00\x00\x00\x00\x00\x00\x00\x00\x12 \n\x06\x64igest\x18\x05 \x01(\tB\x10\x8a\xb5\x18\x02\x10\x0b\x92\xb5\x18\x02\x10\x02\xb8\xb5\x18\x01\x12\x0e\n\x06remote\x18\x06 \x01(\x08\x12(\n\x04wake\x18\x07 \x01(\x0b\x32\x1a.weft.api.registry.v1.Wake\x12W\n\x06skills\x18\x08 \x03(\x0e\x32 .weft.api.registry.v1.ModelSkillB%\x8a\xb5\x18!H\x01X\x08z\x1bmust name only known skills\x12\x35\n\x08provider\x18\t \x01(\x0b\x32#.weft.api.registry.v1.ModelProvider\x12\x30\n\x04tags\x18\n \x01(\x0b\x32\x1a.weft.api.registry.v1.TagsB\x06\x92\xb5\x18\x02 \x01\x12\x1f\n\x08upstream\x18\x0b \x01(\tB\r\x8a\xb5\x18\x05\x10\x03 \x80\x04\xb8\xb5\x18\x01\x12@\n\x07journal\x18\x0c \x01(\x0e\x32!.weft.api.registry.v1.JournalModeB\x0c\x8a\xb5\x18\x02H\x01\x92\xb5\x18\x02\x10\x03\x12/\n\x05price\x18\r \x01(\x0b\x32 .weft.api.registry.v1.ModelPrice\"o\n\x10ModelDeclaration\x12?\n\x08manifest\x18\x01 \x01(\x0b\x32#.weft.api.registry.v1.ModelManifestB\x08\x92\xb5\x18\x04\x10\x02 \x01\x12\x1a\n\x06runner\x18\x02 \x01(\tB\n\x8a\xb5\x18\x02\x10\x01\xb8\xb5\x18\x01\"\xb5\x05\n\x05Model\x12=\n\x08manifest\x18\x01 \x01(\x0b\x32#.weft.api.registry.v1.ModelManifestB\x06\x92\xb5\x18\x02\x18\x01\x12\x0e\n\x06runner\x18\x02 \x01(\t\x12\x41\n\x06status\x18\x03 \x01(\x0e\x32\".weft.api.registry.v1.Model.StatusB\r\x92\xb5\x18\t\n\x05state\x10\x01\x12\x41\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x10\x92\xb5\x18\x0c\n\ncreated_at\x12\x36\n\x04kind\x18\x05 \x01(\x0e\x32 .weft.api.registry.v1.Model.KindB\x06\x92\xb5\x18\x02\x10\x01\x12P\n\x13last_heartbeat_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x17\x92\xb5\x18\x13\n\x11last_heartbeat_at\x12G\n\rinactive_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x14\x92\xb5\x18\x10\n\x0einactive_since\x12\x1f\n\x0f\x64\x65\x63lared_runner\x18\x08 \x01(\tB\x06\x92\xb5\x18\x02\x18\x01\x12\x0c\n\x04type\x18\t \x01(\t\x12\n\n\x02id\x18\n \x01(\t\"?\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0f\n\x0bKIND_PUBLIC\x10\x01\x12\x10\n\x0cKIND_VIRTUAL\x10\x02\"s\n\x06Status\x12\x16\n\x12STATUS_UNSPECIFIED\x10\x00\x12\x11\n\rSTATUS_ACTIVE\x10\x01\x12\x13\n\x0fSTATUS_INACTIVE\x10\x02\x12\x16\n\x12STATUS_HIBERNATING\x10\x03\x12\x11\n\rSTATUS_FAILED\x10\x04:\x13\xb2\xb5\x18\x0f\x12\x0bModelStatus \x01*\xa6\x02\n\x0eModelOperation\x12\x1f\n\x1bMODEL_OPERATION_UNSPECIFIED\x10\x00\x12\x18\n\x14MODEL_OPERATION_CHAT\x10\x01\x12\x1e\n\x1aMODEL_OPERATION_COMPLETION\x10\x02\x12\x1d\n\x19MODEL_OPERATION_EMBEDDING\x10\x03\x12\x1a\n\x16MODEL_OPERATION_RERANK\x10\x04\x12\x1c\n\x18MODEL_OPERATION_TOKENIZE\x10\x05\x12\x19\n\x15MODEL_OPERATION_IMAGE\x10\x06\x12!\n\x1dMODEL_OPERATION_TRANSCRIPTION\x10\x07\x12\x1a\n\x16MODEL_OPERATION_SPEECH\x10\x08\x1a\x06\x9a\xb5\x18\x02\x10\x01*\x8c\x01\n\nModelSkill\x12\x1b\n\x17MODEL_SKILL_UNSPECIFIED\x10\x00\x12\x14\n\x10MODEL_SKILL_TEXT\x10\x01\x12\x15\n\x11MODEL_SKILL_IMAGE\x10\x02\x12\x15\n\x11MODEL_SKILL_AUDIO\x10\x03\x12\x15\n\x11MODEL_SKILL_TOOLS\x10\x04\x1a\x06\x9a\xb5\x18\x02\x10\x01*\x87\x01\n\x0cThinkingMode\x12\x1d\n\x19THINKING_MODE_UNSPECIFIED\x10\x00\x12\x19\n\x15THINKING_MODE_DEFAULT\x10\x01\x12\x19\n\x15THINKING_MODE_ENABLED\x10\x02\x12\x1a\n\x16THINKING_MODE_DISABLED\x10\x03\x1a\x06\x9a\xb5\x18\x02\x10\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -70,13 +70,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODELPROVIDER_API']._loaded_options = None
   _globals['_MODELPROVIDER_API']._serialized_options = b'\232\265\030\002\020\001'
   _globals['_MODELPROVIDER'].fields_by_name['url']._loaded_options = None
-  _globals['_MODELPROVIDER'].fields_by_name['url']._serialized_options = b'\212\265\030\007\010\001\020\005 \200\020\222\265\030\002\020\001'
+  _globals['_MODELPROVIDER'].fields_by_name['url']._serialized_options = b'\212\265\030\007\010\001\020\005 \200\020\222\265\030\002\020\001\270\265\030\003'
   _globals['_MODELPROVIDER'].fields_by_name['api']._loaded_options = None
   _globals['_MODELPROVIDER'].fields_by_name['api']._serialized_options = b'\212\265\030\002H\001\222\265\030\nB\010\"openai\"'
   _globals['_MODELPROVIDER'].fields_by_name['upstream_model']._loaded_options = None
-  _globals['_MODELPROVIDER'].fields_by_name['upstream_model']._serialized_options = b'\212\265\030\005\020\003 \200\004'
+  _globals['_MODELPROVIDER'].fields_by_name['upstream_model']._serialized_options = b'\212\265\030\005\020\003 \200\004\270\265\030\001'
   _globals['_MODELPROVIDER'].fields_by_name['api_key_ref']._loaded_options = None
-  _globals['_MODELPROVIDER'].fields_by_name['api_key_ref']._serialized_options = b'\212\265\030\005\020\002 \207\001'
+  _globals['_MODELPROVIDER'].fields_by_name['api_key_ref']._serialized_options = b'\212\265\030\005\020\002 \207\001\270\265\030\006'
   _globals['_MODELPROVIDER'].fields_by_name['slots']._loaded_options = None
   _globals['_MODELPROVIDER'].fields_by_name['slots']._serialized_options = b'\212\265\030\0221\000\000\000\000\000\000\000\0009\000\000\000\000\000\000\220@\222\265\030\002\020\003'
   _globals['_MODELPROVIDER'].fields_by_name['timeout']._loaded_options = None
@@ -84,7 +84,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODELPROVIDER'].fields_by_name['max_retries']._loaded_options = None
   _globals['_MODELPROVIDER'].fields_by_name['max_retries']._serialized_options = b'\212\265\030\0221\000\000\000\000\000\000\000\0009\000\000\000\000\000\000$@\222\265\030\002\020\003'
   _globals['_MODELPROVIDER'].fields_by_name['token_limit_name']._loaded_options = None
-  _globals['_MODELPROVIDER'].fields_by_name['token_limit_name']._serialized_options = b'\212\265\030#*\nmax_tokens*\025max_completion_tokens'
+  _globals['_MODELPROVIDER'].fields_by_name['token_limit_name']._serialized_options = b'\212\265\030#*\nmax_tokens*\025max_completion_tokens\270\265\030\001'
   _globals['_MODELPRICE'].fields_by_name['prompt_dollars']._loaded_options = None
   _globals['_MODELPRICE'].fields_by_name['prompt_dollars']._serialized_options = b'\212\265\030\0221\000\000\000\000\000\000\000\0009\000\000\000\000\200\204.A\222\265\030\002\020\003'
   _globals['_MODELPRICE'].fields_by_name['cached_prompt_dollars']._loaded_options = None
@@ -94,27 +94,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODELPRICE'].fields_by_name['completion_dollars']._loaded_options = None
   _globals['_MODELPRICE'].fields_by_name['completion_dollars']._serialized_options = b'\212\265\030\0221\000\000\000\000\000\000\000\0009\000\000\000\000\200\204.A\222\265\030\002\020\003'
   _globals['_MODELMANIFEST'].fields_by_name['name']._loaded_options = None
-  _globals['_MODELMANIFEST'].fields_by_name['name']._serialized_options = b'\212\265\030\004\010\001\020\014\222\265\030\002\020\001'
+  _globals['_MODELMANIFEST'].fields_by_name['name']._serialized_options = b'\212\265\030\004\010\001\020\014\222\265\030\002\020\001\270\265\030\002'
   _globals['_MODELMANIFEST'].fields_by_name['pool_name']._loaded_options = None
-  _globals['_MODELMANIFEST'].fields_by_name['pool_name']._serialized_options = b'\212\265\030\002\020\014'
+  _globals['_MODELMANIFEST'].fields_by_name['pool_name']._serialized_options = b'\212\265\030\002\020\014\270\265\030\002'
   _globals['_MODELMANIFEST'].fields_by_name['operations']._loaded_options = None
   _globals['_MODELMANIFEST'].fields_by_name['operations']._serialized_options = b'\212\265\030=H\001P\001X\010z5must name at least one operation, and only known ones\222\265\030\030B\026[\"chat\", \"completion\"]'
   _globals['_MODELMANIFEST'].fields_by_name['context_tokens']._loaded_options = None
   _globals['_MODELMANIFEST'].fields_by_name['context_tokens']._serialized_options = b'\212\265\030\t1\000\000\000\000\000\000\000\000'
   _globals['_MODELMANIFEST'].fields_by_name['digest']._loaded_options = None
-  _globals['_MODELMANIFEST'].fields_by_name['digest']._serialized_options = b'\212\265\030\002\020\013\222\265\030\002\020\002'
+  _globals['_MODELMANIFEST'].fields_by_name['digest']._serialized_options = b'\212\265\030\002\020\013\222\265\030\002\020\002\270\265\030\001'
   _globals['_MODELMANIFEST'].fields_by_name['skills']._loaded_options = None
   _globals['_MODELMANIFEST'].fields_by_name['skills']._serialized_options = b'\212\265\030!H\001X\010z\033must name only known skills'
   _globals['_MODELMANIFEST'].fields_by_name['tags']._loaded_options = None
   _globals['_MODELMANIFEST'].fields_by_name['tags']._serialized_options = b'\222\265\030\002 \001'
   _globals['_MODELMANIFEST'].fields_by_name['upstream']._loaded_options = None
-  _globals['_MODELMANIFEST'].fields_by_name['upstream']._serialized_options = b'\212\265\030\005\020\003 \200\004'
+  _globals['_MODELMANIFEST'].fields_by_name['upstream']._serialized_options = b'\212\265\030\005\020\003 \200\004\270\265\030\001'
   _globals['_MODELMANIFEST'].fields_by_name['journal']._loaded_options = None
   _globals['_MODELMANIFEST'].fields_by_name['journal']._serialized_options = b'\212\265\030\002H\001\222\265\030\002\020\003'
   _globals['_MODELDECLARATION'].fields_by_name['manifest']._loaded_options = None
   _globals['_MODELDECLARATION'].fields_by_name['manifest']._serialized_options = b'\222\265\030\004\020\002 \001'
   _globals['_MODELDECLARATION'].fields_by_name['runner']._loaded_options = None
-  _globals['_MODELDECLARATION'].fields_by_name['runner']._serialized_options = b'\212\265\030\002\020\001'
+  _globals['_MODELDECLARATION'].fields_by_name['runner']._serialized_options = b'\212\265\030\002\020\001\270\265\030\001'
   _globals['_MODEL'].fields_by_name['manifest']._loaded_options = None
   _globals['_MODEL'].fields_by_name['manifest']._serialized_options = b'\222\265\030\002\030\001'
   _globals['_MODEL'].fields_by_name['status']._loaded_options = None
@@ -131,30 +131,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODEL'].fields_by_name['declared_runner']._serialized_options = b'\222\265\030\002\030\001'
   _globals['_MODEL']._loaded_options = None
   _globals['_MODEL']._serialized_options = b'\262\265\030\017\022\013ModelStatus \001'
-  _globals['_MODELOPERATION']._serialized_start=3082
-  _globals['_MODELOPERATION']._serialized_end=3376
-  _globals['_MODELSKILL']._serialized_start=3379
-  _globals['_MODELSKILL']._serialized_end=3519
-  _globals['_THINKINGMODE']._serialized_start=3522
-  _globals['_THINKINGMODE']._serialized_end=3657
+  _globals['_MODELOPERATION']._serialized_start=3118
+  _globals['_MODELOPERATION']._serialized_end=3412
+  _globals['_MODELSKILL']._serialized_start=3415
+  _globals['_MODELSKILL']._serialized_end=3555
+  _globals['_THINKINGMODE']._serialized_start=3558
+  _globals['_THINKINGMODE']._serialized_end=3693
   _globals['_MODELABILITIES']._serialized_start=261
   _globals['_MODELABILITIES']._serialized_end=581
   _globals['_MODELFILE']._serialized_start=584
   _globals['_MODELFILE']._serialized_end=768
   _globals['_MODELPROVIDER']._serialized_start=771
-  _globals['_MODELPROVIDER']._serialized_end=1326
-  _globals['_MODELPROVIDER_API']._serialized_start=1244
-  _globals['_MODELPROVIDER_API']._serialized_end=1313
-  _globals['_MODELPRICE']._serialized_start=1329
-  _globals['_MODELPRICE']._serialized_end=1580
-  _globals['_MODELMANIFEST']._serialized_start=1583
-  _globals['_MODELMANIFEST']._serialized_end=2274
-  _globals['_MODELDECLARATION']._serialized_start=2276
-  _globals['_MODELDECLARATION']._serialized_end=2383
-  _globals['_MODEL']._serialized_start=2386
-  _globals['_MODEL']._serialized_end=3079
-  _globals['_MODEL_KIND']._serialized_start=2878
-  _globals['_MODEL_KIND']._serialized_end=2941
-  _globals['_MODEL_STATUS']._serialized_start=2943
-  _globals['_MODEL_STATUS']._serialized_end=3058
+  _globals['_MODELPROVIDER']._serialized_end=1342
+  _globals['_MODELPROVIDER_API']._serialized_start=1260
+  _globals['_MODELPROVIDER_API']._serialized_end=1329
+  _globals['_MODELPRICE']._serialized_start=1345
+  _globals['_MODELPRICE']._serialized_end=1596
+  _globals['_MODELMANIFEST']._serialized_start=1599
+  _globals['_MODELMANIFEST']._serialized_end=2306
+  _globals['_MODELDECLARATION']._serialized_start=2308
+  _globals['_MODELDECLARATION']._serialized_end=2419
+  _globals['_MODEL']._serialized_start=2422
+  _globals['_MODEL']._serialized_end=3115
+  _globals['_MODEL_KIND']._serialized_start=2914
+  _globals['_MODEL_KIND']._serialized_end=2977
+  _globals['_MODEL_STATUS']._serialized_start=2979
+  _globals['_MODEL_STATUS']._serialized_end=3094
 # @@protoc_insertion_point(module_scope)

@@ -28,7 +28,7 @@ from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_do
 from weft.api.registry.v1 import tags_pb2 as weft_dot_api_dot_registry_dot_v1_dot_tags__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n weft/api/registry/v1/route.proto\x12\x14weft.api.registry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\x1a\x1fweft/api/registry/v1/tags.proto\"\xdd\x03\n\rRouteManifest\x12\x1c\n\x04name\x18\x01 \x01(\tB\x0e\x8a\xb5\x18\x04\x08\x01\x10\x01\x92\xb5\x18\x02\x10\x01\x12$\n\x0b\x64\x65scription\x18\x02 \x01(\tB\x0f\x8a\xb5\x18\x05\x10\x04 \x80\x08\x92\xb5\x18\x02\x10\x02\x12&\n\ncandidates\x18\x03 \x03(\tB\x12\x8a\xb5\x18\x08\x10\x0cP\x01X\x10`\x01\x92\xb5\x18\x02\x10\x01\x12\x43\n\x06\x62udget\x18\x04 \x01(\x0b\x32\x19.google.protobuf.DurationB\x18\x8a\xb5\x18\x14\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x00\x18\xf5@@\x01\x12\x8b\x01\n\nkeep_alive\x18\x05 \x01(\x0b\x32\x19.google.protobuf.DurationB\\\x8a\xb5\x18\x46\x39\x00\x00\x00\x00P(~Az;must be at most 31622400 seconds (366 days); -1 is no limit\x92\xb5\x18\x0e\n\nkeep_aliveH\x01\x12\x13\n\x0bpin_primary\x18\x06 \x01(\x08\x12\x46\n\nconditions\x18\x07 \x03(\x0b\x32$.weft.api.registry.v1.RouteConditionB\x0c\x8a\xb5\x18\x02X\x10\x92\xb5\x18\x02\x10\x03\x12\x30\n\x04tags\x18\x08 \x01(\x0b\x32\x1a.weft.api.registry.v1.TagsB\x06\x92\xb5\x18\x02 \x01\"\xa8\x05\n\x0eRouteCondition\x12!\n\tcandidate\x18\x01 \x01(\tB\x0e\x8a\xb5\x18\x04\x08\x01\x10\x0c\x92\xb5\x18\x02\x10\x01\x12.\n\x11min_prompt_tokens\x18\x02 \x01(\x05\x42\x13\x8a\xb5\x18\t1\x00\x00\x00\x00\x00\x00\x00\x00\x92\xb5\x18\x02\x10\x03\x12.\n\x11max_prompt_tokens\x18\x03 \x01(\x05\x42\x13\x8a\xb5\x18\t1\x00\x00\x00\x00\x00\x00\x00\x00\x92\xb5\x18\x02\x10\x03\x12\x12\n\x05tools\x18\x04 \x01(\x08H\x00\x88\x01\x01\x12\x13\n\x06images\x18\x05 \x01(\x08H\x01\x88\x01\x01\x12\x19\n\x0c\x61llow_remote\x18\x06 \x01(\x08H\x02\x88\x01\x01\x12!\n\x07tenants\x18\x07 \x03(\tB\x10\x8a\xb5\x18\x06\x10\x01X@`\x01\x92\xb5\x18\x02\x10\x03\x12\x1d\n\x05hours\x18\x08 \x01(\tB\x0e\x8a\xb5\x18\x04\x10\x03 \x05\x92\xb5\x18\x02\x10\x03\x12]\n\x06labels\x18\t \x03(\x0b\x32\x30.weft.api.registry.v1.RouteCondition.LabelsEntryB\x1b\x8a\xb5\x18\x11\x10\x02\x18\x01 \x80\x01X\x10r\x06\x10\x01\x18\x01 @\x92\xb5\x18\x02\x10\x03\x12j\n\rrunner_labels\x18\n \x03(\x0b\x32\x36.weft.api.registry.v1.RouteCondition.RunnerLabelsEntryB\x1b\x8a\xb5\x18\x11\x10\x02\x18\x01 \x80\x01X\x10r\x06\x10\x01\x18\x01 @\x92\xb5\x18\x02\x10\x03\x12\x38\n\x12min_budget_percent\x18\x0b \x01(\x05\x42\x1c\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x00\x00Y@\x92\xb5\x18\x02\x10\x03\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x33\n\x11RunnerLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x08\n\x06_toolsB\t\n\x07_imagesB\x0f\n\r_allow_remote\"\xcf\x02\n\x05Route\x12=\n\x08manifest\x18\x01 \x01(\x0b\x32#.weft.api.registry.v1.RouteManifestB\x06\x92\xb5\x18\x02\x18\x01\x12\x41\n\x06status\x18\x02 \x01(\x0e\x32\".weft.api.registry.v1.Route.StatusB\r\x92\xb5\x18\t\n\x05state\x10\x01\x12\x41\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x10\x92\xb5\x18\x0c\n\ncreated_at\x12\n\n\x02id\x18\x04 \x01(\t\"`\n\x06Status\x12\x16\n\x12STATUS_UNSPECIFIED\x10\x00\x12\x11\n\rSTATUS_ACTIVE\x10\x01\x12\x13\n\x0fSTATUS_INACTIVE\x10\x02\x12\x16\n\x12STATUS_HIBERNATING\x10\x03:\x13\xb2\xb5\x18\x0f\x12\x0bRouteStatus \x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n weft/api/registry/v1/route.proto\x12\x14weft.api.registry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\x1a\x1fweft/api/registry/v1/tags.proto\"\xe9\x03\n\rRouteManifest\x12 \n\x04name\x18\x01 \x01(\tB\x12\x8a\xb5\x18\x04\x08\x01\x10\x01\x92\xb5\x18\x02\x10\x01\xb8\xb5\x18\x02\x12(\n\x0b\x64\x65scription\x18\x02 \x01(\tB\x13\x8a\xb5\x18\x05\x10\x04 \x80\x08\x92\xb5\x18\x02\x10\x02\xb8\xb5\x18\x01\x12*\n\ncandidates\x18\x03 \x03(\tB\x16\x8a\xb5\x18\x08\x10\x0cP\x01X\x10`\x01\x92\xb5\x18\x02\x10\x01\xb8\xb5\x18\x02\x12\x43\n\x06\x62udget\x18\x04 \x01(\x0b\x32\x19.google.protobuf.DurationB\x18\x8a\xb5\x18\x14\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x00\x18\xf5@@\x01\x12\x8b\x01\n\nkeep_alive\x18\x05 \x01(\x0b\x32\x19.google.protobuf.DurationB\\\x8a\xb5\x18\x46\x39\x00\x00\x00\x00P(~Az;must be at most 31622400 seconds (366 days); -1 is no limit\x92\xb5\x18\x0e\n\nkeep_aliveH\x01\x12\x13\n\x0bpin_primary\x18\x06 \x01(\x08\x12\x46\n\nconditions\x18\x07 \x03(\x0b\x32$.weft.api.registry.v1.RouteConditionB\x0c\x8a\xb5\x18\x02X\x10\x92\xb5\x18\x02\x10\x03\x12\x30\n\x04tags\x18\x08 \x01(\x0b\x32\x1a.weft.api.registry.v1.TagsB\x06\x92\xb5\x18\x02 \x01\"\xbc\x05\n\x0eRouteCondition\x12%\n\tcandidate\x18\x01 \x01(\tB\x12\x8a\xb5\x18\x04\x08\x01\x10\x0c\x92\xb5\x18\x02\x10\x01\xb8\xb5\x18\x02\x12.\n\x11min_prompt_tokens\x18\x02 \x01(\x05\x42\x13\x8a\xb5\x18\t1\x00\x00\x00\x00\x00\x00\x00\x00\x92\xb5\x18\x02\x10\x03\x12.\n\x11max_prompt_tokens\x18\x03 \x01(\x05\x42\x13\x8a\xb5\x18\t1\x00\x00\x00\x00\x00\x00\x00\x00\x92\xb5\x18\x02\x10\x03\x12\x12\n\x05tools\x18\x04 \x01(\x08H\x00\x88\x01\x01\x12\x13\n\x06images\x18\x05 \x01(\x08H\x01\x88\x01\x01\x12\x19\n\x0c\x61llow_remote\x18\x06 \x01(\x08H\x02\x88\x01\x01\x12%\n\x07tenants\x18\x07 \x03(\tB\x14\x8a\xb5\x18\x06\x10\x01X@`\x01\x92\xb5\x18\x02\x10\x03\xb8\xb5\x18\x01\x12!\n\x05hours\x18\x08 \x01(\tB\x12\x8a\xb5\x18\x04\x10\x03 \x05\x92\xb5\x18\x02\x10\x03\xb8\xb5\x18\x01\x12\x61\n\x06labels\x18\t \x03(\x0b\x32\x30.weft.api.registry.v1.RouteCondition.LabelsEntryB\x1f\x8a\xb5\x18\x11\x10\x02\x18\x01 \x80\x01X\x10r\x06\x10\x01\x18\x01 @\x92\xb5\x18\x02\x10\x03\xb8\xb5\x18\x01\x12n\n\rrunner_labels\x18\n \x03(\x0b\x32\x36.weft.api.registry.v1.RouteCondition.RunnerLabelsEntryB\x1f\x8a\xb5\x18\x11\x10\x02\x18\x01 \x80\x01X\x10r\x06\x10\x01\x18\x01 @\x92\xb5\x18\x02\x10\x03\xb8\xb5\x18\x01\x12\x38\n\x12min_budget_percent\x18\x0b \x01(\x05\x42\x1c\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x00\x00Y@\x92\xb5\x18\x02\x10\x03\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x33\n\x11RunnerLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x08\n\x06_toolsB\t\n\x07_imagesB\x0f\n\r_allow_remote\"\xcf\x02\n\x05Route\x12=\n\x08manifest\x18\x01 \x01(\x0b\x32#.weft.api.registry.v1.RouteManifestB\x06\x92\xb5\x18\x02\x18\x01\x12\x41\n\x06status\x18\x02 \x01(\x0e\x32\".weft.api.registry.v1.Route.StatusB\r\x92\xb5\x18\t\n\x05state\x10\x01\x12\x41\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x10\x92\xb5\x18\x0c\n\ncreated_at\x12\n\n\x02id\x18\x04 \x01(\t\"`\n\x06Status\x12\x16\n\x12STATUS_UNSPECIFIED\x10\x00\x12\x11\n\rSTATUS_ACTIVE\x10\x01\x12\x13\n\x0fSTATUS_INACTIVE\x10\x02\x12\x16\n\x12STATUS_HIBERNATING\x10\x03:\x13\xb2\xb5\x18\x0f\x12\x0bRouteStatus \x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,11 +36,11 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.api.registry.v1.route_
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ROUTEMANIFEST'].fields_by_name['name']._loaded_options = None
-  _globals['_ROUTEMANIFEST'].fields_by_name['name']._serialized_options = b'\212\265\030\004\010\001\020\001\222\265\030\002\020\001'
+  _globals['_ROUTEMANIFEST'].fields_by_name['name']._serialized_options = b'\212\265\030\004\010\001\020\001\222\265\030\002\020\001\270\265\030\002'
   _globals['_ROUTEMANIFEST'].fields_by_name['description']._loaded_options = None
-  _globals['_ROUTEMANIFEST'].fields_by_name['description']._serialized_options = b'\212\265\030\005\020\004 \200\010\222\265\030\002\020\002'
+  _globals['_ROUTEMANIFEST'].fields_by_name['description']._serialized_options = b'\212\265\030\005\020\004 \200\010\222\265\030\002\020\002\270\265\030\001'
   _globals['_ROUTEMANIFEST'].fields_by_name['candidates']._loaded_options = None
-  _globals['_ROUTEMANIFEST'].fields_by_name['candidates']._serialized_options = b'\212\265\030\010\020\014P\001X\020`\001\222\265\030\002\020\001'
+  _globals['_ROUTEMANIFEST'].fields_by_name['candidates']._serialized_options = b'\212\265\030\010\020\014P\001X\020`\001\222\265\030\002\020\001\270\265\030\002'
   _globals['_ROUTEMANIFEST'].fields_by_name['budget']._loaded_options = None
   _globals['_ROUTEMANIFEST'].fields_by_name['budget']._serialized_options = b'\212\265\030\0241\000\000\000\000\000\000\000\0009\000\000\000\000\000\030\365@@\001'
   _globals['_ROUTEMANIFEST'].fields_by_name['keep_alive']._loaded_options = None
@@ -54,19 +54,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROUTECONDITION_RUNNERLABELSENTRY']._loaded_options = None
   _globals['_ROUTECONDITION_RUNNERLABELSENTRY']._serialized_options = b'8\001'
   _globals['_ROUTECONDITION'].fields_by_name['candidate']._loaded_options = None
-  _globals['_ROUTECONDITION'].fields_by_name['candidate']._serialized_options = b'\212\265\030\004\010\001\020\014\222\265\030\002\020\001'
+  _globals['_ROUTECONDITION'].fields_by_name['candidate']._serialized_options = b'\212\265\030\004\010\001\020\014\222\265\030\002\020\001\270\265\030\002'
   _globals['_ROUTECONDITION'].fields_by_name['min_prompt_tokens']._loaded_options = None
   _globals['_ROUTECONDITION'].fields_by_name['min_prompt_tokens']._serialized_options = b'\212\265\030\t1\000\000\000\000\000\000\000\000\222\265\030\002\020\003'
   _globals['_ROUTECONDITION'].fields_by_name['max_prompt_tokens']._loaded_options = None
   _globals['_ROUTECONDITION'].fields_by_name['max_prompt_tokens']._serialized_options = b'\212\265\030\t1\000\000\000\000\000\000\000\000\222\265\030\002\020\003'
   _globals['_ROUTECONDITION'].fields_by_name['tenants']._loaded_options = None
-  _globals['_ROUTECONDITION'].fields_by_name['tenants']._serialized_options = b'\212\265\030\006\020\001X@`\001\222\265\030\002\020\003'
+  _globals['_ROUTECONDITION'].fields_by_name['tenants']._serialized_options = b'\212\265\030\006\020\001X@`\001\222\265\030\002\020\003\270\265\030\001'
   _globals['_ROUTECONDITION'].fields_by_name['hours']._loaded_options = None
-  _globals['_ROUTECONDITION'].fields_by_name['hours']._serialized_options = b'\212\265\030\004\020\003 \005\222\265\030\002\020\003'
+  _globals['_ROUTECONDITION'].fields_by_name['hours']._serialized_options = b'\212\265\030\004\020\003 \005\222\265\030\002\020\003\270\265\030\001'
   _globals['_ROUTECONDITION'].fields_by_name['labels']._loaded_options = None
-  _globals['_ROUTECONDITION'].fields_by_name['labels']._serialized_options = b'\212\265\030\021\020\002\030\001 \200\001X\020r\006\020\001\030\001 @\222\265\030\002\020\003'
+  _globals['_ROUTECONDITION'].fields_by_name['labels']._serialized_options = b'\212\265\030\021\020\002\030\001 \200\001X\020r\006\020\001\030\001 @\222\265\030\002\020\003\270\265\030\001'
   _globals['_ROUTECONDITION'].fields_by_name['runner_labels']._loaded_options = None
-  _globals['_ROUTECONDITION'].fields_by_name['runner_labels']._serialized_options = b'\212\265\030\021\020\002\030\001 \200\001X\020r\006\020\001\030\001 @\222\265\030\002\020\003'
+  _globals['_ROUTECONDITION'].fields_by_name['runner_labels']._serialized_options = b'\212\265\030\021\020\002\030\001 \200\001X\020r\006\020\001\030\001 @\222\265\030\002\020\003\270\265\030\001'
   _globals['_ROUTECONDITION'].fields_by_name['min_budget_percent']._loaded_options = None
   _globals['_ROUTECONDITION'].fields_by_name['min_budget_percent']._serialized_options = b'\212\265\030\0221\000\000\000\000\000\000\000\0009\000\000\000\000\000\000Y@\222\265\030\002\020\003'
   _globals['_ROUTE'].fields_by_name['manifest']._loaded_options = None
@@ -78,15 +78,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROUTE']._loaded_options = None
   _globals['_ROUTE']._serialized_options = b'\262\265\030\017\022\013RouteStatus \001'
   _globals['_ROUTEMANIFEST']._serialized_start=192
-  _globals['_ROUTEMANIFEST']._serialized_end=669
-  _globals['_ROUTECONDITION']._serialized_start=672
-  _globals['_ROUTECONDITION']._serialized_end=1352
-  _globals['_ROUTECONDITION_LABELSENTRY']._serialized_start=1216
-  _globals['_ROUTECONDITION_LABELSENTRY']._serialized_end=1261
-  _globals['_ROUTECONDITION_RUNNERLABELSENTRY']._serialized_start=1263
-  _globals['_ROUTECONDITION_RUNNERLABELSENTRY']._serialized_end=1314
-  _globals['_ROUTE']._serialized_start=1355
-  _globals['_ROUTE']._serialized_end=1690
-  _globals['_ROUTE_STATUS']._serialized_start=1573
-  _globals['_ROUTE_STATUS']._serialized_end=1669
+  _globals['_ROUTEMANIFEST']._serialized_end=681
+  _globals['_ROUTECONDITION']._serialized_start=684
+  _globals['_ROUTECONDITION']._serialized_end=1384
+  _globals['_ROUTECONDITION_LABELSENTRY']._serialized_start=1248
+  _globals['_ROUTECONDITION_LABELSENTRY']._serialized_end=1293
+  _globals['_ROUTECONDITION_RUNNERLABELSENTRY']._serialized_start=1295
+  _globals['_ROUTECONDITION_RUNNERLABELSENTRY']._serialized_end=1346
+  _globals['_ROUTE']._serialized_start=1387
+  _globals['_ROUTE']._serialized_end=1722
+  _globals['_ROUTE_STATUS']._serialized_start=1605
+  _globals['_ROUTE_STATUS']._serialized_end=1701
 # @@protoc_insertion_point(module_scope)

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fweft/api/registry/v1/tags.proto\x12\x14weft.api.registry.v1\x1a!weft/api/common/v1/document.proto\"\x81\x03\n\x04Tags\x12x\n\x04tier\x18\x01 \x01(\tBj\x8a\xb5\x18\x66\x10\x01  z`must be a word of 1 to 32 letters, digits, \'.\', \'_\', \':\' or \'-\', starting with a letter or digit\x12\xb5\x01\n\x06labels\x18\x02 \x03(\x0b\x32&.weft.api.registry.v1.Tags.LabelsEntryB}\x8a\xb5\x18s\x10\x02\x18\x01 \x80\x01X\x10rh\x10\x01\x18\x01 @z`must have keys of 1 to 64 letters, digits, \'.\', \'_\', \':\' or \'-\', starting with a letter or digit\x92\xb5\x18\x02\x10\x03\x12\x18\n\x05owner\x18\x03 \x01(\tB\t\x8a\xb5\x18\x05\x10\x02 \x80\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fweft/api/registry/v1/tags.proto\x12\x14weft.api.registry.v1\x1a!weft/api/common/v1/document.proto\"\x8e\x03\n\x04Tags\x12|\n\x04tier\x18\x01 \x01(\tBn\x8a\xb5\x18\x66\x10\x01  z`must be a word of 1 to 32 letters, digits, \'.\', \'_\', \':\' or \'-\', starting with a letter or digit\xb8\xb5\x18\x01\x12\xba\x01\n\x06labels\x18\x02 \x03(\x0b\x32&.weft.api.registry.v1.Tags.LabelsEntryB\x81\x01\x8a\xb5\x18s\x10\x02\x18\x01 \x80\x01X\x10rh\x10\x01\x18\x01 @z`must have keys of 1 to 64 letters, digits, \'.\', \'_\', \':\' or \'-\', starting with a letter or digit\x92\xb5\x18\x02\x10\x03\xb8\xb5\x18\x01\x12\x1c\n\x05owner\x18\x03 \x01(\tB\r\x8a\xb5\x18\x05\x10\x02 \x80\x01\xb8\xb5\x18\x01\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,13 +35,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TAGS_LABELSENTRY']._loaded_options = None
   _globals['_TAGS_LABELSENTRY']._serialized_options = b'8\001'
   _globals['_TAGS'].fields_by_name['tier']._loaded_options = None
-  _globals['_TAGS'].fields_by_name['tier']._serialized_options = b'\212\265\030f\020\001  z`must be a word of 1 to 32 letters, digits, \'.\', \'_\', \':\' or \'-\', starting with a letter or digit'
+  _globals['_TAGS'].fields_by_name['tier']._serialized_options = b'\212\265\030f\020\001  z`must be a word of 1 to 32 letters, digits, \'.\', \'_\', \':\' or \'-\', starting with a letter or digit\270\265\030\001'
   _globals['_TAGS'].fields_by_name['labels']._loaded_options = None
-  _globals['_TAGS'].fields_by_name['labels']._serialized_options = b'\212\265\030s\020\002\030\001 \200\001X\020rh\020\001\030\001 @z`must have keys of 1 to 64 letters, digits, \'.\', \'_\', \':\' or \'-\', starting with a letter or digit\222\265\030\002\020\003'
+  _globals['_TAGS'].fields_by_name['labels']._serialized_options = b'\212\265\030s\020\002\030\001 \200\001X\020rh\020\001\030\001 @z`must have keys of 1 to 64 letters, digits, \'.\', \'_\', \':\' or \'-\', starting with a letter or digit\222\265\030\002\020\003\270\265\030\001'
   _globals['_TAGS'].fields_by_name['owner']._loaded_options = None
-  _globals['_TAGS'].fields_by_name['owner']._serialized_options = b'\212\265\030\005\020\002 \200\001'
+  _globals['_TAGS'].fields_by_name['owner']._serialized_options = b'\212\265\030\005\020\002 \200\001\270\265\030\001'
   _globals['_TAGS']._serialized_start=93
-  _globals['_TAGS']._serialized_end=478
-  _globals['_TAGS_LABELSENTRY']._serialized_start=433
-  _globals['_TAGS_LABELSENTRY']._serialized_end=478
+  _globals['_TAGS']._serialized_end=491
+  _globals['_TAGS_LABELSENTRY']._serialized_start=446
+  _globals['_TAGS_LABELSENTRY']._serialized_end=491
 # @@protoc_insertion_point(module_scope)

@@ -27,7 +27,7 @@ from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_do
 from weft.api.registry.v1 import journal_pb2 as weft_dot_api_dot_registry_dot_v1_dot_journal__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!weft/api/registry/v1/tenant.proto\x12\x14weft.api.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\x1a\"weft/api/registry/v1/journal.proto\"\xc2\x03\n\x0eTenantManifest\x12\x1e\n\x04name\x18\x01 \x01(\tB\x10\x8a\xb5\x18\x06\x08\x01\x10\x01 @\x92\xb5\x18\x02\x10\x01\x12\x1e\n\x0b\x64\x65scription\x18\x02 \x01(\tB\t\x8a\xb5\x18\x05\x10\x04 \x80\x08\x12-\n\x06weight\x18\x03 \x01(\x01\x42\x18\x8a\xb5\x18\x14\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x00@\x8f@@\x01H\x00\x88\x01\x01\x12\x33\n\rmax_in_flight\x18\x04 \x01(\x05\x42\x1c\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x80\x84.A\x92\xb5\x18\x02\x10\x03\x12J\n\x0c\x61llow_remote\x18\x05 \x01(\x0e\x32&.weft.api.registry.v1.RemotePermissionB\x0c\x8a\xb5\x18\x02H\x01\x92\xb5\x18\x02\x10\x03\x12@\n\x07journal\x18\x06 \x01(\x0e\x32!.weft.api.registry.v1.JournalModeB\x0c\x8a\xb5\x18\x02H\x01\x92\xb5\x18\x02\x10\x03\x12?\n\x06limits\x18\x07 \x03(\x0b\x32!.weft.api.registry.v1.TenantLimitB\x0c\x8a\xb5\x18\x02X \x92\xb5\x18\x02\x10\x03\x12\x19\n\tunlimited\x18\x08 \x01(\x08\x42\x06\x92\xb5\x18\x02\x10\x03\x12\x17\n\x07\x63\x61pture\x18\t \x01(\x08\x42\x06\x92\xb5\x18\x02\x10\x03\x42\t\n\x07_weight\"\x8c\x04\n\x0bTenantLimit\x12H\n\x06window\x18\x01 \x01(\x0e\x32(.weft.api.registry.v1.TenantLimit.WindowB\x0e\x8a\xb5\x18\x04\x08\x01H\x01\x92\xb5\x18\x02\x10\x01\x12\x44\n\x03per\x18\x02 \x01(\x0e\x32).weft.api.registry.v1.TenantLimit.SubjectB\x0c\x8a\xb5\x18\x02H\x01\x92\xb5\x18\x02\x10\x03\x12\x16\n\x05model\x18\x03 \x01(\tB\x07\x8a\xb5\x18\x03 \xa0\x01\x12.\n\x08requests\x18\x04 \x01(\x03\x42\x1c\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x65\xcd\xcd\x41\x92\xb5\x18\x02\x10\x03\x12,\n\x06tokens\x18\x05 \x01(\x03\x42\x1c\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\xa2\x94\x1amB\x92\xb5\x18\x02\x10\x03\"\x92\x01\n\x06Window\x12\x16\n\x12WINDOW_UNSPECIFIED\x10\x00\x12\x11\n\rWINDOW_SECOND\x10\x01\x12\x11\n\rWINDOW_MINUTE\x10\x02\x12\x0f\n\x0bWINDOW_HOUR\x10\x03\x12\x0e\n\nWINDOW_DAY\x10\x04\x12\x0f\n\x0bWINDOW_WEEK\x10\x05\x12\x10\n\x0cWINDOW_MONTH\x10\x06\x1a\x06\x9a\xb5\x18\x02\x10\x01\"b\n\x07Subject\x12\x17\n\x13SUBJECT_UNSPECIFIED\x10\x00\x12\x12\n\x0eSUBJECT_TENANT\x10\x01\x12\x0f\n\x0bSUBJECT_KEY\x10\x02\x12\x11\n\rSUBJECT_MODEL\x10\x03\x1a\x06\x9a\xb5\x18\x02\x10\x01\"\xac\x02\n\x06Tenant\x12>\n\x08manifest\x18\x01 \x01(\x0b\x32$.weft.api.registry.v1.TenantManifestB\x06\x92\xb5\x18\x02\x18\x01\x12;\n\x06source\x18\x02 \x01(\x0e\x32#.weft.api.registry.v1.Tenant.SourceB\x06\x92\xb5\x18\x02\x10\x01\x12\x41\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x10\x92\xb5\x18\x0c\n\ncreated_at\"L\n\x06Source\x12\x16\n\x12SOURCE_UNSPECIFIED\x10\x00\x12\x13\n\x0fSOURCE_DECLARED\x10\x01\x12\x15\n\x11SOURCE_CONFIGURED\x10\x02:\x14\xb2\xb5\x18\x10\x12\x0cTenantStatus \x01*\x9a\x01\n\x10RemotePermission\x12!\n\x1dREMOTE_PERMISSION_UNSPECIFIED\x10\x00\x12\x1b\n\x17REMOTE_PERMISSION_NEVER\x10\x01\x12 \n\x1cREMOTE_PERMISSION_ON_REQUEST\x10\x02\x12\x1c\n\x18REMOTE_PERMISSION_ALWAYS\x10\x03\x1a\x06\x9a\xb5\x18\x02\x10\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!weft/api/registry/v1/tenant.proto\x12\x14weft.api.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\x1a\"weft/api/registry/v1/journal.proto\"\xca\x03\n\x0eTenantManifest\x12\"\n\x04name\x18\x01 \x01(\tB\x14\x8a\xb5\x18\x06\x08\x01\x10\x01 @\x92\xb5\x18\x02\x10\x01\xb8\xb5\x18\x02\x12\"\n\x0b\x64\x65scription\x18\x02 \x01(\tB\r\x8a\xb5\x18\x05\x10\x04 \x80\x08\xb8\xb5\x18\x01\x12-\n\x06weight\x18\x03 \x01(\x01\x42\x18\x8a\xb5\x18\x14\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x00@\x8f@@\x01H\x00\x88\x01\x01\x12\x33\n\rmax_in_flight\x18\x04 \x01(\x05\x42\x1c\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x80\x84.A\x92\xb5\x18\x02\x10\x03\x12J\n\x0c\x61llow_remote\x18\x05 \x01(\x0e\x32&.weft.api.registry.v1.RemotePermissionB\x0c\x8a\xb5\x18\x02H\x01\x92\xb5\x18\x02\x10\x03\x12@\n\x07journal\x18\x06 \x01(\x0e\x32!.weft.api.registry.v1.JournalModeB\x0c\x8a\xb5\x18\x02H\x01\x92\xb5\x18\x02\x10\x03\x12?\n\x06limits\x18\x07 \x03(\x0b\x32!.weft.api.registry.v1.TenantLimitB\x0c\x8a\xb5\x18\x02X \x92\xb5\x18\x02\x10\x03\x12\x19\n\tunlimited\x18\x08 \x01(\x08\x42\x06\x92\xb5\x18\x02\x10\x03\x12\x17\n\x07\x63\x61pture\x18\t \x01(\x08\x42\x06\x92\xb5\x18\x02\x10\x03\x42\t\n\x07_weight\"\x90\x04\n\x0bTenantLimit\x12H\n\x06window\x18\x01 \x01(\x0e\x32(.weft.api.registry.v1.TenantLimit.WindowB\x0e\x8a\xb5\x18\x04\x08\x01H\x01\x92\xb5\x18\x02\x10\x01\x12\x44\n\x03per\x18\x02 \x01(\x0e\x32).weft.api.registry.v1.TenantLimit.SubjectB\x0c\x8a\xb5\x18\x02H\x01\x92\xb5\x18\x02\x10\x03\x12\x1a\n\x05model\x18\x03 \x01(\tB\x0b\x8a\xb5\x18\x03 \xa0\x01\xb8\xb5\x18\x01\x12.\n\x08requests\x18\x04 \x01(\x03\x42\x1c\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x65\xcd\xcd\x41\x92\xb5\x18\x02\x10\x03\x12,\n\x06tokens\x18\x05 \x01(\x03\x42\x1c\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\xa2\x94\x1amB\x92\xb5\x18\x02\x10\x03\"\x92\x01\n\x06Window\x12\x16\n\x12WINDOW_UNSPECIFIED\x10\x00\x12\x11\n\rWINDOW_SECOND\x10\x01\x12\x11\n\rWINDOW_MINUTE\x10\x02\x12\x0f\n\x0bWINDOW_HOUR\x10\x03\x12\x0e\n\nWINDOW_DAY\x10\x04\x12\x0f\n\x0bWINDOW_WEEK\x10\x05\x12\x10\n\x0cWINDOW_MONTH\x10\x06\x1a\x06\x9a\xb5\x18\x02\x10\x01\"b\n\x07Subject\x12\x17\n\x13SUBJECT_UNSPECIFIED\x10\x00\x12\x12\n\x0eSUBJECT_TENANT\x10\x01\x12\x0f\n\x0bSUBJECT_KEY\x10\x02\x12\x11\n\rSUBJECT_MODEL\x10\x03\x1a\x06\x9a\xb5\x18\x02\x10\x01\"\xac\x02\n\x06Tenant\x12>\n\x08manifest\x18\x01 \x01(\x0b\x32$.weft.api.registry.v1.TenantManifestB\x06\x92\xb5\x18\x02\x18\x01\x12;\n\x06source\x18\x02 \x01(\x0e\x32#.weft.api.registry.v1.Tenant.SourceB\x06\x92\xb5\x18\x02\x10\x01\x12\x41\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x10\x92\xb5\x18\x0c\n\ncreated_at\"L\n\x06Source\x12\x16\n\x12SOURCE_UNSPECIFIED\x10\x00\x12\x13\n\x0fSOURCE_DECLARED\x10\x01\x12\x15\n\x11SOURCE_CONFIGURED\x10\x02:\x14\xb2\xb5\x18\x10\x12\x0cTenantStatus \x01*\x9a\x01\n\x10RemotePermission\x12!\n\x1dREMOTE_PERMISSION_UNSPECIFIED\x10\x00\x12\x1b\n\x17REMOTE_PERMISSION_NEVER\x10\x01\x12 \n\x1cREMOTE_PERMISSION_ON_REQUEST\x10\x02\x12\x1c\n\x18REMOTE_PERMISSION_ALWAYS\x10\x03\x1a\x06\x9a\xb5\x18\x02\x10\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,9 +37,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REMOTEPERMISSION']._loaded_options = None
   _globals['_REMOTEPERMISSION']._serialized_options = b'\232\265\030\002\020\001'
   _globals['_TENANTMANIFEST'].fields_by_name['name']._loaded_options = None
-  _globals['_TENANTMANIFEST'].fields_by_name['name']._serialized_options = b'\212\265\030\006\010\001\020\001 @\222\265\030\002\020\001'
+  _globals['_TENANTMANIFEST'].fields_by_name['name']._serialized_options = b'\212\265\030\006\010\001\020\001 @\222\265\030\002\020\001\270\265\030\002'
   _globals['_TENANTMANIFEST'].fields_by_name['description']._loaded_options = None
-  _globals['_TENANTMANIFEST'].fields_by_name['description']._serialized_options = b'\212\265\030\005\020\004 \200\010'
+  _globals['_TENANTMANIFEST'].fields_by_name['description']._serialized_options = b'\212\265\030\005\020\004 \200\010\270\265\030\001'
   _globals['_TENANTMANIFEST'].fields_by_name['weight']._loaded_options = None
   _globals['_TENANTMANIFEST'].fields_by_name['weight']._serialized_options = b'\212\265\030\0241\000\000\000\000\000\000\000\0009\000\000\000\000\000@\217@@\001'
   _globals['_TENANTMANIFEST'].fields_by_name['max_in_flight']._loaded_options = None
@@ -63,7 +63,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TENANTLIMIT'].fields_by_name['per']._loaded_options = None
   _globals['_TENANTLIMIT'].fields_by_name['per']._serialized_options = b'\212\265\030\002H\001\222\265\030\002\020\003'
   _globals['_TENANTLIMIT'].fields_by_name['model']._loaded_options = None
-  _globals['_TENANTLIMIT'].fields_by_name['model']._serialized_options = b'\212\265\030\003 \240\001'
+  _globals['_TENANTLIMIT'].fields_by_name['model']._serialized_options = b'\212\265\030\003 \240\001\270\265\030\001'
   _globals['_TENANTLIMIT'].fields_by_name['requests']._loaded_options = None
   _globals['_TENANTLIMIT'].fields_by_name['requests']._serialized_options = b'\212\265\030\0221\000\000\000\000\000\000\000\0009\000\000\000\000e\315\315A\222\265\030\002\020\003'
   _globals['_TENANTLIMIT'].fields_by_name['tokens']._loaded_options = None
@@ -76,18 +76,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TENANT'].fields_by_name['create_time']._serialized_options = b'\222\265\030\014\n\ncreated_at'
   _globals['_TENANT']._loaded_options = None
   _globals['_TENANT']._serialized_options = b'\262\265\030\020\022\014TenantStatus \001'
-  _globals['_REMOTEPERMISSION']._serialized_start=1447
-  _globals['_REMOTEPERMISSION']._serialized_end=1601
+  _globals['_REMOTEPERMISSION']._serialized_start=1459
+  _globals['_REMOTEPERMISSION']._serialized_end=1613
   _globals['_TENANTMANIFEST']._serialized_start=164
-  _globals['_TENANTMANIFEST']._serialized_end=614
-  _globals['_TENANTLIMIT']._serialized_start=617
-  _globals['_TENANTLIMIT']._serialized_end=1141
-  _globals['_TENANTLIMIT_WINDOW']._serialized_start=895
-  _globals['_TENANTLIMIT_WINDOW']._serialized_end=1041
-  _globals['_TENANTLIMIT_SUBJECT']._serialized_start=1043
-  _globals['_TENANTLIMIT_SUBJECT']._serialized_end=1141
-  _globals['_TENANT']._serialized_start=1144
-  _globals['_TENANT']._serialized_end=1444
-  _globals['_TENANT_SOURCE']._serialized_start=1346
-  _globals['_TENANT_SOURCE']._serialized_end=1422
+  _globals['_TENANTMANIFEST']._serialized_end=622
+  _globals['_TENANTLIMIT']._serialized_start=625
+  _globals['_TENANTLIMIT']._serialized_end=1153
+  _globals['_TENANTLIMIT_WINDOW']._serialized_start=907
+  _globals['_TENANTLIMIT_WINDOW']._serialized_end=1053
+  _globals['_TENANTLIMIT_SUBJECT']._serialized_start=1055
+  _globals['_TENANTLIMIT_SUBJECT']._serialized_end=1153
+  _globals['_TENANT']._serialized_start=1156
+  _globals['_TENANT']._serialized_end=1456
+  _globals['_TENANT_SOURCE']._serialized_start=1358
+  _globals['_TENANT_SOURCE']._serialized_end=1434
 # @@protoc_insertion_point(module_scope)

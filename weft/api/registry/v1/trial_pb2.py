@@ -26,7 +26,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n weft/api/registry/v1/trial.proto\x12\x14weft.api.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\"\xaa\x02\n\rTrialManifest\x12\x1e\n\x04name\x18\x01 \x01(\tB\x10\x8a\xb5\x18\x06\x08\x01\x10\x01 :\x92\xb5\x18\x02\x10\x01\x12\x1f\n\tcandidate\x18\x02 \x01(\tB\x0c\x8a\xb5\x18\x02\x08\x01\x92\xb5\x18\x02\x10\x01\x12\x1d\n\x07\x61gainst\x18\x03 \x01(\tB\x0c\x8a\xb5\x18\x02\x08\x01\x92\xb5\x18\x02\x10\x01\x12 \n\x06tenant\x18\x04 \x01(\tB\x10\x8a\xb5\x18\x06\x08\x01\x10\x01 @\x92\xb5\x18\x02\x10\x01\x12\x37\n\rshare_percent\x18\x05 \x01(\x01\x42 \x8a\xb5\x18\x16\x08\x01\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x00\x00Y@@\x01\x92\xb5\x18\x02\x10\x01\x12/\n\tmax_pairs\x18\x06 \x01(\x05\x42\x1c\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x00@\x8f@\x92\xb5\x18\x02\x10\x03\x12\r\n\x05\x61lias\x18\x07 \x01(\t\x12\x1e\n\x0b\x64\x65scription\x18\x08 \x01(\tB\t\x8a\xb5\x18\x05\x10\x04 \x80\x08\"\xb3\x02\n\x05Trial\x12=\n\x08manifest\x18\x01 \x01(\x0b\x32#.weft.api.registry.v1.TrialManifestB\x06\x92\xb5\x18\x02\x18\x01\x12\x41\n\x0b\x63reate_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x10\x92\xb5\x18\x0c\n\ncreated_at\x12\x43\n\x08verdicts\x18\x03 \x03(\x0b\x32).weft.api.registry.v1.Trial.VerdictsEntryB\x06\x92\xb5\x18\x02\x18\x01\x1aN\n\rVerdictsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12,\n\x05value\x18\x02 \x01(\x0e\x32\x1d.weft.api.registry.v1.Verdict:\x02\x38\x01:\x13\xb2\xb5\x18\x0f\x12\x0bTrialStatus \x01*`\n\x07Verdict\x12\x17\n\x13VERDICT_UNSPECIFIED\x10\x00\x12\x15\n\x11VERDICT_CANDIDATE\x10\x01\x12\x13\n\x0fVERDICT_AGAINST\x10\x02\x12\x10\n\x0cVERDICT_SAME\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n weft/api/registry/v1/trial.proto\x12\x14weft.api.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\"\xc4\x02\n\rTrialManifest\x12\"\n\x04name\x18\x01 \x01(\tB\x14\x8a\xb5\x18\x06\x08\x01\x10\x01 :\x92\xb5\x18\x02\x10\x01\xb8\xb5\x18\x02\x12#\n\tcandidate\x18\x02 \x01(\tB\x10\x8a\xb5\x18\x02\x08\x01\x92\xb5\x18\x02\x10\x01\xb8\xb5\x18\x02\x12!\n\x07\x61gainst\x18\x03 \x01(\tB\x10\x8a\xb5\x18\x02\x08\x01\x92\xb5\x18\x02\x10\x01\xb8\xb5\x18\x02\x12$\n\x06tenant\x18\x04 \x01(\tB\x14\x8a\xb5\x18\x06\x08\x01\x10\x01 @\x92\xb5\x18\x02\x10\x01\xb8\xb5\x18\x01\x12\x37\n\rshare_percent\x18\x05 \x01(\x01\x42 \x8a\xb5\x18\x16\x08\x01\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x00\x00Y@@\x01\x92\xb5\x18\x02\x10\x01\x12/\n\tmax_pairs\x18\x06 \x01(\x05\x42\x1c\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x00@\x8f@\x92\xb5\x18\x02\x10\x03\x12\x13\n\x05\x61lias\x18\x07 \x01(\tB\x04\xb8\xb5\x18\x02\x12\"\n\x0b\x64\x65scription\x18\x08 \x01(\tB\r\x8a\xb5\x18\x05\x10\x04 \x80\x08\xb8\xb5\x18\x01\"\xb3\x02\n\x05Trial\x12=\n\x08manifest\x18\x01 \x01(\x0b\x32#.weft.api.registry.v1.TrialManifestB\x06\x92\xb5\x18\x02\x18\x01\x12\x41\n\x0b\x63reate_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x10\x92\xb5\x18\x0c\n\ncreated_at\x12\x43\n\x08verdicts\x18\x03 \x03(\x0b\x32).weft.api.registry.v1.Trial.VerdictsEntryB\x06\x92\xb5\x18\x02\x18\x01\x1aN\n\rVerdictsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12,\n\x05value\x18\x02 \x01(\x0e\x32\x1d.weft.api.registry.v1.Verdict:\x02\x38\x01:\x13\xb2\xb5\x18\x0f\x12\x0bTrialStatus \x01*`\n\x07Verdict\x12\x17\n\x13VERDICT_UNSPECIFIED\x10\x00\x12\x15\n\x11VERDICT_CANDIDATE\x10\x01\x12\x13\n\x0fVERDICT_AGAINST\x10\x02\x12\x10\n\x0cVERDICT_SAME\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,19 +34,21 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.api.registry.v1.trial_
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TRIALMANIFEST'].fields_by_name['name']._loaded_options = None
-  _globals['_TRIALMANIFEST'].fields_by_name['name']._serialized_options = b'\212\265\030\006\010\001\020\001 :\222\265\030\002\020\001'
+  _globals['_TRIALMANIFEST'].fields_by_name['name']._serialized_options = b'\212\265\030\006\010\001\020\001 :\222\265\030\002\020\001\270\265\030\002'
   _globals['_TRIALMANIFEST'].fields_by_name['candidate']._loaded_options = None
-  _globals['_TRIALMANIFEST'].fields_by_name['candidate']._serialized_options = b'\212\265\030\002\010\001\222\265\030\002\020\001'
+  _globals['_TRIALMANIFEST'].fields_by_name['candidate']._serialized_options = b'\212\265\030\002\010\001\222\265\030\002\020\001\270\265\030\002'
   _globals['_TRIALMANIFEST'].fields_by_name['against']._loaded_options = None
-  _globals['_TRIALMANIFEST'].fields_by_name['against']._serialized_options = b'\212\265\030\002\010\001\222\265\030\002\020\001'
+  _globals['_TRIALMANIFEST'].fields_by_name['against']._serialized_options = b'\212\265\030\002\010\001\222\265\030\002\020\001\270\265\030\002'
   _globals['_TRIALMANIFEST'].fields_by_name['tenant']._loaded_options = None
-  _globals['_TRIALMANIFEST'].fields_by_name['tenant']._serialized_options = b'\212\265\030\006\010\001\020\001 @\222\265\030\002\020\001'
+  _globals['_TRIALMANIFEST'].fields_by_name['tenant']._serialized_options = b'\212\265\030\006\010\001\020\001 @\222\265\030\002\020\001\270\265\030\001'
   _globals['_TRIALMANIFEST'].fields_by_name['share_percent']._loaded_options = None
   _globals['_TRIALMANIFEST'].fields_by_name['share_percent']._serialized_options = b'\212\265\030\026\010\0011\000\000\000\000\000\000\000\0009\000\000\000\000\000\000Y@@\001\222\265\030\002\020\001'
   _globals['_TRIALMANIFEST'].fields_by_name['max_pairs']._loaded_options = None
   _globals['_TRIALMANIFEST'].fields_by_name['max_pairs']._serialized_options = b'\212\265\030\0221\000\000\000\000\000\000\000\0009\000\000\000\000\000@\217@\222\265\030\002\020\003'
+  _globals['_TRIALMANIFEST'].fields_by_name['alias']._loaded_options = None
+  _globals['_TRIALMANIFEST'].fields_by_name['alias']._serialized_options = b'\270\265\030\002'
   _globals['_TRIALMANIFEST'].fields_by_name['description']._loaded_options = None
-  _globals['_TRIALMANIFEST'].fields_by_name['description']._serialized_options = b'\212\265\030\005\020\004 \200\010'
+  _globals['_TRIALMANIFEST'].fields_by_name['description']._serialized_options = b'\212\265\030\005\020\004 \200\010\270\265\030\001'
   _globals['_TRIAL_VERDICTSENTRY']._loaded_options = None
   _globals['_TRIAL_VERDICTSENTRY']._serialized_options = b'8\001'
   _globals['_TRIAL'].fields_by_name['manifest']._loaded_options = None
@@ -57,12 +59,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TRIAL'].fields_by_name['verdicts']._serialized_options = b'\222\265\030\002\030\001'
   _globals['_TRIAL']._loaded_options = None
   _globals['_TRIAL']._serialized_options = b'\262\265\030\017\022\013TrialStatus \001'
-  _globals['_VERDICT']._serialized_start=737
-  _globals['_VERDICT']._serialized_end=833
+  _globals['_VERDICT']._serialized_start=763
+  _globals['_VERDICT']._serialized_end=859
   _globals['_TRIALMANIFEST']._serialized_start=127
-  _globals['_TRIALMANIFEST']._serialized_end=425
-  _globals['_TRIAL']._serialized_start=428
-  _globals['_TRIAL']._serialized_end=735
-  _globals['_TRIAL_VERDICTSENTRY']._serialized_start=636
-  _globals['_TRIAL_VERDICTSENTRY']._serialized_end=714
+  _globals['_TRIALMANIFEST']._serialized_end=451
+  _globals['_TRIAL']._serialized_start=454
+  _globals['_TRIAL']._serialized_end=761
+  _globals['_TRIAL_VERDICTSENTRY']._serialized_start=662
+  _globals['_TRIAL_VERDICTSENTRY']._serialized_end=740
 # @@protoc_insertion_point(module_scope)

@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fweft/api/registry/v1/wake.proto\x12\x14weft.api.registry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a!weft/api/common/v1/document.proto\"\x99\x01\n\x04Wake\x12\x11\n\tby_runner\x18\x01 \x01(\x08\x12\x31\n\x07\x62y_mesh\x18\x02 \x01(\x0b\x32 .weft.api.registry.v1.WakeRecipe\x12K\n\x08max_wait\x18\x03 \x01(\x0b\x32\x19.google.protobuf.DurationB\x1e\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\xf0?9\x00\x00\x00\x00\x00 \xac@\x92\xb5\x18\x04\x42\x02\x36\x30\"\xcc\x01\n\nWakeRecipe\x12\x30\n\x04http\x18\x01 \x01(\x0b\x32 .weft.api.registry.v1.HttpActionH\x00\x12\x36\n\x07\x63ommand\x18\x02 \x01(\x0b\x32#.weft.api.registry.v1.CommandActionH\x00\x12<\n\x0bwake_on_lan\x18\x03 \x01(\x0b\x32%.weft.api.registry.v1.WakeOnLanActionH\x00\x42\x16\n\x06\x61\x63tion\x12\x0c\xaa\xb5\x18\x08\n\x04type \x01\"\x8d\x02\n\nHttpAction\x12\x1e\n\x03url\x18\x01 \x01(\tB\x11\x8a\xb5\x18\x07\x08\x01\x10\x05 \x80\x10\x92\xb5\x18\x02\x10\x01\x12?\n\x06method\x18\x02 \x01(\tB/\x8a\xb5\x18\x1f*\x03GET*\x04POST*\x03PUT*\x05PATCH*\x06\x44\x45LETE\x92\xb5\x18\x08\x42\x06\"POST\"\x12T\n\x07headers\x18\x03 \x03(\x0b\x32-.weft.api.registry.v1.HttpAction.HeadersEntryB\x14\x8a\xb5\x18\x10\x10\x03 \x80 X r\x07\x10\x06\x18\x01 \x80\x01\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01:\x18\xb2\xb5\x18\x14\x12\x12HttpRecipeDocument\"O\n\rCommandAction\x12!\n\x04\x61rgv\x18\x01 \x03(\tB\x13\x8a\xb5\x18\t\x10\x07 \x80 P\x01X@\x92\xb5\x18\x02\x10\x01:\x1b\xb2\xb5\x18\x17\x12\x15\x43ommandRecipeDocument\"\xbc\x01\n\x0fWakeOnLanAction\x12#\n\x0bmac_address\x18\x01 \x01(\tB\x0e\x8a\xb5\x18\x04\x08\x01\x10\x08\x92\xb5\x18\x02\x10\x01\x12\x38\n\x11\x62roadcast_address\x18\x02 \x01(\tB\x1d\x8a\xb5\x18\x02\x10\t\x92\xb5\x18\x13\x42\x11\"255.255.255.255\"\x12+\n\x04port\x18\x03 \x01(\x05\x42\x1d\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\xf0?9\x00\x00\x00\x00\xe0\xff\xef@\x92\xb5\x18\x03\x42\x01\x39:\x1d\xb2\xb5\x18\x19\x12\x17WakeOnLanRecipeDocumentb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fweft/api/registry/v1/wake.proto\x12\x14weft.api.registry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a!weft/api/common/v1/document.proto\"\x99\x01\n\x04Wake\x12\x11\n\tby_runner\x18\x01 \x01(\x08\x12\x31\n\x07\x62y_mesh\x18\x02 \x01(\x0b\x32 .weft.api.registry.v1.WakeRecipe\x12K\n\x08max_wait\x18\x03 \x01(\x0b\x32\x19.google.protobuf.DurationB\x1e\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\xf0?9\x00\x00\x00\x00\x00 \xac@\x92\xb5\x18\x04\x42\x02\x36\x30\"\xcc\x01\n\nWakeRecipe\x12\x30\n\x04http\x18\x01 \x01(\x0b\x32 .weft.api.registry.v1.HttpActionH\x00\x12\x36\n\x07\x63ommand\x18\x02 \x01(\x0b\x32#.weft.api.registry.v1.CommandActionH\x00\x12<\n\x0bwake_on_lan\x18\x03 \x01(\x0b\x32%.weft.api.registry.v1.WakeOnLanActionH\x00\x42\x16\n\x06\x61\x63tion\x12\x0c\xaa\xb5\x18\x08\n\x04type \x01\"\x99\x02\n\nHttpAction\x12\"\n\x03url\x18\x01 \x01(\tB\x15\x8a\xb5\x18\x07\x08\x01\x10\x05 \x80\x10\x92\xb5\x18\x02\x10\x01\xb8\xb5\x18\x03\x12\x43\n\x06method\x18\x02 \x01(\tB3\x8a\xb5\x18\x1f*\x03GET*\x04POST*\x03PUT*\x05PATCH*\x06\x44\x45LETE\x92\xb5\x18\x08\x42\x06\"POST\"\xb8\xb5\x18\x01\x12X\n\x07headers\x18\x03 \x03(\x0b\x32-.weft.api.registry.v1.HttpAction.HeadersEntryB\x18\x8a\xb5\x18\x10\x10\x03 \x80 X r\x07\x10\x06\x18\x01 \x80\x01\xb8\xb5\x18\x07\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01:\x18\xb2\xb5\x18\x14\x12\x12HttpRecipeDocument\"S\n\rCommandAction\x12%\n\x04\x61rgv\x18\x01 \x03(\tB\x17\x8a\xb5\x18\t\x10\x07 \x80 P\x01X@\x92\xb5\x18\x02\x10\x01\xb8\xb5\x18\x08:\x1b\xb2\xb5\x18\x17\x12\x15\x43ommandRecipeDocument\"\xc4\x01\n\x0fWakeOnLanAction\x12\'\n\x0bmac_address\x18\x01 \x01(\tB\x12\x8a\xb5\x18\x04\x08\x01\x10\x08\x92\xb5\x18\x02\x10\x01\xb8\xb5\x18\x04\x12<\n\x11\x62roadcast_address\x18\x02 \x01(\tB!\x8a\xb5\x18\x02\x10\t\x92\xb5\x18\x13\x42\x11\"255.255.255.255\"\xb8\xb5\x18\x04\x12+\n\x04port\x18\x03 \x01(\x05\x42\x1d\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\xf0?9\x00\x00\x00\x00\xe0\xff\xef@\x92\xb5\x18\x03\x42\x01\x39:\x1d\xb2\xb5\x18\x19\x12\x17WakeOnLanRecipeDocumentb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,21 +40,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HTTPACTION_HEADERSENTRY']._loaded_options = None
   _globals['_HTTPACTION_HEADERSENTRY']._serialized_options = b'8\001'
   _globals['_HTTPACTION'].fields_by_name['url']._loaded_options = None
-  _globals['_HTTPACTION'].fields_by_name['url']._serialized_options = b'\212\265\030\007\010\001\020\005 \200\020\222\265\030\002\020\001'
+  _globals['_HTTPACTION'].fields_by_name['url']._serialized_options = b'\212\265\030\007\010\001\020\005 \200\020\222\265\030\002\020\001\270\265\030\003'
   _globals['_HTTPACTION'].fields_by_name['method']._loaded_options = None
-  _globals['_HTTPACTION'].fields_by_name['method']._serialized_options = b'\212\265\030\037*\003GET*\004POST*\003PUT*\005PATCH*\006DELETE\222\265\030\010B\006\"POST\"'
+  _globals['_HTTPACTION'].fields_by_name['method']._serialized_options = b'\212\265\030\037*\003GET*\004POST*\003PUT*\005PATCH*\006DELETE\222\265\030\010B\006\"POST\"\270\265\030\001'
   _globals['_HTTPACTION'].fields_by_name['headers']._loaded_options = None
-  _globals['_HTTPACTION'].fields_by_name['headers']._serialized_options = b'\212\265\030\020\020\003 \200 X r\007\020\006\030\001 \200\001'
+  _globals['_HTTPACTION'].fields_by_name['headers']._serialized_options = b'\212\265\030\020\020\003 \200 X r\007\020\006\030\001 \200\001\270\265\030\007'
   _globals['_HTTPACTION']._loaded_options = None
   _globals['_HTTPACTION']._serialized_options = b'\262\265\030\024\022\022HttpRecipeDocument'
   _globals['_COMMANDACTION'].fields_by_name['argv']._loaded_options = None
-  _globals['_COMMANDACTION'].fields_by_name['argv']._serialized_options = b'\212\265\030\t\020\007 \200 P\001X@\222\265\030\002\020\001'
+  _globals['_COMMANDACTION'].fields_by_name['argv']._serialized_options = b'\212\265\030\t\020\007 \200 P\001X@\222\265\030\002\020\001\270\265\030\010'
   _globals['_COMMANDACTION']._loaded_options = None
   _globals['_COMMANDACTION']._serialized_options = b'\262\265\030\027\022\025CommandRecipeDocument'
   _globals['_WAKEONLANACTION'].fields_by_name['mac_address']._loaded_options = None
-  _globals['_WAKEONLANACTION'].fields_by_name['mac_address']._serialized_options = b'\212\265\030\004\010\001\020\010\222\265\030\002\020\001'
+  _globals['_WAKEONLANACTION'].fields_by_name['mac_address']._serialized_options = b'\212\265\030\004\010\001\020\010\222\265\030\002\020\001\270\265\030\004'
   _globals['_WAKEONLANACTION'].fields_by_name['broadcast_address']._loaded_options = None
-  _globals['_WAKEONLANACTION'].fields_by_name['broadcast_address']._serialized_options = b'\212\265\030\002\020\t\222\265\030\023B\021\"255.255.255.255\"'
+  _globals['_WAKEONLANACTION'].fields_by_name['broadcast_address']._serialized_options = b'\212\265\030\002\020\t\222\265\030\023B\021\"255.255.255.255\"\270\265\030\004'
   _globals['_WAKEONLANACTION'].fields_by_name['port']._loaded_options = None
   _globals['_WAKEONLANACTION'].fields_by_name['port']._serialized_options = b'\212\265\030\0221\000\000\000\000\000\000\360?9\000\000\000\000\340\377\357@\222\265\030\003B\0019'
   _globals['_WAKEONLANACTION']._loaded_options = None
@@ -64,11 +64,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WAKERECIPE']._serialized_start=281
   _globals['_WAKERECIPE']._serialized_end=485
   _globals['_HTTPACTION']._serialized_start=488
-  _globals['_HTTPACTION']._serialized_end=757
-  _globals['_HTTPACTION_HEADERSENTRY']._serialized_start=685
-  _globals['_HTTPACTION_HEADERSENTRY']._serialized_end=731
-  _globals['_COMMANDACTION']._serialized_start=759
-  _globals['_COMMANDACTION']._serialized_end=838
-  _globals['_WAKEONLANACTION']._serialized_start=841
-  _globals['_WAKEONLANACTION']._serialized_end=1029
+  _globals['_HTTPACTION']._serialized_end=769
+  _globals['_HTTPACTION_HEADERSENTRY']._serialized_start=697
+  _globals['_HTTPACTION_HEADERSENTRY']._serialized_end=743
+  _globals['_COMMANDACTION']._serialized_start=771
+  _globals['_COMMANDACTION']._serialized_end=854
+  _globals['_WAKEONLANACTION']._serialized_start=857
+  _globals['_WAKEONLANACTION']._serialized_end=1053
 # @@protoc_insertion_point(module_scope)

@@ -27,7 +27,7 @@ from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_do
 from weft.api.common.v1 import workflow_pb2 as weft_dot_api_dot_common_dot_v1_dot_workflow__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#weft/api/registry/v1/workflow.proto\x12\x14weft.api.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\x1a!weft/api/common/v1/workflow.proto\"\xa9\x01\n\x10WorkflowManifest\x12\x1c\n\x04name\x18\x01 \x01(\tB\x0e\x8a\xb5\x18\x04\x08\x01\x10\x01\x92\xb5\x18\x02\x10\x01\x12\x1d\n\x05model\x18\x02 \x01(\tB\x0e\x8a\xb5\x18\x04\x08\x01\x10\x0c\x92\xb5\x18\x02\x10\x01\x12\x1e\n\x0b\x64\x65scription\x18\x03 \x01(\tB\t\x8a\xb5\x18\x05\x10\x04 \x80\x08\x12\x38\n\x08workflow\x18\x04 \x01(\x0b\x32\x1c.weft.api.common.v1.WorkflowB\x08\x92\xb5\x18\x04\x10\x02 \x01\"\xe3\x02\n\x12RegisteredWorkflow\x12@\n\x08manifest\x18\x01 \x01(\x0b\x32&.weft.api.registry.v1.WorkflowManifestB\x06\x92\xb5\x18\x02\x18\x01\x12N\n\x06status\x18\x02 \x01(\x0e\x32/.weft.api.registry.v1.RegisteredWorkflow.StatusB\r\x92\xb5\x18\t\n\x05state\x10\x01\x12\x41\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x10\x92\xb5\x18\x0c\n\ncreated_at\"`\n\x06Status\x12\x16\n\x12STATUS_UNSPECIFIED\x10\x00\x12\x11\n\rSTATUS_ACTIVE\x10\x01\x12\x13\n\x0fSTATUS_INACTIVE\x10\x02\x12\x16\n\x12STATUS_HIBERNATING\x10\x03:\x16\xb2\xb5\x18\x12\x12\x0eWorkflowStatus \x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#weft/api/registry/v1/workflow.proto\x12\x14weft.api.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\x1a!weft/api/common/v1/workflow.proto\"\xb5\x01\n\x10WorkflowManifest\x12 \n\x04name\x18\x01 \x01(\tB\x12\x8a\xb5\x18\x04\x08\x01\x10\x01\x92\xb5\x18\x02\x10\x01\xb8\xb5\x18\x02\x12!\n\x05model\x18\x02 \x01(\tB\x12\x8a\xb5\x18\x04\x08\x01\x10\x0c\x92\xb5\x18\x02\x10\x01\xb8\xb5\x18\x02\x12\"\n\x0b\x64\x65scription\x18\x03 \x01(\tB\r\x8a\xb5\x18\x05\x10\x04 \x80\x08\xb8\xb5\x18\x01\x12\x38\n\x08workflow\x18\x04 \x01(\x0b\x32\x1c.weft.api.common.v1.WorkflowB\x08\x92\xb5\x18\x04\x10\x02 \x01\"\xe3\x02\n\x12RegisteredWorkflow\x12@\n\x08manifest\x18\x01 \x01(\x0b\x32&.weft.api.registry.v1.WorkflowManifestB\x06\x92\xb5\x18\x02\x18\x01\x12N\n\x06status\x18\x02 \x01(\x0e\x32/.weft.api.registry.v1.RegisteredWorkflow.StatusB\r\x92\xb5\x18\t\n\x05state\x10\x01\x12\x41\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x10\x92\xb5\x18\x0c\n\ncreated_at\"`\n\x06Status\x12\x16\n\x12STATUS_UNSPECIFIED\x10\x00\x12\x11\n\rSTATUS_ACTIVE\x10\x01\x12\x13\n\x0fSTATUS_INACTIVE\x10\x02\x12\x16\n\x12STATUS_HIBERNATING\x10\x03:\x16\xb2\xb5\x18\x12\x12\x0eWorkflowStatus \x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,11 +35,11 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.api.registry.v1.workfl
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_WORKFLOWMANIFEST'].fields_by_name['name']._loaded_options = None
-  _globals['_WORKFLOWMANIFEST'].fields_by_name['name']._serialized_options = b'\212\265\030\004\010\001\020\001\222\265\030\002\020\001'
+  _globals['_WORKFLOWMANIFEST'].fields_by_name['name']._serialized_options = b'\212\265\030\004\010\001\020\001\222\265\030\002\020\001\270\265\030\002'
   _globals['_WORKFLOWMANIFEST'].fields_by_name['model']._loaded_options = None
-  _globals['_WORKFLOWMANIFEST'].fields_by_name['model']._serialized_options = b'\212\265\030\004\010\001\020\014\222\265\030\002\020\001'
+  _globals['_WORKFLOWMANIFEST'].fields_by_name['model']._serialized_options = b'\212\265\030\004\010\001\020\014\222\265\030\002\020\001\270\265\030\002'
   _globals['_WORKFLOWMANIFEST'].fields_by_name['description']._loaded_options = None
-  _globals['_WORKFLOWMANIFEST'].fields_by_name['description']._serialized_options = b'\212\265\030\005\020\004 \200\010'
+  _globals['_WORKFLOWMANIFEST'].fields_by_name['description']._serialized_options = b'\212\265\030\005\020\004 \200\010\270\265\030\001'
   _globals['_WORKFLOWMANIFEST'].fields_by_name['workflow']._loaded_options = None
   _globals['_WORKFLOWMANIFEST'].fields_by_name['workflow']._serialized_options = b'\222\265\030\004\020\002 \001'
   _globals['_REGISTEREDWORKFLOW'].fields_by_name['manifest']._loaded_options = None
@@ -51,9 +51,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REGISTEREDWORKFLOW']._loaded_options = None
   _globals['_REGISTEREDWORKFLOW']._serialized_options = b'\262\265\030\022\022\016WorkflowStatus \001'
   _globals['_WORKFLOWMANIFEST']._serialized_start=165
-  _globals['_WORKFLOWMANIFEST']._serialized_end=334
-  _globals['_REGISTEREDWORKFLOW']._serialized_start=337
-  _globals['_REGISTEREDWORKFLOW']._serialized_end=692
-  _globals['_REGISTEREDWORKFLOW_STATUS']._serialized_start=572
-  _globals['_REGISTEREDWORKFLOW_STATUS']._serialized_end=668
+  _globals['_WORKFLOWMANIFEST']._serialized_end=346
+  _globals['_REGISTEREDWORKFLOW']._serialized_start=349
+  _globals['_REGISTEREDWORKFLOW']._serialized_end=704
+  _globals['_REGISTEREDWORKFLOW_STATUS']._serialized_start=584
+  _globals['_REGISTEREDWORKFLOW_STATUS']._serialized_end=680
 # @@protoc_insertion_point(module_scope)

@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dweft/api/runner/v1/load.proto\x12\x12weft.api.runner.v1\x1a\x1egoogle/protobuf/duration.proto\x1a!weft/api/common/v1/document.proto\"`\n\tLoadValue\x12\x11\n\x07integer\x18\x01 \x01(\x03H\x00\x12\x10\n\x06number\x18\x02 \x01(\x01H\x00\x12\x0e\n\x04word\x18\x03 \x01(\tH\x00\x12\x0e\n\x04\x66lag\x18\x04 \x01(\x08H\x00\x42\x0e\n\x04kind\x12\x06\xaa\xb5\x18\x02\x18\x01\"\xfa\x01\n\rLoadParameter\x12\x1a\n\x04name\x18\x01 \x01(\tB\x0c\x8a\xb5\x18\x02\x10\x01\x92\xb5\x18\x02\x10\x01\x12\x1b\n\x0b\x64\x65scription\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\r\n\x05words\x18\x03 \x03(\t\x12\x14\n\x07minimum\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x07maximum\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\x17\n\x07integer\x18\x06 \x01(\x08\x42\x06\x92\xb5\x18\x02\x18\x01\x12\x14\n\x04\x66lag\x18\x07 \x01(\x08\x42\x06\x92\xb5\x18\x02\x18\x01\x12.\n\x07\x64\x65\x66\x61ult\x18\x08 \x01(\x0b\x32\x1d.weft.api.runner.v1.LoadValueB\n\n\x08_minimumB\n\n\x08_maximum\"\xee\x02\n\x0bLoadOptions\x12\x43\n\nparameters\x18\x01 \x03(\x0b\x32/.weft.api.runner.v1.LoadOptions.ParametersEntry\x12\x1c\n\x0cquantization\x18\x02 \x01(\tB\x06\x8a\xb5\x18\x02\x10\x01\x12\x46\n\x13memory_budget_bytes\x18\x03 \x01(\x03\x42)\x8a\xb5\x18\t1\x00\x00\x00\x00\x00\x00\x00\x00\x92\xb5\x18\x18\n\x10memory_budget_mb\x10\x03\x38\x80\x80@\x12\x41\n\nkeep_alive\x18\x04 \x01(\x0b\x32\x19.google.protobuf.DurationB\x12\x92\xb5\x18\x0e\n\nkeep_aliveH\x01\x12\x0b\n\x03pin\x18\x05 \x01(\x08\x1aP\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12,\n\x05value\x18\x02 \x01(\x0b\x32\x1d.weft.api.runner.v1.LoadValue:\x02\x38\x01:\x12\xb2\xb5\x18\x0e\x12\x0cLoadSettingsb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dweft/api/runner/v1/load.proto\x12\x12weft.api.runner.v1\x1a\x1egoogle/protobuf/duration.proto\x1a!weft/api/common/v1/document.proto\"f\n\tLoadValue\x12\x11\n\x07integer\x18\x01 \x01(\x03H\x00\x12\x10\n\x06number\x18\x02 \x01(\x01H\x00\x12\x14\n\x04word\x18\x03 \x01(\tB\x04\xb8\xb5\x18\x01H\x00\x12\x0e\n\x04\x66lag\x18\x04 \x01(\x08H\x00\x42\x0e\n\x04kind\x12\x06\xaa\xb5\x18\x02\x18\x01\"\xfa\x01\n\rLoadParameter\x12\x1a\n\x04name\x18\x01 \x01(\tB\x0c\x8a\xb5\x18\x02\x10\x01\x92\xb5\x18\x02\x10\x01\x12\x1b\n\x0b\x64\x65scription\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\r\n\x05words\x18\x03 \x03(\t\x12\x14\n\x07minimum\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x07maximum\x18\x05 \x01(\x01H\x01\x88\x01\x01\x12\x17\n\x07integer\x18\x06 \x01(\x08\x42\x06\x92\xb5\x18\x02\x18\x01\x12\x14\n\x04\x66lag\x18\x07 \x01(\x08\x42\x06\x92\xb5\x18\x02\x18\x01\x12.\n\x07\x64\x65\x66\x61ult\x18\x08 \x01(\x0b\x32\x1d.weft.api.runner.v1.LoadValueB\n\n\x08_minimumB\n\n\x08_maximum\"\xf8\x02\n\x0bLoadOptions\x12I\n\nparameters\x18\x01 \x03(\x0b\x32/.weft.api.runner.v1.LoadOptions.ParametersEntryB\x04\xb8\xb5\x18\n\x12 \n\x0cquantization\x18\x02 \x01(\tB\n\x8a\xb5\x18\x02\x10\x01\xb8\xb5\x18\x01\x12\x46\n\x13memory_budget_bytes\x18\x03 \x01(\x03\x42)\x8a\xb5\x18\t1\x00\x00\x00\x00\x00\x00\x00\x00\x92\xb5\x18\x18\n\x10memory_budget_mb\x10\x03\x38\x80\x80@\x12\x41\n\nkeep_alive\x18\x04 \x01(\x0b\x32\x19.google.protobuf.DurationB\x12\x92\xb5\x18\x0e\n\nkeep_aliveH\x01\x12\x0b\n\x03pin\x18\x05 \x01(\x08\x1aP\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12,\n\x05value\x18\x02 \x01(\x0b\x32\x1d.weft.api.runner.v1.LoadValue:\x02\x38\x01:\x12\xb2\xb5\x18\x0e\x12\x0cLoadSettingsb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,6 +35,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LOADVALUE'].oneofs_by_name['kind']._loaded_options = None
   _globals['_LOADVALUE'].oneofs_by_name['kind']._serialized_options = b'\252\265\030\002\030\001'
+  _globals['_LOADVALUE'].fields_by_name['word']._loaded_options = None
+  _globals['_LOADVALUE'].fields_by_name['word']._serialized_options = b'\270\265\030\001'
   _globals['_LOADPARAMETER'].fields_by_name['name']._loaded_options = None
   _globals['_LOADPARAMETER'].fields_by_name['name']._serialized_options = b'\212\265\030\002\020\001\222\265\030\002\020\001'
   _globals['_LOADPARAMETER'].fields_by_name['description']._loaded_options = None
@@ -45,8 +47,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LOADPARAMETER'].fields_by_name['flag']._serialized_options = b'\222\265\030\002\030\001'
   _globals['_LOADOPTIONS_PARAMETERSENTRY']._loaded_options = None
   _globals['_LOADOPTIONS_PARAMETERSENTRY']._serialized_options = b'8\001'
+  _globals['_LOADOPTIONS'].fields_by_name['parameters']._loaded_options = None
+  _globals['_LOADOPTIONS'].fields_by_name['parameters']._serialized_options = b'\270\265\030\n'
   _globals['_LOADOPTIONS'].fields_by_name['quantization']._loaded_options = None
-  _globals['_LOADOPTIONS'].fields_by_name['quantization']._serialized_options = b'\212\265\030\002\020\001'
+  _globals['_LOADOPTIONS'].fields_by_name['quantization']._serialized_options = b'\212\265\030\002\020\001\270\265\030\001'
   _globals['_LOADOPTIONS'].fields_by_name['memory_budget_bytes']._loaded_options = None
   _globals['_LOADOPTIONS'].fields_by_name['memory_budget_bytes']._serialized_options = b'\212\265\030\t1\000\000\000\000\000\000\000\000\222\265\030\030\n\020memory_budget_mb\020\0038\200\200@'
   _globals['_LOADOPTIONS'].fields_by_name['keep_alive']._loaded_options = None
@@ -54,11 +58,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LOADOPTIONS']._loaded_options = None
   _globals['_LOADOPTIONS']._serialized_options = b'\262\265\030\016\022\014LoadSettings'
   _globals['_LOADVALUE']._serialized_start=120
-  _globals['_LOADVALUE']._serialized_end=216
-  _globals['_LOADPARAMETER']._serialized_start=219
-  _globals['_LOADPARAMETER']._serialized_end=469
-  _globals['_LOADOPTIONS']._serialized_start=472
-  _globals['_LOADOPTIONS']._serialized_end=838
-  _globals['_LOADOPTIONS_PARAMETERSENTRY']._serialized_start=738
-  _globals['_LOADOPTIONS_PARAMETERSENTRY']._serialized_end=818
+  _globals['_LOADVALUE']._serialized_end=222
+  _globals['_LOADPARAMETER']._serialized_start=225
+  _globals['_LOADPARAMETER']._serialized_end=475
+  _globals['_LOADOPTIONS']._serialized_start=478
+  _globals['_LOADOPTIONS']._serialized_end=854
+  _globals['_LOADOPTIONS_PARAMETERSENTRY']._serialized_start=754
+  _globals['_LOADOPTIONS_PARAMETERSENTRY']._serialized_end=834
 # @@protoc_insertion_point(module_scope)

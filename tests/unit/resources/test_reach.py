@@ -1,0 +1,213 @@
+"""Texts that make another process open, read or run something need the permission for exactly that."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from google.protobuf.descriptor import FieldDescriptor
+
+from weft.api.common.v1 import document_pb2
+from weft.api.operations.v1.operation_pb2 import LoadModel, OperationAction, PullModel
+from weft.documents.kinds import DECLARED_KINDS, KINDS
+from weft.documents.reach import needed_access, reach_of
+from weft.documents.resource_kinds import ResourceKind
+from weft.documents.resources import AnyDocument
+from weft.documents.rights import require_declarable, require_operable
+from weft.documents.yaml_documents import parse_document
+from weft.kernel.errors import WeftError
+from weft.kernel.load_parameters import check_parameters, load_parameter, parameter_reach
+from weft.kernel.principal import LOCAL, Principal, parse_scopes
+from weft.kernel.reach import Reach
+from weft.kernel.reasons import Reason
+
+
+def fields_below(descriptor: Any, seen: set[str]) -> Iterator[FieldDescriptor]:
+    if descriptor.full_name in seen:
+        return
+    seen.add(descriptor.full_name)
+    for field in descriptor.fields:
+        yield field
+        kind = field.message_type
+        if kind is not None and kind.GetOptions().map_entry:
+            kind = kind.fields_by_name["value"].message_type
+        if kind is not None:
+            yield from fields_below(kind, seen)
+
+
+def is_text(field: FieldDescriptor) -> bool:
+    kind = field.message_type
+    return field.cpp_type == FieldDescriptor.CPPTYPE_STRING or (kind is not None and kind.GetOptions().map_entry)
+
+
+def written_texts() -> list[FieldDescriptor]:
+    """The text fields of all messages that callers write: declarations and actions."""
+    seen: set[str] = set()
+    roots = [*(kind.declared.DESCRIPTOR for kind in KINDS.values()), OperationAction.DESCRIPTOR]
+    return [field for root in roots for field in fields_below(root, seen) if is_text(field)]
+
+
+def test_every_text_that_callers_write_states_its_reach() -> None:
+    texts = written_texts()
+    assert len(texts) > 50
+    unmarked = [field.full_name for field in texts if reach_of(field) is Reach.UNSPECIFIED]
+    assert not unmarked, f"state (weft.api.common.v1.reach) of {', '.join(unmarked)}"
+
+
+def test_marks_in_code_have_the_numbers_of_the_contract() -> None:
+    assert {f"REACH_{each.name}": each.value for each in Reach} == dict(document_pb2.Reach.items())
+
+
+def test_names_of_other_resources_are_references_of_their_kind() -> None:
+    """A name without a reference is checked by nobody."""
+    own = {"name", "pool_name", "pattern"}
+    for kind in DECLARED_KINDS.values():
+        if kind.resource is not KINDS[ResourceKind.MODEL].resource:
+            continue  # the scope of its kind is for all names
+        known = own | {each.name for each in kind.references}
+        declared: Any = kind.declared.DESCRIPTOR
+        for field in declared.fields:
+            assert reach_of(field) is not Reach.NAME or field.name in known, field.full_name
+
+
+WAKE = {"kind": "model", "name": "team-a-x", "operations": ["chat"]}
+PROVIDER = {"url": "https://api.example.com/v1"}
+
+
+def model(**fields: object) -> AnyDocument:
+    return parse_document(WAKE | fields, ResourceKind.MODEL)
+
+
+def woken(**recipe: object) -> AnyDocument:
+    return model(wake={"byMesh": recipe})
+
+
+def agent(**fields: object) -> AnyDocument:
+    document = {"kind": "agent", "name": "team-a-spy", "model": "team-a-x"} | fields
+    return parse_document(document, ResourceKind.AGENT)
+
+
+def workflow() -> AnyDocument:
+    graph = {"1": {"class_type": "SaveImage", "inputs": {}}}
+    document = {"kind": "workflow", "name": "team-a-w", "model": "team-a-x", "graph": graph, "outputs": ["1"]}
+    return parse_document(document, ResourceKind.WORKFLOW)
+
+
+def load(source: str, **parameters: str) -> OperationAction:
+    action = OperationAction(load_model=LoadModel(source=source))
+    for name, value in parameters.items():
+        action.load_model.options.parameters[name].word = value
+    return action
+
+
+URL = "http://127.0.0.1:9/internal"
+MAC = "aa:bb:cc:dd:ee:ff"
+DOCUMENTS = {
+    "plain model": model(),
+    "wake by runner": model(wake={"byRunner": True}),
+    "address of a wake": woken(type="http", url=URL),
+    "variable of a wake": woken(type="http", url=URL, headers={"x-a": "a", "x-b": "Bearer ${WEFT_WAKE_TOKEN}"}),
+    "packet of a wake": woken(type="wake_on_lan", macAddress=MAC),
+    "program of a wake": woken(type="command", argv=["/bin/true"]),
+    "address of a provider": model(provider=PROVIDER),
+    "secret of a provider": model(provider=PROVIDER | {"apiKeyRef": "secret/x"}),
+    "plain agent": agent(),
+    "tool of an agent": agent(tools=["read_note"]),
+    "graph of a workflow": workflow(),
+}
+NEEDED_ACTIONS = {
+    "known model": OperationAction(load_model=LoadModel(model="team-a-x")),
+    "hub source": load("hf:acme/tiny"),
+    "path": load("/etc/passwd.gguf"),
+    "url": load("https://host/x.gguf"),
+    "server": load("http://127.0.0.1:9"),
+    "variable": load("http://127.0.0.1:9", api_key_env="AWS_SECRET_ACCESS_KEY"),
+    "pulled path": OperationAction(pull_model=PullModel(source="~/x.gguf")),
+    "pulled hub source": OperationAction(pull_model=PullModel(source="hf:acme/tiny")),
+}
+
+
+def caller(*scopes: str) -> Principal:
+    return Principal(name="key:x", access=parse_scopes(scopes, "scopes"))
+
+
+OPERATOR = tuple(f"{each}:*" for each in ("inference", "remote", "models", "runners", "operations", "settings"))
+CALLERS = {
+    "named": caller("models/team-a-*:edit", "inference/team-a-*:create", "operations/team-a-*:create"),
+    "loader": caller("operations:create", "models:view"),
+    "operator": caller(*OPERATOR),
+    "secrets": caller(*OPERATOR, "secrets:create"),
+    "admin": caller("*:*"),
+    "local": LOCAL,
+}
+ALL = frozenset(CALLERS)
+MAY_DECLARE = {
+    "plain model": ALL - {"loader"},
+    "wake by runner": ALL - {"loader"},
+    "address of a wake": {"operator", "secrets", "admin", "local"},
+    "variable of a wake": {"secrets", "admin", "local"},
+    "packet of a wake": {"operator", "secrets", "admin", "local"},
+    "program of a wake": {"admin", "local"},
+    "address of a provider": {"operator", "secrets", "admin", "local"},
+    "secret of a provider": {"secrets", "admin", "local"},
+    "plain agent": ALL - {"loader"},
+    "tool of an agent": {"operator", "secrets", "admin", "local"},
+    "graph of a workflow": {"operator", "secrets", "admin", "local"},
+}
+MAY_OPERATE = {
+    "known model": ALL,
+    "hub source": ALL - {"named"},
+    "path": {"operator", "secrets", "admin", "local"},
+    "url": {"operator", "secrets", "admin", "local"},
+    "server": {"operator", "secrets", "admin", "local"},
+    "variable": {"secrets", "admin", "local"},
+    "pulled path": {"operator", "secrets", "admin", "local"},
+    "pulled hub source": ALL - {"named"},
+}
+
+
+@pytest.mark.parametrize("what", DOCUMENTS)
+@pytest.mark.parametrize("who", CALLERS)
+def test_document_needs_the_permission_for_what_it_names(what: str, who: str) -> None:
+    # Also if it is one of several documents.
+    documents = [DOCUMENTS["plain model"], DOCUMENTS[what]]
+    if who in MAY_DECLARE[what]:
+        require_declarable(CALLERS[who], documents)
+        return
+    with pytest.raises(WeftError, match="the key lacks the scope") as refused:
+        require_declarable(CALLERS[who], documents)
+    assert refused.value.reason is Reason.PERMISSION_DENIED
+
+
+@pytest.mark.parametrize("what", NEEDED_ACTIONS)
+@pytest.mark.parametrize("who", CALLERS)
+def test_action_needs_the_permission_for_what_it_names(what: str, who: str) -> None:
+    if who in MAY_OPERATE[what]:
+        require_operable(CALLERS[who], NEEDED_ACTIONS[what])
+        return
+    with pytest.raises(WeftError, match="the key lacks the scope") as refused:
+        require_operable(CALLERS[who], NEEDED_ACTIONS[what])
+    assert refused.value.reason is Reason.PERMISSION_DENIED
+
+
+def test_refusal_names_the_scope_and_the_field_without_the_text() -> None:
+    with pytest.raises(WeftError) as refused:
+        require_declarable(CALLERS["operator"], [DOCUMENTS["variable of a wake"]])
+    assert refused.value.message == (
+        "the key lacks the scope secrets:create: model/team-a-x: wake.by_mesh.http.headers[x-b] names a variable"
+    )
+
+
+def test_every_reach_that_needs_a_permission_is_in_the_table() -> None:
+    """A text of a new reach must be tried as well."""
+    tried = {text.reach for each in DOCUMENTS.values() for text, _ in needed_access(each.declared)}
+    tried |= {text.reach for each in NEEDED_ACTIONS.values() for text, _ in needed_access(each)}
+    stated = {reach_of(field) for field in written_texts()} | {Reach.VARIABLE}
+    assert stated - tried == {Reach.NONE, Reach.NAME, Reach.PARAMETERS}
+
+
+def test_parameters_of_a_load_are_words_of_a_list_unless_they_are_marked() -> None:
+    assert parameter_reach("api_key_env") is Reach.VARIABLE
+    assert parameter_reach("cache_type_k") is Reach.NONE
+    for allowed in ({"integer": True}, {"flag": True}, {"words": ["f16"]}, {}):
+        with pytest.raises(WeftError):
+            check_parameters({"a": "/etc/passwd"}, [load_parameter("a", "A parameter.", **allowed)])
