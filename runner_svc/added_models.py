@@ -13,7 +13,14 @@ from typing import Protocol
 from weakref import WeakValueDictionary
 
 from runner_svc.added_models_file import AddedModelsFile
-from runner_svc.followed_servers import FollowedServers, FollowingHost, ServerOf, record_models, server_record
+from runner_svc.followed_servers import (
+    FollowedServer,
+    FollowedServers,
+    FollowingHost,
+    ServerOf,
+    record_models,
+    server_record,
+)
 from runner_svc.instance.settings import ServedModel
 from runner_svc.policy.followed_models import FollowedModel
 from runner_svc.policy.model_sizing import MachineMemory
@@ -110,10 +117,13 @@ class AddedModels:
         host: ModelHost,
         file: Path,
         servers: FollowedServers,
-        server_of: ServerOf,
+        server_of: ServerOf | None,
         max_models: int = MAX_ADDED_MODELS,
     ) -> None:
-        """`adder` None: the runner adds no models by source. Attached servers are followed by `servers`."""
+        """`adder` None: the runner adds no models by source; `server_of` None: it attaches no servers.
+
+        Attached servers are followed by `servers`.
+        """
         self._adder = adder
         self._servers = servers
         self._server_of = server_of
@@ -279,7 +289,7 @@ class AddedModels:
         """
         if added.name in self._servers.names:
             raise WeftError(Reason.ALREADY_EXISTS, f"the configuration has a server {added.name}; choose another name")
-        server = self._server_of(added)
+        server = self._server(added)
         if name := self._servers.named_at(server.place):
             raise WeftError(Reason.ALREADY_EXISTS, f"the configuration already has this server, as {name}")
         is_followed = False
@@ -295,10 +305,15 @@ class AddedModels:
         record_models(added, models.served)
         added.server.listed_count = models.listed_count
 
+    def _server(self, added: added_model_pb2.AddedModel) -> FollowedServer:
+        if self._server_of is None:
+            raise WeftError(Reason.UNSUPPORTED_OPERATION, "servers cannot be attached to this runner")
+        return self._server_of(added)
+
     async def _restore_server(self, added: added_model_pb2.AddedModel) -> None:
         """Follows a server of an earlier run, even if it does not answer now. Never raises."""
         try:
-            await self._servers.follow(self._server_of(added))
+            await self._servers.follow(self._server(added))
         except WeftError as error:
             log.error("attached server is not followed", server=added.name, why=error.message)  # noqa: TRY400
 

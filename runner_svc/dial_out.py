@@ -13,6 +13,7 @@ import grpc
 from typing_extensions import override
 
 from runner_svc.policy.backoff import RedialLimits, RedialPolicy
+from runner_svc.policy.joined_calls import require_callable
 from runner_svc.redaction import redact_status
 from weft.api.common.v1 import link_pb2
 from weft.api.router.v1 import relay_service_pb2, relay_service_pb2_grpc
@@ -41,8 +42,6 @@ REGISTRY_SERVICES = (
 """Registry services called by the runner in this process."""
 RUNNER_SERVICE = "weft.api.runner.v1.RunnerService"
 """The service of this runner; calls that name another one are forwarded to the mesh."""
-CALLABLE_PREFIXES = ("/weft.api.runner.v1.", "/weft.api.operations.v1.ProcessService/")
-"""Prefixes of the only methods that the mesh may call over the link."""
 CONNECT_SECONDS = 15.0
 MAX_MESH_CALLS = 65_536
 MAX_OWN_CALLS = 16
@@ -96,6 +95,8 @@ class DialOutConfig:
     local_address: str
     """gRPC target of the runner's own server, which only this process connects to."""
     redial: RedialLimits = field(default_factory=RedialLimits)
+    accepts_models: bool = False
+    """Whether the mesh may add models of the hub to the runner."""
 
 
 class DialOut(Service):
@@ -255,8 +256,7 @@ class DialOut(Service):
         )
 
     async def _answer(self, call: LinkCall) -> link_pb2.CallEnd:
-        if not call.start.method.startswith(CALLABLE_PREFIXES):
-            raise WeftError(Reason.UNSUPPORTED_OPERATION, "only the runner's services can be called over a link")
+        require_callable(call.start.method, accepts_models=self._config.accepts_models)
         assert self._local is not None, "a call before start"
         return redact_status(await forward_to_channel(call, self._local))
 

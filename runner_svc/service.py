@@ -93,7 +93,13 @@ class RunnerService(Service):
         self._incarnation = incarnation = new_id("run")
         limit = RequestLimit(config.max_requests)
         make_tag = config.leftovers.begin if config.leftovers is not None else untracked_tag
-        self._tools = build_tool_box(config.tools, where=f"runners.{config.name}.tools", make_tag=make_tag)
+        self._tools = build_tool_box(
+            config.tools,
+            where=f"runners.{config.name}.tools",
+            make_tag=make_tag,
+            # A request names tools, and agents of others could name any.
+            only={tool for agent in config.agents for tool in agent.behaviour.tools} if config.is_joined else None,
+        )
         self._leases = self._lease_manager(config)
         self.meter = DeviceMeter(clock)
         self._sampler = self._device_sampler(config)
@@ -112,13 +118,14 @@ class RunnerService(Service):
             self._instances.values(),
             config.session_file.parent,
             PromptStore(store, budget_bytes, self._note_change) if budget_bytes else None,
-            PromptFetcher(ChannelPool(security=config.security)) if budget_bytes else None,
+            # The ticket of a request names the address.
+            PromptFetcher(ChannelPool(security=config.security)) if budget_bytes and not config.is_joined else None,
         )
         self._followed = FollowedServers(self, clock)
         self.on_left_out: Callable[[Sequence[runner_pb2.LeftOut]], None] = lambda _: None
         """Called after each opening of the session with what the registry does not publish."""
         self._added: AddedModels | None = None
-        if config.server_adder is not None:
+        if config.adder is not None or config.server_adder is not None:
             file = config.session_file.with_suffix(SUFFIX)
             self._added = AddedModels(config.adder, self, file, self._followed, config.server_adder)
         for instance in self._instances.values():

@@ -48,9 +48,20 @@ log = get_logger("weft.runner")
 class SharedModels:
     """What a runner sends of its model store to other runners. Used on the event loop only."""
 
-    def __init__(self, store: ModelStore, bytes_per_second: int | None, clock: Clock | None = None) -> None:
-        """`bytes_per_second`: maximum over all files that are sent at a time; None: no limit."""
+    def __init__(
+        self,
+        store: ModelStore,
+        bytes_per_second: int | None,
+        clock: Clock | None = None,
+        *,
+        only: frozenset[str] | None = None,
+    ) -> None:
+        """`bytes_per_second`: maximum over all files that are sent at a time; None: no limit.
+
+        `only`: digests of the sources that are shared; None: all that are stored.
+        """
         self._store = store
+        self._only = only
         self._rate = bytes_per_second
         self._clock = clock or SystemClock()
         self._free_at = 0.0
@@ -60,7 +71,8 @@ class SharedModels:
         """Returns the model of the source with this digest. Raises NOT_FOUND, and INVALID_ARGUMENT naming a field."""
         if not _SHA256.fullmatch(digest):
             raise invalid_field("source_digest", "must be 64 digits in hex")
-        found = await asyncio.to_thread(self._store.find_by_digest, digest, form)
+        is_shared = self._only is None or digest in self._only
+        found = await asyncio.to_thread(self._store.find_by_digest, digest, form) if is_shared else None
         if found is None:
             raise WeftError(Reason.NOT_FOUND, "this model is not stored here")
         # Where it is on this machine concerns nobody else.
@@ -74,6 +86,8 @@ class SharedModels:
         if offset < 0:
             raise invalid_field("offset", "must not be negative")
         try:
+            if not await asyncio.to_thread(self._is_shared, sha256):
+                raise FileNotFoundError
             content = await asyncio.to_thread(self._store.blob(sha256).open, "rb")
         except OSError as error:
             raise WeftError(Reason.NOT_FOUND, f"no file with the SHA-256 {sha256} is stored here") from error
@@ -82,6 +96,12 @@ class SharedModels:
             while part := await asyncio.to_thread(content.read, PART_BYTES):
                 await self._pace(len(part))
                 yield part
+
+    def _is_shared(self, sha256: str) -> bool:
+        if self._only is None:
+            return True
+        models = (self._store.find_by_digest(digest, form) for digest in self._only for form in FORMS)
+        return any(file.sha256 == sha256 for model in models if model is not None for file in model.files)
 
     async def _pace(self, byte_count: int) -> None:
         if self._rate is None:

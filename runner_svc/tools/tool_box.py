@@ -34,8 +34,10 @@ MAX_ABANDONED_CALLS = 64
 class ToolBox:
     """The tools of all sources of a runner."""
 
-    def __init__(self, sources: Sequence[ToolRunner] = ()) -> None:
+    def __init__(self, sources: Sequence[ToolRunner] = (), only: Collection[str] | None = None) -> None:
+        """`only`: the names that can be used; None: all."""
         self._sources = tuple(sources)
+        self._only = only
         self._known: dict[str, ToolDescription] = {}
         self._checks: dict[str, ArgumentCheck] = {}
         self._abandoned: set[asyncio.Task[ToolOutcome]] = set()
@@ -130,7 +132,9 @@ class ToolBox:
         raise _unavailable(name, source.why_missing(name))
 
     def _source_of(self, name: str) -> ToolRunner | None:
-        """Returns the source of a tool, by the longest matching prefix of its name."""
+        """Returns the source of a tool, by the longest matching prefix of its name; None: no usable tool."""
+        if self._only is not None and name not in self._only:
+            return None
         fitting = [
             source
             for source in self._sources
@@ -186,9 +190,15 @@ def _unused(plain: str, used: Collection[str]) -> str:
 
 
 def build_tool_box(
-    sources: Sequence[ToolSettings], *, where: str = "tools", make_tag: Callable[[], str] = untracked_tag
+    sources: Sequence[ToolSettings],
+    *,
+    where: str = "tools",
+    make_tag: Callable[[], str] = untracked_tag,
+    only: Collection[str] | None = None,
 ) -> ToolBox:
     """Returns the tool box of these sources. `make_tag` returns the tag of an MCP server's processes: Leftovers.begin.
+
+    `only`: the names that can be used; None: all.
 
     Imports Python tools: raises INVALID_ARGUMENT for an unusable one, naming the field below `where`. MCP servers are
     first contacted by `start`.
@@ -199,4 +209,4 @@ def build_tool_box(
             return PythonFunction(settings, f"{where}.{settings.name}.function")
         return McpServer(settings, make_tag)
 
-    return ToolBox([build(settings) for settings in sources])
+    return ToolBox([build(settings) for settings in sources], only)

@@ -105,6 +105,7 @@ def run_join(
     runner: str | None,
     publish: Sequence[str],
     server: dict[str, Any],
+    accepts_models: bool,
     discover: Discover | None,
     home: Path,
     config: Path | None,
@@ -121,6 +122,7 @@ def run_join(
         runner=section,
         published=tuple(published),
         mesh=mesh,
+        accepts_models=accepts_models,
         find=find,
     )
     folder = WeftHome(home.expanduser().absolute())

@@ -5,12 +5,15 @@ from typing import Annotated, Any
 
 import typer
 
+from weft.kernel.hidden_argument import hide_argument
 from weft_app.cli.network_options import Discover
-from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption
+from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, note
 from weft_app.cli.serving import serving
 
 URL_VARIABLE = "WEFT_JOIN_URL"
 TOKEN_VARIABLE = "WEFT_JOIN_TOKEN"  # noqa: S105 - the variable's name
+
+INVITATION = "weft://"
 
 app = typer.Typer()
 
@@ -18,7 +21,9 @@ app = typer.Typer()
 TokenOption = Annotated[
     str | None,
     typer.Option(
-        "--token", envvar=TOKEN_VARIABLE, help="Join token; other users of this machine can see it on the command line."
+        "--token",
+        envvar=TOKEN_VARIABLE,
+        help="Join token; on Linux it is removed from the process list immediately. Prefer --token-file elsewhere.",
     ),
 ]
 RunnerOption = Annotated[str | None, typer.Option("--runner", help="Name of the runner in the configuration.")]
@@ -75,6 +80,13 @@ def join(
     remote: Annotated[
         bool | None, typer.Option("--remote/--no-remote", help="With --url: whether its models are remote.")
     ] = None,
+    accept_models: Annotated[
+        bool,
+        typer.Option(
+            "--accept-models",
+            help="Let the mesh download models of the hub (hf:...) to this machine and serve them, with its HF_TOKEN.",
+        ),
+    ] = False,
     discover: Annotated[
         Discover | None,
         typer.Option(
@@ -97,6 +109,10 @@ def join(
 
     Example: weft runner join https://mesh.example:7443 --url http://127.0.0.1:11434
     """
+    # First: what follows takes time.
+    for secret in (token, (url or "").partition(INVITATION)[2].partition("@")[0]):
+        if secret and not hide_argument(secret):
+            note("other users of this machine can read the token in the process list; give it by --token-file")
     with serving():
         from weft_app.cli.join import Credentials, run_join  # noqa: PLC0415 - see weft_app.cli.serve
 
@@ -109,6 +125,7 @@ def join(
             runner=runner,
             publish=publish or (),
             server=server,
+            accepts_models=accept_models,
             discover=discover,
             home=home,
             config=config,

@@ -31,7 +31,7 @@ from runner_svc.settings import RunnerSettings
 from weft.api.runner.v1 import added_model_pb2, model_store_pb2
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.load_parameters import LoadParameter
-from weft.kernel.model_source import ModelSource, PathSource, names_gguf, parse_source
+from weft.kernel.model_source import HubSource, ModelSource, PathSource, SourceScheme, names_gguf, parse_source
 from weft.kernel.reasons import Reason
 from weft_app.compose.model_sizes import size_by_memory, size_settings
 from weft_app.compose.model_sources import ModelSources
@@ -163,6 +163,40 @@ def model_document(
     document |= size_settings(added.sizing, runtime)
     known = {each.name for each in fields(runtime.settings)}
     return {name: value for name, value in document.items() if name in known}
+
+
+class HubAdder(ModelAdder):
+    """Adds models of the hub only: other sources open files and addresses of this machine."""
+
+    def __init__(self, adder: ModelAdder) -> None:
+        self._adder = adder
+
+    @override
+    async def pull(self, source: ModelSource, form: ModelForm | None, show: ShowPull) -> model_store_pb2.StoredModel:
+        return await self._adder.pull(_of_hub(source), form, show)
+
+    @override
+    async def prepare(self, request: AddRequest, show: ShowPull) -> ServedModel:
+        _of_hub(request.source)
+        return await self._adder.prepare(request, show)
+
+    @override
+    def load_parameters(self, source: ModelSource) -> list[Sequence[LoadParameter]]:
+        return self._adder.load_parameters(_of_hub(source))
+
+    @override
+    def restored(self, added: added_model_pb2.AddedModel) -> ServedModel:
+        _of_hub(parse_source(added.stored_source, "source"))
+        return self._adder.restored(added)
+
+
+def _of_hub(source: ModelSource) -> HubSource:
+    """Raises PERMISSION_DENIED for another source."""
+    if not isinstance(source, HubSource) or source.scheme is not SourceScheme.HUB:
+        raise WeftError(
+            Reason.PERMISSION_DENIED, "this machine accepts only models of the hub (hf:OWNER/REPOSITORY) from the mesh"
+        )
+    return source
 
 
 def _require_absolute(source: ModelSource) -> None:

@@ -21,6 +21,7 @@ from weft.kernel.health_monitor import HealthMonitor
 from weft.kernel.memory_tuning import settle_memory
 from weft.kernel.reasons import Reason
 from weft.kernel.tls_channel import ChannelSecurity
+from weft_app.compose.added_models import HubAdder
 from weft_app.compose.demo import configured_runners
 from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.home import WeftHome, is_socket_address
@@ -43,6 +44,8 @@ class JoinPlan:
     runner: RunnerSettings
     published: tuple[str, ...]
     mesh: Invitation
+    accepts_models: bool = False
+    """Whether the mesh may add models of the hub to the runner."""
     find: FindAddresses | None = None
     """Returns the announced addresses of the relay if none of the known ones works; None: not searched for."""
 
@@ -112,14 +115,23 @@ async def join(plan: JoinPlan, config: WeftConfig, home: WeftHome, report: Calla
             model_store=config.model_store,
             peers=ModelPeers(plan.runner.name, address, ChannelSecurity(), relay=address),
         )
-        # Its socket is private: the relay announces its own address instead.
-        runner = runner_svc.service.build(replace(settings, address="", conceals_local_addresses=True))
+        joined = replace(
+            settings,
+            # Its socket is private: the relay announces its own address instead.
+            address="",
+            conceals_local_addresses=True,
+            is_joined=True,
+            adder=HubAdder(settings.adder) if plan.accepts_models and settings.adder is not None else None,
+            server_adder=None,
+        )
+        runner = runner_svc.service.build(joined)
         dialer = JoinDialer(plan.mesh.addresses, plan.mesh.trust, plan.find)
         link = DialOutConfig(
             target=plan.shown_address,
             open_channel=dialer.open,
             token=plan.mesh.token,
             local_address=address,
+            accepts_models=plan.accepts_models,
         )
 
         def note_left_out(items: Sequence[LeftOut]) -> None:

@@ -15,8 +15,8 @@ from runner_svc.instance.settings import ServedModel
 from runner_svc.memory.estimate import MemoryEstimator
 from runner_svc.memory.learned_memory import LearnedMemory, learned_file
 from runner_svc.model_store.peers import ModelPeers, SharedModels
-from runner_svc.model_store.store import ModelStore
-from runner_svc.runtimes.settings import ModelSettings
+from runner_svc.model_store.store import ModelStore, source_digest
+from runner_svc.runtimes.settings import ModelSettings, SourcedModelSettings
 from runner_svc.service import RunnerService
 from runner_svc.settings import ModelStoreSettings, RunnerSettings
 from runner_svc.supervise.leftovers import Leftovers
@@ -26,6 +26,7 @@ from weft.kernel.errors import invalid_field
 from weft.kernel.health import HealthSource
 from weft.kernel.health_monitor import HealthMonitor
 from weft.kernel.log import get_logger
+from weft.kernel.model_source import parse_source
 from weft.kernel.service import Service
 from weft_app.compose.accelerators import host_observer
 from weft_app.compose.added_models import SectionAdder
@@ -117,6 +118,7 @@ def runner_config(  # noqa: PLR0913 - what the file says about this host, by its
     def build_added(other: RunnerSettings, model: ModelSettings) -> ServedModel:
         return served_model(other, model, drain_seconds, replace(context, command=other.command))
 
+    only = None if published is None else frozenset(_source_digests(models))
     adder = None
     if section.engine.formats:
         adder = SectionAdder(section, sources, home.environments, build_added)
@@ -130,7 +132,7 @@ def runner_config(  # noqa: PLR0913 - what the file says about this host, by its
         leftovers=leftovers,
         models=tuple(sources.served(model, build) for model in with_replicas(section, models)),
         followed=configured_servers(section, build_added, probes=context.probes),
-        shared_models=SharedModels(store, stores.share_rate_bytes) if stores.share else None,
+        shared_models=SharedModels(store, stores.share_rate_bytes, only=only) if stores.share else None,
         server_adder=partial(attached_server, section, build_added, context.probes),
         adder=adder,
         observer=None if accelerators is None else host_observer(accelerators),
@@ -144,6 +146,12 @@ def runner_config(  # noqa: PLR0913 - what the file says about this host, by its
         worker_hosts=section.worker_hosts,
         labels=section.labels,
     )
+
+
+def _source_digests(models: Iterable[ModelSettings]) -> Iterator[str]:
+    for model in models:
+        if isinstance(model, SourcedModelSettings) and model.source is not None:
+            yield source_digest(parse_source(model.source, f"{model.name}.source"))
 
 
 @dataclass(slots=True)

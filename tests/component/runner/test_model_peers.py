@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 import pytest
+from kit.failures import fails
 from runner_harness import RunningRunner, refusal, running_runner
 
 from runner_svc.model_store.peers import PART_BYTES, ModelPeers, SharedModels, _loading
@@ -212,6 +213,18 @@ async def test_only_stored_files_are_read_by_their_digest(
     async with _mesh(tmp_path) as (_, ann):
         error = await refusal(ann.control.ReadModelFile(runner_service_pb2.ReadModelFileRequest(**request_)).read())
         assert error.reason is reason
+
+
+async def test_source_that_is_not_shared_is_neither_found_nor_read(tmp_path: Path) -> None:
+    store = _stored(tmp_path)
+    other = SharedModels(store, None, only=frozenset({source_digest(parse_source("hf:acme/other-GGUF", "source"))}))
+    with fails(Reason.NOT_FOUND):
+        await other.find(source_digest(SOURCE), None)
+    with fails(Reason.NOT_FOUND):
+        await anext(other.read(SHA256, 0))
+    own = SharedModels(store, None, only=frozenset({source_digest(SOURCE)}))
+    assert (await own.find(source_digest(SOURCE), None)).quantization == "Q4_K_M"
+    assert b"".join([part async for part in own.read(SHA256, 0)]) == WEIGHTS
 
 
 async def test_files_are_sent_at_most_at_the_configured_rate(tmp_path: Path) -> None:

@@ -50,6 +50,19 @@ async def run(work: Callable[[], Awaitable[str]], timeout: float = 5.0, max_byte
     return await ToolBox([source]).run("files.read", {})
 
 
+async def test_tool_outside_the_permitted_names_is_neither_listed_nor_run() -> None:
+    async def work() -> str:
+        return "read"
+
+    box = ToolBox([Scripted("files.read", "files.write", work=work)], only={"files.read"})
+    assert box.names() == ("files.read",)
+    assert [tool.name for tool in box.pick(["files.read"])] == ["files.read"]
+    with fails(Reason.TOOL_UNAVAILABLE):
+        box.pick(["files.write"])
+    assert (await box.run("files.read", {})).content == "read"
+    assert (await box.run("files.write", {})).failed
+
+
 def test_available_tools_are_listed_without_those_of_an_offline_source() -> None:
     lost = Scripted("web.search", source="web")
     box = ToolBox(

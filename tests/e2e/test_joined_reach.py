@@ -1,0 +1,84 @@
+"""What a mesh can have a machine do that joined it: serve what it publishes, and nothing else."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from chats import answers
+from join_process import laptop_server, make_token, relay_facts, running_join
+from kit.fake_backend import run_fake_backend
+from mesh_process import MeshProcess, eventually, fake_runner, running_mesh, write_config
+
+from weft.api.runner.v1 import runner_service_pb2 as pb
+from weft.api.runner.v1 import runner_service_pb2_grpc
+from weft.kernel.address import metadata_of
+from weft.kernel.reasons import Reason
+from weft.kernel.rpc import error_from_call, open_channel
+
+
+async def _is_refused(mesh: MeshProcess, body: dict[str, Any]) -> None:
+    """Checks that a model cannot be added, immediately or by its operation."""
+    async with aiohttp.ClientSession() as http:
+        async with http.post(f"{mesh.url}/v1/admin/models", json=body) as answer:
+            if answer.status != 202:
+                assert 400 <= answer.status < 500, await answer.text()
+                return
+            place = answer.headers["location"]
+
+        async def has_failed() -> bool:
+            async with http.get(f"{mesh.url}{place}") as found:
+                state = (await found.json())["state"]
+            assert state != "succeeded", body
+            return bool(state == "failed")
+
+        await eventually(has_failed, 15.0, f"the operation of {body} does not end")
+
+
+@pytest.mark.parametrize("accepts", [False, True])
+async def test_mesh_opens_no_server_variable_or_file_of_a_joined_machine(tmp_path: Path, accepts: bool) -> None:
+    config = write_config(tmp_path, relay={"listen": "127.0.0.1:0"})
+    (tmp_path / "second").mkdir()
+    section = fake_runner("second")
+    section["models"] = [{"name": "shown", "path": __file__, "publish": True}, {"name": "diary", "path": __file__}]
+    second = write_config(tmp_path / "second", section)
+    options = ("--accept-models",) if accepts else ()
+    async with run_fake_backend(answer_tokens=2) as backend, run_fake_backend() as private:
+        with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
+            url, token = relay_facts(mesh.home)["url"], (await make_token(mesh.home))["token"]
+            other = (await make_token(mesh.home))["token"]
+            with (
+                running_join(tmp_path / "laptop", url, token, *laptop_server(backend.base_url), *options) as laptop,
+                running_join(tmp_path / "second" / "home", url, other, "--config", str(second), *options) as joined,
+            ):
+                await laptop.until("joined as laptop")
+                await joined.until("joined as second")
+                await eventually(partial(answers, mesh.url, "llama"), 15.0, "llama does not answer")
+                reach = {"source": private.base_url, "name": "reach", "parameters": {"api_key_env": "LAPTOP_KEY"}}
+                for body in (
+                    {**reach, "runner": "laptop"},
+                    {**reach, "runner": "second"},
+                    {"source": __file__, "name": "file", "runner": "second"},
+                ):
+                    await _is_refused(mesh, body)
+                runner = next(each for each in await mesh.runners() if each.name == "second")
+                assert not runner.capability.attaches_servers
+                async with open_channel(runner.address) as channel:
+                    control: Any = runner_service_pb2_grpc.RunnerServiceStub(channel)
+                    add = control.AddModel(pb.AddModelRequest(source=__file__), metadata=metadata_of(runner.address))
+                    error = await _error(add.read())
+                    # With consent the rpc arrives, and requires the registry's permit.
+                    assert error is (Reason.PERMIT_INVALID if accepts else Reason.PERMISSION_DENIED)
+            async with aiohttp.ClientSession() as http, http.get(f"{mesh.url}/v1/models") as listed:
+                names = {model["id"] for model in (await listed.json())["data"]}
+            assert not names & {"reach", "file", "diary"}
+        assert not (await private.state()).requests_started
+
+
+async def _error(call: Any) -> Reason:
+    try:
+        await call
+    except Exception as error:  # noqa: BLE001 - told below
+        return error_from_call(error, Reason.INTERNAL).reason  # type: ignore[arg-type]
+    raise AssertionError("the call was answered")
