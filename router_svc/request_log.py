@@ -66,7 +66,7 @@ class RequestLogLimits:
     first."""
     max_receipt_bytes: int = 16_384
     """A larger receipt is stored without signals, warnings and engine log lines, then without the messages of its
-    attempts; if it is still too large, only its outcome is stored."""
+    attempts, then without its attempts; if it is still too large, only its outcome is stored."""
 
 
 RETRY_AFTER_SECONDS = 1.0
@@ -558,6 +558,8 @@ class RequestLog:
         if kept.ByteSize() > self.limits.max_receipt_bytes:
             for attempt in kept.attempts[:-1]:
                 attempt.ClearField("message")
+        if kept.ByteSize() > self.limits.max_receipt_bytes:
+            kept.ClearField("attempts")
         if kept.ByteSize() <= self.limits.max_receipt_bytes:
             return kept
         return receipt_pb2.Receipt(outcome=receipt.outcome, reason=receipt.reason, left_premises=receipt.left_premises)

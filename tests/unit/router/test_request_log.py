@@ -278,12 +278,24 @@ def test_request_log_stays_within_its_bound() -> None:
 
 def test_receipt_too_large_even_without_signals_keeps_its_outcome() -> None:
     log = log_with(asked())
-    receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_FAILED, left_premises=True)
+    receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_FAILED, left_premises=True, model="m" * 20_000)
     for _ in range(400):
         receipt.attempts.add(runner="x" * 128)
     log.note_end(ending(1, 1.0, Reason.WORKER_LOST, receipt))
     kept = record_of(log).receipt
     assert (kept.outcome, kept.left_premises, len(kept.attempts)) == (receipt_pb2.OUTCOME_FAILED, True, 0)
+
+
+def test_bug_task_with_hundreds_of_attempts_was_recorded_without_its_tokens() -> None:
+    """Usage had them, so the two did not agree."""
+    log = log_with(asked())
+    receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_COMPLETED, price_nanodollars=7)
+    receipt.usage.prompt_tokens = 39
+    for _ in range(400):
+        receipt.attempts.add(runner="x" * 64, message="busy")
+    log.note_end(ending(1, 1.0, Reason.UNSPECIFIED, receipt))
+    kept = record_of(log).receipt
+    assert (kept.usage.prompt_tokens, kept.price_nanodollars, len(kept.attempts)) == (39, 7, 0)
 
 
 def test_receipt_with_a_reason_of_a_newer_version_still_ends_its_request() -> None:
