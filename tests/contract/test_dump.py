@@ -278,6 +278,25 @@ def test_failed_restore_leaves_the_key_files_of_before(tmp_path: Path) -> None:
     assert not results.exists()
 
 
+def test_key_of_results_is_that_of_the_configuration(tmp_path: Path) -> None:
+    """The URLs of stored images did not work on the other machine."""
+    home, named = WeftHome(tmp_path / "home"), tmp_path / "shared.key"
+    config = parse_config({"gateway": {"results": {"key_file": str(named)}}})
+    for file, content in ((home.state / "results.key", b"an earlier one"), (named, b"the one in use")):
+        replace_file(file, content.ljust(32))
+
+    async def create() -> None:
+        store = Store(home.state / "registry.db", "registry", schema=SCHEMAS["registry"])
+        await store.open()
+        await store.close()
+
+    asyncio.run(create())
+    dump_mesh(config, home, tmp_path / "mesh.dump", from_home=False, show=ignored)
+    named.unlink()
+    restore_mesh(config, home, tmp_path / "mesh.dump", replace=False, show=ignored)
+    assert named.read_bytes() == b"the one in use".ljust(32)
+
+
 async def test_text_that_postgresql_cannot_store_is_replaced_and_a_value_that_does_not_fit_is_named(
     older: Schema, postgres_url: str, tmp_path: Path
 ) -> None:

@@ -55,7 +55,6 @@ _HOLDINGS: Mapping[str, Mapping[str, str]] = {
 """Tables whose rows an operator would miss, and what they are."""
 MAX_FILE_BYTES = 1024**2
 _FILES = (
-    "results.key",
     "edge/ca.key",
     "edge/ca.pem",
     "edge/cert.pem",
@@ -178,6 +177,7 @@ def _state_files(config: WeftConfig, home: WeftHome) -> dict[str, Path]:
     return {
         "key-pepper": config.registry.keys.pepper_file or home.state / "key-pepper",
         "secret-keys": config.registry.secrets.key_file or home.state / "secret-keys",
+        "results.key": (config.gateway.results.key_file or home.state / "results.key").expanduser(),
         **{name: home.state / name for name in _FILES},
     }
 
