@@ -33,12 +33,7 @@ def host_name(url: str) -> str | None:
 
 def is_own_host(name: str | None, config: GatewayConfig) -> bool:
     """Whether a host name is one of this gateway's."""
-    if name is None:
-        return False
-    if name in LOOPBACK_NAMES or name == config.host or name in config.allowed_hosts:
-        return True
-    # DNS rebinding needs a host name, so addresses are safe on a gateway that listens on all of them.
-    return is_any_host(config.host) and is_address(name)
+    return name is not None and (name in LOOPBACK_NAMES or name == config.host or name in config.allowed_hosts)
 
 
 def may_be_called(name: str | None, config: GatewayConfig) -> bool:
@@ -48,7 +43,11 @@ def may_be_called(name: str | None, config: GatewayConfig) -> bool:
     machine (RFC 6761). Pages under these names are still foreign: see `is_allowed_origin`. Ollama also accepts any
     `.local` name; every device of a network may announce one, so here only the machine's own is.
     """
-    return is_own_host(name, config) or (name is not None and (name.endswith(_RESERVED) or name in _machine_names()))
+    if name is None or is_own_host(name, config):
+        return name is not None
+    # DNS rebinding needs a host name, so addresses are safe on a gateway that listens on all of them.
+    is_safe = is_any_host(config.host) and is_address(name)
+    return is_safe or name.endswith(_RESERVED) or name in _machine_names()
 
 
 @lru_cache(maxsize=1)
@@ -112,15 +111,18 @@ def is_allowed_origin(origin: bytes, host: bytes, config: GatewayConfig) -> bool
     """Whether pages of an origin may call and read answers: allowed origins, and the gateway's own names.
 
     `origin` and `host` are the request's headers. A loopback name with another port than the gateway's is another
-    program, which has to be in the list.
+    program, which has to be in the list. If the gateway listens on all addresses, the one that was called is its own.
     """
     text = origin.decode("latin-1")
     if _pattern(config.cors.allowed_origins).fullmatch(text) is not None:
         return True
     name = host_name(text)
-    if not text.startswith(WEB_SCHEMES) or not is_own_host(name, config):
+    if not text.startswith(WEB_SCHEMES) or name is None:
         return False
-    return name not in LOOPBACK_NAMES or text.partition("://")[2].encode("latin-1") == host.lower()
+    if name in LOOPBACK_NAMES:
+        return text.partition("://")[2].encode("latin-1") == host.lower()
+    called = host_name(f"//{host.decode('latin-1')}")
+    return is_own_host(name, config) or (is_any_host(config.host) and is_address(name) and name == called)
 
 
 class CrossOrigin:

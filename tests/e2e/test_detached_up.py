@@ -34,8 +34,7 @@ async def test_first_key_is_shown_once_on_the_terminal_like_in_the_foreground(tm
     try:
         said, key = re.search(r"(callers need one\. .*)\s+(weft_\S+)", shown).groups()  # type: ignore[union-attr]
         assert said.rstrip() == "callers need one. The first, with the role admin, is shown only now:"
-        assert f"export WEFT_API_KEY={key}" in shown
-        assert f"OPENAI_API_KEY={key}" in shown
+        assert shown.count(key) == 1, "no command uses the admin key"
         assert re.search(r"with this command, shown only now, valid for 30 days:\s+weft runner join ", shown)
         assert "first-" not in shown, "no file is named"
         assert not any((home / name).exists() for name in (KEY_FILE, JOIN_FILE)), "shown only now"

@@ -116,7 +116,7 @@ def ready_text(host: "UpHost", home: WeftHome, access: FirstAccess) -> str:
         else ""
     )
     facts = "".join(_facts(host, home, access))
-    tries = "".join(_tries(host, access))
+    tries = "".join(_tries(host))
     return f"\n  weft is up\n\n{facts}{notices}{warning}\n{tries}{STOP_LINE}\n"
 
 
@@ -133,7 +133,6 @@ class KeptAccess:
         if kept.key_file is not None and (secret := self._secret_in(line, kept.key_file)):
             shown = replace(kept, key=secret, key_file=None)
             line = line.replace(_joined(*_key_lines(kept)), _joined(*_key_lines(shown)))
-            line = line.replace(_key_word(kept), _key_word(shown))
         if kept.join_file is not None and (secret := self._secret_in(line, kept.join_file)):
             shown = replace(kept, join_command=secret, join_file=None)
             line = line.replace(_joined(*_join_lines("", kept)), _joined(*_join_lines("", shown)))
@@ -216,12 +215,11 @@ def _announcement_lines(state: "AnnouncementState") -> Iterator[str]:
         yield f"and for this fingerprint: {state.fingerprint}"
 
 
-def _tries(host: "UpHost", access: FirstAccess) -> Iterator[str]:
+def _tries(host: "UpHost") -> Iterator[str]:
     model, command = host.example_model
     trust = f" --cacert {shlex.quote(str(host.certificate.authority_file))}" if host.certificate is not None else ""
     key = ' -H "Authorization: Bearer $WEFT_API_KEY"' if host.asks_for_keys else ""
-    word = _key_word(access)
-    given = f"    export WEFT_API_KEY={word}\n" if word else ""
+    given = "    export WEFT_API_KEY=$(weft keys create --role user -o name)\n" if host.asks_for_keys else ""
     if command:
         yield f"  try it:\n\n{given}    {command} --model {model}\n\n"
     else:
@@ -231,24 +229,19 @@ def _tries(host: "UpHost", access: FirstAccess) -> Iterator[str]:
             f'      -d \'{{"model": "{model}", "messages": [{{"role": "user", "content": "Say hello"}}]}}\'\n\n'
         )
     if host.network_urls:
-        yield f"  from another machine:\n\n{''.join(_elsewhere(host, access))}\n"
+        yield f"  from another machine:\n\n{''.join(_elsewhere(host))}\n"
 
 
-def _key_word(access: FirstAccess) -> str:
-    """Returns the first key, quoted for a shell; empty if none was created."""
-    return access.key or ("" if access.key_file is None else f"$(cat {shlex.quote(str(access.key_file))})")
-
-
-def _elsewhere(host: "UpHost", access: FirstAccess) -> Iterator[str]:
+def _elsewhere(host: "UpHost") -> Iterator[str]:
     url = host.network_urls[0]
-    key = _key_word(access) or "weft_..."
     trust, own = "", host.certificate
+    yield "    weft keys create --role user             # on this machine: prints the key\n"
     if own is not None:
         trust = f" --cacert {CA_NAME}"
         yield f"    curl -sk {url}/ca.pem -o {CA_NAME}\n"
         yield f"    openssl x509 -in {CA_NAME} -outform der | sha256sum   # must be {own.fingerprint[7:]}\n"
         yield f"    export SSL_CERT_FILE=$PWD/{CA_NAME}\n"
-    yield f"    export OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY={key}\n"
+    yield f"    export OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY=weft_...\n"
     yield f'    curl{trust} $OPENAI_BASE_URL/models -H "Authorization: Bearer $OPENAI_API_KEY"\n'
 
 

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from gateway.config import CorsConfig, GatewayConfig
 from gateway.endpoints import GATEWAY_ROUTERS
-from gateway.http.cors import EXPOSED_HEADERS, METHODS, REQUEST_HEADERS
+from gateway.http.cors import EXPOSED_HEADERS, METHODS, REQUEST_HEADERS, host_name, is_allowed_origin, may_be_called
 from gateway.routing import routes_of
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -143,6 +143,27 @@ async def test_request_of_another_page_is_rejected_without_cors_headers_and_not_
         answer = await gateway.request(method, "/v1/chat/completions", CHAT, headers)
         assert gateway.dispatcher.calls == []
     assert (answer.status, cors_headers(answer)) == (403, {})
+
+
+@pytest.mark.parametrize(
+    ("host", "origin", "called", "is_own"),
+    [
+        ("0.0.0.0", "http://10.0.0.9:3000", "10.0.0.5:8080", False),
+        ("0.0.0.0", "http://10.0.0.5:3000", "10.0.0.5:8080", True),
+        ("0.0.0.0", "https://10.0.0.5:8080", "10.0.0.5:8080", True),
+        ("::", "https://[2001:db8::9]", "[2001:db8::5]:8080", False),
+        ("::", "https://[2001:db8::5]:8080", "[2001:db8::5]:8080", True),
+        ("0.0.0.0", "https://10.0.0.9", "mesh.example", False),
+        ("10.0.0.5", "http://10.0.0.5:3000", "10.0.0.5:8080", True),
+        ("10.0.0.5", "http://10.0.0.9", "10.0.0.5:8080", False),
+    ],
+)
+def test_pages_of_other_addresses_are_foreign_to_a_gateway_on_all_addresses(
+    host: str, origin: str, called: str, is_own: bool
+) -> None:
+    config = GatewayConfig(host=host, allowed_hosts=frozenset({"mesh.example"}))
+    assert is_allowed_origin(origin.encode(), called.encode(), config) is is_own
+    assert may_be_called(host_name(f"//{called}"), config), "callers may use any address that leads here"
 
 
 @pytest.mark.parametrize(

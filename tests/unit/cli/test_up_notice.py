@@ -29,6 +29,21 @@ def test_workbench_address_is_shown_if_it_is_enabled(is_enabled: bool, tmp_path:
     assert ("/ui/" in ready_text(host, home, FirstAccess())) is is_enabled
 
 
+@pytest.mark.parametrize(
+    "access", [FirstAccess(key="weft_first"), FirstAccess(key_file=Path("/home/x/first-admin-key"))]
+)
+def test_no_suggested_command_uses_the_admin_key(access: FirstAccess, tmp_path: Path) -> None:
+    home, source = WeftHome(tmp_path), ConfigurationSource()
+    host = UpHost(source, source.of_document({"host": "0.0.0.0", "auth": {"required": True}}, ()), home)
+    host.network_urls = ("https://box:8080",)
+    facts, _, tries = ready_text(host, home, access).partition("try it:")
+    assert (access.key or KEY_FILE) in facts
+    assert "weft_first" not in tries
+    assert KEY_FILE not in tries
+    assert tries.index("weft keys create") < tries.index("OPENAI_API_KEY=weft_...")
+    assert "export WEFT_API_KEY=$(weft keys create --role user -o name)\n" in tries
+
+
 VOICE = {"name": "voice", "runtime": "piper", "models": [{"name": "reader", "path": "/voices"}]}
 
 
