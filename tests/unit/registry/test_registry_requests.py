@@ -11,7 +11,7 @@ from kit.refusals import refused
 from registry_svc.config import RegistryConfig
 from registry_svc.mesh.requests import MAX_PAGE_SIZE, page_of, valid_heartbeat, valid_opening
 from registry_svc.wire_values import page_token
-from weft.api.registry.v1 import model_pb2, registry_service_pb2, runner_pb2, runner_session_service_pb2
+from weft.api.registry.v1 import model_pb2, registry_service_pb2, runner_pb2, runner_session_service_pb2, wake_pb2
 from weft.documents.left_out import left_out_item
 from weft.kernel.errors import FieldError
 from weft.kernel.names import is_name
@@ -152,6 +152,61 @@ def test_invalid_item_of_an_opening_is_left_out_with_the_reason(
     assert left_out_item(item).startswith(said)
     assert [model.name for model in request.models] == models
     assert not valid_opening(request, CONFIG)
+
+
+HTTP = wake_pb2.WakeRecipe(http=wake_pb2.HttpAction(url="http://127.0.0.1:8080/api/v1/tenants/acme", method="DELETE"))
+COMMAND = wake_pb2.WakeRecipe(command=wake_pb2.CommandAction(argv=["/bin/true"]))
+PACKET = wake_pb2.WakeRecipe(wake_on_lan=wake_pb2.WakeOnLanAction(mac_address="02:00:00:00:00:01"))
+
+
+@pytest.mark.parametrize("recipe", [HTTP, COMMAND])
+@pytest.mark.parametrize("by_runner", [True, False])
+def test_joined_machine_cannot_make_the_mesh_call_an_address_or_run_a_program(
+    recipe: wake_pb2.WakeRecipe, by_runner: bool
+) -> None:
+    request = an_opening()
+    request.runner.dial_out = True
+    request.models[0].wake.CopyFrom(wake_pb2.Wake(by_runner=by_runner, by_mesh=recipe))
+    [item] = valid_opening(request, CONFIG)
+    assert left_out_item(item) == (
+        "wake m1: a joined machine may publish Wake-on-LAN recipes only; an operator declares others with weft apply"
+    )
+    assert [model.name for model in request.models] == ["m1"]
+    assert request.models[0].HasField("wake") is by_runner
+    assert not request.models[0].wake.HasField("by_mesh")
+
+
+def test_joined_machine_may_publish_a_packet_and_a_configured_runner_a_request() -> None:
+    for dial_out, recipe in ((True, PACKET), (False, PACKET), (False, HTTP)):
+        request = an_opening()
+        request.runner.dial_out = dial_out
+        request.models[0].wake.by_mesh.CopyFrom(recipe)
+        assert not valid_opening(request, CONFIG)
+        assert request.models[0].wake.HasField("by_mesh")
+
+
+@pytest.mark.parametrize(
+    ("target", "dial_out", "left"),
+    [
+        ({"model": "m2"}, True, False),
+        ({"model": "m1"}, True, True),
+        ({"model": "of-the-mesh"}, True, True),
+        ({"pool": "pool"}, True, True),
+        ({"model": "of-the-mesh"}, False, False),
+    ],
+)
+def test_joined_machine_publishes_tools_only_for_models_that_it_alone_serves(
+    target: dict[str, str], dial_out: bool, left: bool
+) -> None:
+    """`m1` is in a pool, whose other members would run the tools of their runners."""
+    request = an_opening()
+    request.runner.dial_out = dial_out
+    request.models.add(name="m2", operations=[model_pb2.MODEL_OPERATION_CHAT])
+    agent = request.agents.add(name="a1", **target)
+    assert not valid_opening(request, CONFIG)
+    agent.behaviour.tools.append("read_note")
+    found = valid_opening(request, CONFIG)
+    assert [(item.kind, item.name) for item in found] == ([("agent", "a1")] if left else [])
 
 
 def test_opening_may_contain_a_first_report_whose_invalid_parts_are_left_out() -> None:
