@@ -1,11 +1,14 @@
 """Texts that make another process open, read or run something need the permission for exactly that."""
 
 from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
+from weft import api
 from weft.api.common.v1 import document_pb2
 from weft.api.operations.v1.operation_pb2 import LoadModel, OperationAction, PullModel
 from weft.documents.kinds import DECLARED_KINDS, KINDS
@@ -16,9 +19,10 @@ from weft.documents.rights import require_declarable, require_operable
 from weft.documents.yaml_documents import parse_document
 from weft.kernel.errors import WeftError
 from weft.kernel.load_parameters import check_parameters, load_parameter, parameter_reach
-from weft.kernel.principal import LOCAL, Principal, parse_scopes
+from weft.kernel.principal import LOCAL, MESH_ACCESS, Principal, parse_scopes
 from weft.kernel.reach import Reach
 from weft.kernel.reasons import Reason
+from weft.kernel.rpc_auth import access_of
 
 
 def fields_below(descriptor: Any, seen: set[str]) -> Iterator[FieldDescriptor]:
@@ -30,7 +34,8 @@ def fields_below(descriptor: Any, seen: set[str]) -> Iterator[FieldDescriptor]:
         kind = field.message_type
         if kind is not None and kind.GetOptions().map_entry:
             kind = kind.fields_by_name["value"].message_type
-        if kind is not None:
+        # Documents in an Any are among the declarations.
+        if kind is not None and kind.full_name != "google.protobuf.Any":
             yield from fields_below(kind, seen)
 
 
@@ -46,11 +51,38 @@ def written_texts() -> list[FieldDescriptor]:
     return [field for root in roots for field in fields_below(root, seen) if is_text(field)]
 
 
+def requested_texts() -> list[FieldDescriptor]:
+    """The text fields of all requests that others than services of the mesh may send over gRPC."""
+    seen: set[str] = set()
+    methods = [method for service in services() for method in service.methods]
+    open_to_callers = [
+        each for each in methods if access_of(f"/{each.containing_service.full_name}/{each.name}") != MESH_ACCESS
+    ]
+    return [field for each in open_to_callers for field in fields_below(each.input_type, seen) if is_text(field)]
+
+
+def services() -> Iterator[Any]:
+    for file in Path(api.__path__[0]).rglob("*_service_pb2.py"):
+        module = import_module(".".join([api.__name__, *file.relative_to(api.__path__[0]).with_suffix("").parts]))
+        yield from module.DESCRIPTOR.services_by_name.values()
+
+
 def test_every_text_that_callers_write_states_its_reach() -> None:
-    texts = written_texts()
-    assert len(texts) > 50
-    unmarked = [field.full_name for field in texts if reach_of(field) is Reach.UNSPECIFIED]
+    texts = {field.full_name: reach_of(field) for field in (*written_texts(), *requested_texts())}
+    assert len(texts) > 200
+    unmarked = [name for name, reach in texts.items() if reach is Reach.UNSPECIFIED]
     assert not unmarked, f"state (weft.api.common.v1.reach) of {', '.join(unmarked)}"
+
+
+PERMITTED = {"weft.api.runner.v1.DescribeRequest.source"}
+"""Texts with a permit of the registry, which checks the author."""
+
+
+def test_requests_without_the_check_have_no_text_that_needs_it() -> None:
+    """`require_declarable` and `require_operable` check documents and actions; all other requests are inert."""
+    checked = {field.full_name for field in written_texts()}
+    others = {field.full_name: reach_of(field) for field in requested_texts() if field.full_name not in checked}
+    assert {name for name, reach in others.items() if reach not in (Reach.NONE, Reach.NAME)} == PERMITTED
 
 
 def test_marks_in_code_have_the_numbers_of_the_contract() -> None:

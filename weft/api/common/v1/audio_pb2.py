@@ -23,27 +23,40 @@ _sym_db = _symbol_database.Default()
 
 
 from weft.api.common.v1 import chat_pb2 as weft_dot_api_dot_common_dot_v1_dot_chat__pb2
+from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eweft/api/common/v1/audio.proto\x12\x12weft.api.common.v1\x1a\x1dweft/api/common/v1/chat.proto\"\x80\x02\n\x14TranscriptionPayload\x12,\n\x05\x61udio\x18\x01 \x01(\x0b\x32\x1d.weft.api.common.v1.MediaPart\x12\x10\n\x08language\x18\x02 \x01(\t\x12\x0e\n\x06prompt\x18\x03 \x01(\t\x12\x18\n\x0btemperature\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\ttranslate\x18\x05 \x01(\x08\x12\x15\n\rwith_segments\x18\x06 \x01(\x08\x12\x12\n\nwith_words\x18\x07 \x01(\x08\x12\x1c\n\x0fvoice_detection\x18\x08 \x01(\x08H\x01\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x12\n\x10_voice_detection\"\x85\x01\n\rTranscription\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x10\n\x08language\x18\x02 \x01(\t\x12\x18\n\x10\x64uration_seconds\x18\x03 \x01(\x01\x12:\n\x08segments\x18\x04 \x03(\x0b\x32(.weft.api.common.v1.TranscriptionSegment\"\xd0\x02\n\x14TranscriptionSegment\x12\x15\n\rstart_seconds\x18\x01 \x01(\x01\x12\x13\n\x0b\x65nd_seconds\x18\x02 \x01(\x01\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x34\n\x05words\x18\x04 \x03(\x0b\x32%.weft.api.common.v1.TranscriptionWord\x12\x19\n\x0cmean_logprob\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\"\n\x15no_speech_probability\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x1e\n\x11\x63ompression_ratio\x18\x07 \x01(\x01H\x02\x88\x01\x01\x12\x18\n\x0btemperature\x18\x08 \x01(\x01H\x03\x88\x01\x01\x42\x0f\n\r_mean_logprobB\x18\n\x16_no_speech_probabilityB\x14\n\x12_compression_ratioB\x0e\n\x0c_temperature\"w\n\x11TranscriptionWord\x12\x15\n\rstart_seconds\x18\x01 \x01(\x01\x12\x13\n\x0b\x65nd_seconds\x18\x02 \x01(\x01\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x18\n\x0bprobability\x18\x04 \x01(\x01H\x00\x88\x01\x01\x42\x0e\n\x0c_probability\"\x85\x01\n\x0eTranscriptPart\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x39\n\x07segment\x18\x02 \x01(\x0b\x32(.weft.api.common.v1.TranscriptionSegment\x12\x10\n\x08language\x18\x03 \x01(\t\x12\x18\n\x10\x64uration_seconds\x18\x04 \x01(\x01\"?\n\nSpeechPart\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x12\n\nmedia_type\x18\x02 \x01(\t\x12\x0f\n\x07\x66ile_id\x18\x03 \x01(\t\"q\n\rSpeechPayload\x12\r\n\x05input\x18\x01 \x01(\t\x12\r\n\x05voice\x18\x02 \x01(\t\x12\x0e\n\x06\x66ormat\x18\x03 \x01(\t\x12\x12\n\x05speed\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x0cinstructions\x18\x05 \x01(\tB\x08\n\x06_speedb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eweft/api/common/v1/audio.proto\x12\x12weft.api.common.v1\x1a\x1dweft/api/common/v1/chat.proto\x1a!weft/api/common/v1/document.proto\"\x8c\x02\n\x14TranscriptionPayload\x12,\n\x05\x61udio\x18\x01 \x01(\x0b\x32\x1d.weft.api.common.v1.MediaPart\x12\x16\n\x08language\x18\x02 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x14\n\x06prompt\x18\x03 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x18\n\x0btemperature\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\ttranslate\x18\x05 \x01(\x08\x12\x15\n\rwith_segments\x18\x06 \x01(\x08\x12\x12\n\nwith_words\x18\x07 \x01(\x08\x12\x1c\n\x0fvoice_detection\x18\x08 \x01(\x08H\x01\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x12\n\x10_voice_detection\"\x85\x01\n\rTranscription\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x10\n\x08language\x18\x02 \x01(\t\x12\x18\n\x10\x64uration_seconds\x18\x03 \x01(\x01\x12:\n\x08segments\x18\x04 \x03(\x0b\x32(.weft.api.common.v1.TranscriptionSegment\"\xd0\x02\n\x14TranscriptionSegment\x12\x15\n\rstart_seconds\x18\x01 \x01(\x01\x12\x13\n\x0b\x65nd_seconds\x18\x02 \x01(\x01\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x34\n\x05words\x18\x04 \x03(\x0b\x32%.weft.api.common.v1.TranscriptionWord\x12\x19\n\x0cmean_logprob\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\"\n\x15no_speech_probability\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x1e\n\x11\x63ompression_ratio\x18\x07 \x01(\x01H\x02\x88\x01\x01\x12\x18\n\x0btemperature\x18\x08 \x01(\x01H\x03\x88\x01\x01\x42\x0f\n\r_mean_logprobB\x18\n\x16_no_speech_probabilityB\x14\n\x12_compression_ratioB\x0e\n\x0c_temperature\"w\n\x11TranscriptionWord\x12\x15\n\rstart_seconds\x18\x01 \x01(\x01\x12\x13\n\x0b\x65nd_seconds\x18\x02 \x01(\x01\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x18\n\x0bprobability\x18\x04 \x01(\x01H\x00\x88\x01\x01\x42\x0e\n\x0c_probability\"\x85\x01\n\x0eTranscriptPart\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x39\n\x07segment\x18\x02 \x01(\x0b\x32(.weft.api.common.v1.TranscriptionSegment\x12\x10\n\x08language\x18\x03 \x01(\t\x12\x18\n\x10\x64uration_seconds\x18\x04 \x01(\x01\"?\n\nSpeechPart\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x12\n\nmedia_type\x18\x02 \x01(\t\x12\x0f\n\x07\x66ile_id\x18\x03 \x01(\t\"\x89\x01\n\rSpeechPayload\x12\x13\n\x05input\x18\x01 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x13\n\x05voice\x18\x02 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x14\n\x06\x66ormat\x18\x03 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x12\n\x05speed\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\x0cinstructions\x18\x05 \x01(\tB\x04\xb8\xb5\x18\x01\x42\x08\n\x06_speedb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.api.common.v1.audio_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TRANSCRIPTIONPAYLOAD']._serialized_start=86
-  _globals['_TRANSCRIPTIONPAYLOAD']._serialized_end=342
-  _globals['_TRANSCRIPTION']._serialized_start=345
-  _globals['_TRANSCRIPTION']._serialized_end=478
-  _globals['_TRANSCRIPTIONSEGMENT']._serialized_start=481
-  _globals['_TRANSCRIPTIONSEGMENT']._serialized_end=817
-  _globals['_TRANSCRIPTIONWORD']._serialized_start=819
-  _globals['_TRANSCRIPTIONWORD']._serialized_end=938
-  _globals['_TRANSCRIPTPART']._serialized_start=941
-  _globals['_TRANSCRIPTPART']._serialized_end=1074
-  _globals['_SPEECHPART']._serialized_start=1076
-  _globals['_SPEECHPART']._serialized_end=1139
-  _globals['_SPEECHPAYLOAD']._serialized_start=1141
-  _globals['_SPEECHPAYLOAD']._serialized_end=1254
+  _globals['_TRANSCRIPTIONPAYLOAD'].fields_by_name['language']._loaded_options = None
+  _globals['_TRANSCRIPTIONPAYLOAD'].fields_by_name['language']._serialized_options = b'\270\265\030\001'
+  _globals['_TRANSCRIPTIONPAYLOAD'].fields_by_name['prompt']._loaded_options = None
+  _globals['_TRANSCRIPTIONPAYLOAD'].fields_by_name['prompt']._serialized_options = b'\270\265\030\001'
+  _globals['_SPEECHPAYLOAD'].fields_by_name['input']._loaded_options = None
+  _globals['_SPEECHPAYLOAD'].fields_by_name['input']._serialized_options = b'\270\265\030\001'
+  _globals['_SPEECHPAYLOAD'].fields_by_name['voice']._loaded_options = None
+  _globals['_SPEECHPAYLOAD'].fields_by_name['voice']._serialized_options = b'\270\265\030\001'
+  _globals['_SPEECHPAYLOAD'].fields_by_name['format']._loaded_options = None
+  _globals['_SPEECHPAYLOAD'].fields_by_name['format']._serialized_options = b'\270\265\030\001'
+  _globals['_SPEECHPAYLOAD'].fields_by_name['instructions']._loaded_options = None
+  _globals['_SPEECHPAYLOAD'].fields_by_name['instructions']._serialized_options = b'\270\265\030\001'
+  _globals['_TRANSCRIPTIONPAYLOAD']._serialized_start=121
+  _globals['_TRANSCRIPTIONPAYLOAD']._serialized_end=389
+  _globals['_TRANSCRIPTION']._serialized_start=392
+  _globals['_TRANSCRIPTION']._serialized_end=525
+  _globals['_TRANSCRIPTIONSEGMENT']._serialized_start=528
+  _globals['_TRANSCRIPTIONSEGMENT']._serialized_end=864
+  _globals['_TRANSCRIPTIONWORD']._serialized_start=866
+  _globals['_TRANSCRIPTIONWORD']._serialized_end=985
+  _globals['_TRANSCRIPTPART']._serialized_start=988
+  _globals['_TRANSCRIPTPART']._serialized_end=1121
+  _globals['_SPEECHPART']._serialized_start=1123
+  _globals['_SPEECHPART']._serialized_end=1186
+  _globals['_SPEECHPAYLOAD']._serialized_start=1189
+  _globals['_SPEECHPAYLOAD']._serialized_end=1326
 # @@protoc_insertion_point(module_scope)

@@ -22,45 +22,88 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
 from weft.api.common.v1 import json_value_pb2 as weft_dot_api_dot_common_dot_v1_dot_json__value__pb2
 from weft.api.common.v1 import sampling_pb2 as weft_dot_api_dot_common_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dweft/api/common/v1/chat.proto\x12\x12weft.api.common.v1\x1a#weft/api/common/v1/json_value.proto\x1a!weft/api/common/v1/sampling.proto\"\xd2\x04\n\x0b\x43hatPayload\x12\x31\n\x08messages\x18\x01 \x03(\x0b\x32\x1f.weft.api.common.v1.ChatMessage\x12\x34\n\x08sampling\x18\x02 \x01(\x0b\x32\".weft.api.common.v1.SamplingParams\x12\'\n\x05tools\x18\x03 \x03(\x0b\x32\x18.weft.api.common.v1.Tool\x12\x33\n\x0btool_choice\x18\x04 \x01(\x0b\x32\x1e.weft.api.common.v1.ToolChoice\x12 \n\x13parallel_tool_calls\x18\x05 \x01(\x08H\x00\x88\x01\x01\x12;\n\x0fresponse_format\x18\x06 \x01(\x0b\x32\".weft.api.common.v1.ResponseFormat\x12\x19\n\x0c\x63hoice_count\x18\x07 \x01(\x05H\x01\x88\x01\x01\x12\x10\n\x08logprobs\x18\x08 \x01(\x08\x12\x19\n\x0ctop_logprobs\x18\t \x01(\x05H\x02\x88\x01\x01\x12=\n\x10reasoning_effort\x18\n \x01(\x0e\x32#.weft.api.common.v1.ReasoningEffort\x12\x15\n\x08thinking\x18\x0b \x01(\x08H\x03\x88\x01\x01\x12\x38\n\x10\x65xtra_parameters\x18\x0c \x01(\x0b\x32\x1e.weft.api.common.v1.JsonObjectB\x16\n\x14_parallel_tool_callsB\x0f\n\r_choice_countB\x0f\n\r_top_logprobsB\x0b\n\t_thinking\"\xd7\x03\n\x0b\x43hatMessage\x12&\n\x04role\x18\x01 \x01(\x0e\x32\x18.weft.api.common.v1.Role\x12\x30\n\x07\x63ontent\x18\x02 \x03(\x0b\x32\x1f.weft.api.common.v1.ContentPart\x12\x11\n\x04name\x18\x03 \x01(\tH\x00\x88\x01\x01\x12\x36\n\ntool_calls\x18\x04 \x03(\x0b\x32\".weft.api.common.v1.ToolCallRecord\x12\x19\n\x0ctool_call_id\x18\x05 \x01(\tH\x01\x88\x01\x01\x12\x16\n\treasoning\x18\x06 \x01(\tH\x02\x88\x01\x01\x12\x14\n\x07refusal\x18\x07 \x01(\tH\x03\x88\x01\x01\x12\x31\n\ncache_mark\x18\x08 \x01(\x0b\x32\x1d.weft.api.common.v1.CacheMark\x12=\n\x10signed_reasoning\x18\t \x03(\x0b\x32#.weft.api.common.v1.SignedReasoning\x12\x34\n\x0c\x65xtra_fields\x18\n \x01(\x0b\x32\x1e.weft.api.common.v1.JsonObjectB\x07\n\x05_nameB\x0f\n\r_tool_call_idB\x0c\n\n_reasoningB\n\n\x08_refusal\"D\n\x0fSignedReasoning\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\tsignature\x18\x02 \x01(\t\x12\x10\n\x08redacted\x18\x03 \x01(\t\"\x18\n\tCacheMark\x12\x0b\n\x03ttl\x18\x01 \x01(\t\"\xb8\x01\n\x0b\x43ontentPart\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12.\n\x05image\x18\x02 \x01(\x0b\x32\x1d.weft.api.common.v1.MediaPartH\x00\x12.\n\x05\x61udio\x18\x03 \x01(\x0b\x32\x1d.weft.api.common.v1.MediaPartH\x00\x12\x31\n\ncache_mark\x18\x04 \x01(\x0b\x32\x1d.weft.api.common.v1.CacheMarkB\x06\n\x04kind\"N\n\tMediaPart\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x12\n\nmedia_type\x18\x02 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\x12\x0f\n\x07\x66ile_id\x18\x04 \x01(\t\"\xab\x01\n\x0eToolCallRecord\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x16\n\x0e\x61rguments_text\x18\x03 \x01(\t\x12\x31\n\ncache_mark\x18\x04 \x01(\x0b\x32\x1d.weft.api.common.v1.CacheMark\x12\x34\n\x0c\x65xtra_fields\x18\x05 \x01(\x0b\x32\x1e.weft.api.common.v1.JsonObject\":\n\x04Tool\x12\x32\n\x08\x66unction\x18\x01 \x01(\x0b\x32 .weft.api.common.v1.FunctionTool\"\xcd\x01\n\x0c\x46unctionTool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x18\n\x0b\x64\x65scription\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x32\n\nparameters\x18\x03 \x01(\x0b\x32\x1e.weft.api.common.v1.JsonObject\x12\x13\n\x06strict\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\x31\n\ncache_mark\x18\x05 \x01(\x0b\x32\x1d.weft.api.common.v1.CacheMarkB\x0e\n\x0c_descriptionB\t\n\x07_strict\"\xb1\x01\n\nToolChoice\x12\x33\n\x04mode\x18\x01 \x01(\x0e\x32#.weft.api.common.v1.ToolChoice.ModeH\x00\x12\x17\n\rfunction_name\x18\x02 \x01(\tH\x00\"M\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\r\n\tMODE_NONE\x10\x01\x12\r\n\tMODE_AUTO\x10\x02\x12\x11\n\rMODE_REQUIRED\x10\x03\x42\x06\n\x04kind\"|\n\x0eResponseFormat\x12\x0e\n\x04text\x18\x01 \x01(\x08H\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12;\n\x0bjson_schema\x18\x03 \x01(\x0b\x32$.weft.api.common.v1.JsonSchemaFormatH\x00\x42\x06\n\x04kind\"\x9a\x01\n\x10JsonSchemaFormat\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x18\n\x0b\x64\x65scription\x18\x02 \x01(\tH\x00\x88\x01\x01\x12.\n\x06schema\x18\x03 \x01(\x0b\x32\x1e.weft.api.common.v1.JsonObject\x12\x13\n\x06strict\x18\x04 \x01(\x08H\x01\x88\x01\x01\x42\x0e\n\x0c_descriptionB\t\n\x07_strict*\xf4\x01\n\x0fReasoningEffort\x12 \n\x1cREASONING_EFFORT_UNSPECIFIED\x10\x00\x12\x19\n\x15REASONING_EFFORT_NONE\x10\x01\x12\x1c\n\x18REASONING_EFFORT_MINIMAL\x10\x02\x12\x18\n\x14REASONING_EFFORT_LOW\x10\x03\x12\x1b\n\x17REASONING_EFFORT_MEDIUM\x10\x04\x12\x19\n\x15REASONING_EFFORT_HIGH\x10\x05\x12\x1a\n\x16REASONING_EFFORT_XHIGH\x10\x06\x12\x18\n\x14REASONING_EFFORT_MAX\x10\x07*s\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_SYSTEM\x10\x01\x12\x12\n\x0eROLE_DEVELOPER\x10\x02\x12\r\n\tROLE_USER\x10\x03\x12\x12\n\x0eROLE_ASSISTANT\x10\x04\x12\r\n\tROLE_TOOL\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dweft/api/common/v1/chat.proto\x12\x12weft.api.common.v1\x1a!weft/api/common/v1/document.proto\x1a#weft/api/common/v1/json_value.proto\x1a!weft/api/common/v1/sampling.proto\"\xd2\x04\n\x0b\x43hatPayload\x12\x31\n\x08messages\x18\x01 \x03(\x0b\x32\x1f.weft.api.common.v1.ChatMessage\x12\x34\n\x08sampling\x18\x02 \x01(\x0b\x32\".weft.api.common.v1.SamplingParams\x12\'\n\x05tools\x18\x03 \x03(\x0b\x32\x18.weft.api.common.v1.Tool\x12\x33\n\x0btool_choice\x18\x04 \x01(\x0b\x32\x1e.weft.api.common.v1.ToolChoice\x12 \n\x13parallel_tool_calls\x18\x05 \x01(\x08H\x00\x88\x01\x01\x12;\n\x0fresponse_format\x18\x06 \x01(\x0b\x32\".weft.api.common.v1.ResponseFormat\x12\x19\n\x0c\x63hoice_count\x18\x07 \x01(\x05H\x01\x88\x01\x01\x12\x10\n\x08logprobs\x18\x08 \x01(\x08\x12\x19\n\x0ctop_logprobs\x18\t \x01(\x05H\x02\x88\x01\x01\x12=\n\x10reasoning_effort\x18\n \x01(\x0e\x32#.weft.api.common.v1.ReasoningEffort\x12\x15\n\x08thinking\x18\x0b \x01(\x08H\x03\x88\x01\x01\x12\x38\n\x10\x65xtra_parameters\x18\x0c \x01(\x0b\x32\x1e.weft.api.common.v1.JsonObjectB\x16\n\x14_parallel_tool_callsB\x0f\n\r_choice_countB\x0f\n\r_top_logprobsB\x0b\n\t_thinking\"\xef\x03\n\x0b\x43hatMessage\x12&\n\x04role\x18\x01 \x01(\x0e\x32\x18.weft.api.common.v1.Role\x12\x30\n\x07\x63ontent\x18\x02 \x03(\x0b\x32\x1f.weft.api.common.v1.ContentPart\x12\x17\n\x04name\x18\x03 \x01(\tB\x04\xb8\xb5\x18\x01H\x00\x88\x01\x01\x12\x36\n\ntool_calls\x18\x04 \x03(\x0b\x32\".weft.api.common.v1.ToolCallRecord\x12\x1f\n\x0ctool_call_id\x18\x05 \x01(\tB\x04\xb8\xb5\x18\x01H\x01\x88\x01\x01\x12\x1c\n\treasoning\x18\x06 \x01(\tB\x04\xb8\xb5\x18\x01H\x02\x88\x01\x01\x12\x1a\n\x07refusal\x18\x07 \x01(\tB\x04\xb8\xb5\x18\x01H\x03\x88\x01\x01\x12\x31\n\ncache_mark\x18\x08 \x01(\x0b\x32\x1d.weft.api.common.v1.CacheMark\x12=\n\x10signed_reasoning\x18\t \x03(\x0b\x32#.weft.api.common.v1.SignedReasoning\x12\x34\n\x0c\x65xtra_fields\x18\n \x01(\x0b\x32\x1e.weft.api.common.v1.JsonObjectB\x07\n\x05_nameB\x0f\n\r_tool_call_idB\x0c\n\n_reasoningB\n\n\x08_refusal\"V\n\x0fSignedReasoning\x12\x12\n\x04text\x18\x01 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x17\n\tsignature\x18\x02 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x16\n\x08redacted\x18\x03 \x01(\tB\x04\xb8\xb5\x18\x01\"\x1e\n\tCacheMark\x12\x11\n\x03ttl\x18\x01 \x01(\tB\x04\xb8\xb5\x18\x01\"\xbe\x01\n\x0b\x43ontentPart\x12\x14\n\x04text\x18\x01 \x01(\tB\x04\xb8\xb5\x18\x01H\x00\x12.\n\x05image\x18\x02 \x01(\x0b\x32\x1d.weft.api.common.v1.MediaPartH\x00\x12.\n\x05\x61udio\x18\x03 \x01(\x0b\x32\x1d.weft.api.common.v1.MediaPartH\x00\x12\x31\n\ncache_mark\x18\x04 \x01(\x0b\x32\x1d.weft.api.common.v1.CacheMarkB\x06\n\x04kind\"f\n\tMediaPart\x12\x12\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x42\x04\xb8\xb5\x18\x01\x12\x18\n\nmedia_type\x18\x02 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x14\n\x06\x64\x65tail\x18\x03 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x15\n\x07\x66ile_id\x18\x04 \x01(\tB\x04\xb8\xb5\x18\x01\"\xbd\x01\n\x0eToolCallRecord\x12\x10\n\x02id\x18\x01 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x12\n\x04name\x18\x02 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x1c\n\x0e\x61rguments_text\x18\x03 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x31\n\ncache_mark\x18\x04 \x01(\x0b\x32\x1d.weft.api.common.v1.CacheMark\x12\x34\n\x0c\x65xtra_fields\x18\x05 \x01(\x0b\x32\x1e.weft.api.common.v1.JsonObject\":\n\x04Tool\x12\x32\n\x08\x66unction\x18\x01 \x01(\x0b\x32 .weft.api.common.v1.FunctionTool\"\xd9\x01\n\x0c\x46unctionTool\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x1e\n\x0b\x64\x65scription\x18\x02 \x01(\tB\x04\xb8\xb5\x18\x01H\x00\x88\x01\x01\x12\x32\n\nparameters\x18\x03 \x01(\x0b\x32\x1e.weft.api.common.v1.JsonObject\x12\x13\n\x06strict\x18\x04 \x01(\x08H\x01\x88\x01\x01\x12\x31\n\ncache_mark\x18\x05 \x01(\x0b\x32\x1d.weft.api.common.v1.CacheMarkB\x0e\n\x0c_descriptionB\t\n\x07_strict\"\xb7\x01\n\nToolChoice\x12\x33\n\x04mode\x18\x01 \x01(\x0e\x32#.weft.api.common.v1.ToolChoice.ModeH\x00\x12\x1d\n\rfunction_name\x18\x02 \x01(\tB\x04\xb8\xb5\x18\x01H\x00\"M\n\x04Mode\x12\x14\n\x10MODE_UNSPECIFIED\x10\x00\x12\r\n\tMODE_NONE\x10\x01\x12\r\n\tMODE_AUTO\x10\x02\x12\x11\n\rMODE_REQUIRED\x10\x03\x42\x06\n\x04kind\"|\n\x0eResponseFormat\x12\x0e\n\x04text\x18\x01 \x01(\x08H\x00\x12\x15\n\x0bjson_object\x18\x02 \x01(\x08H\x00\x12;\n\x0bjson_schema\x18\x03 \x01(\x0b\x32$.weft.api.common.v1.JsonSchemaFormatH\x00\x42\x06\n\x04kind\"\xa6\x01\n\x10JsonSchemaFormat\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x1e\n\x0b\x64\x65scription\x18\x02 \x01(\tB\x04\xb8\xb5\x18\x01H\x00\x88\x01\x01\x12.\n\x06schema\x18\x03 \x01(\x0b\x32\x1e.weft.api.common.v1.JsonObject\x12\x13\n\x06strict\x18\x04 \x01(\x08H\x01\x88\x01\x01\x42\x0e\n\x0c_descriptionB\t\n\x07_strict*\xf4\x01\n\x0fReasoningEffort\x12 \n\x1cREASONING_EFFORT_UNSPECIFIED\x10\x00\x12\x19\n\x15REASONING_EFFORT_NONE\x10\x01\x12\x1c\n\x18REASONING_EFFORT_MINIMAL\x10\x02\x12\x18\n\x14REASONING_EFFORT_LOW\x10\x03\x12\x1b\n\x17REASONING_EFFORT_MEDIUM\x10\x04\x12\x19\n\x15REASONING_EFFORT_HIGH\x10\x05\x12\x1a\n\x16REASONING_EFFORT_XHIGH\x10\x06\x12\x18\n\x14REASONING_EFFORT_MAX\x10\x07*s\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_SYSTEM\x10\x01\x12\x12\n\x0eROLE_DEVELOPER\x10\x02\x12\r\n\tROLE_USER\x10\x03\x12\x12\n\x0eROLE_ASSISTANT\x10\x04\x12\r\n\tROLE_TOOL\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.api.common.v1.chat_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_REASONINGEFFORT']._serialized_start=2465
-  _globals['_REASONINGEFFORT']._serialized_end=2709
-  _globals['_ROLE']._serialized_start=2711
-  _globals['_ROLE']._serialized_end=2826
-  _globals['_CHATPAYLOAD']._serialized_start=126
-  _globals['_CHATPAYLOAD']._serialized_end=720
-  _globals['_CHATMESSAGE']._serialized_start=723
-  _globals['_CHATMESSAGE']._serialized_end=1194
-  _globals['_SIGNEDREASONING']._serialized_start=1196
-  _globals['_SIGNEDREASONING']._serialized_end=1264
-  _globals['_CACHEMARK']._serialized_start=1266
-  _globals['_CACHEMARK']._serialized_end=1290
-  _globals['_CONTENTPART']._serialized_start=1293
-  _globals['_CONTENTPART']._serialized_end=1477
-  _globals['_MEDIAPART']._serialized_start=1479
-  _globals['_MEDIAPART']._serialized_end=1557
-  _globals['_TOOLCALLRECORD']._serialized_start=1560
-  _globals['_TOOLCALLRECORD']._serialized_end=1731
-  _globals['_TOOL']._serialized_start=1733
-  _globals['_TOOL']._serialized_end=1791
-  _globals['_FUNCTIONTOOL']._serialized_start=1794
-  _globals['_FUNCTIONTOOL']._serialized_end=1999
-  _globals['_TOOLCHOICE']._serialized_start=2002
-  _globals['_TOOLCHOICE']._serialized_end=2179
-  _globals['_TOOLCHOICE_MODE']._serialized_start=2094
-  _globals['_TOOLCHOICE_MODE']._serialized_end=2171
-  _globals['_RESPONSEFORMAT']._serialized_start=2181
-  _globals['_RESPONSEFORMAT']._serialized_end=2305
-  _globals['_JSONSCHEMAFORMAT']._serialized_start=2308
-  _globals['_JSONSCHEMAFORMAT']._serialized_end=2462
+  _globals['_CHATMESSAGE'].fields_by_name['name']._loaded_options = None
+  _globals['_CHATMESSAGE'].fields_by_name['name']._serialized_options = b'\270\265\030\001'
+  _globals['_CHATMESSAGE'].fields_by_name['tool_call_id']._loaded_options = None
+  _globals['_CHATMESSAGE'].fields_by_name['tool_call_id']._serialized_options = b'\270\265\030\001'
+  _globals['_CHATMESSAGE'].fields_by_name['reasoning']._loaded_options = None
+  _globals['_CHATMESSAGE'].fields_by_name['reasoning']._serialized_options = b'\270\265\030\001'
+  _globals['_CHATMESSAGE'].fields_by_name['refusal']._loaded_options = None
+  _globals['_CHATMESSAGE'].fields_by_name['refusal']._serialized_options = b'\270\265\030\001'
+  _globals['_SIGNEDREASONING'].fields_by_name['text']._loaded_options = None
+  _globals['_SIGNEDREASONING'].fields_by_name['text']._serialized_options = b'\270\265\030\001'
+  _globals['_SIGNEDREASONING'].fields_by_name['signature']._loaded_options = None
+  _globals['_SIGNEDREASONING'].fields_by_name['signature']._serialized_options = b'\270\265\030\001'
+  _globals['_SIGNEDREASONING'].fields_by_name['redacted']._loaded_options = None
+  _globals['_SIGNEDREASONING'].fields_by_name['redacted']._serialized_options = b'\270\265\030\001'
+  _globals['_CACHEMARK'].fields_by_name['ttl']._loaded_options = None
+  _globals['_CACHEMARK'].fields_by_name['ttl']._serialized_options = b'\270\265\030\001'
+  _globals['_CONTENTPART'].fields_by_name['text']._loaded_options = None
+  _globals['_CONTENTPART'].fields_by_name['text']._serialized_options = b'\270\265\030\001'
+  _globals['_MEDIAPART'].fields_by_name['data']._loaded_options = None
+  _globals['_MEDIAPART'].fields_by_name['data']._serialized_options = b'\270\265\030\001'
+  _globals['_MEDIAPART'].fields_by_name['media_type']._loaded_options = None
+  _globals['_MEDIAPART'].fields_by_name['media_type']._serialized_options = b'\270\265\030\001'
+  _globals['_MEDIAPART'].fields_by_name['detail']._loaded_options = None
+  _globals['_MEDIAPART'].fields_by_name['detail']._serialized_options = b'\270\265\030\001'
+  _globals['_MEDIAPART'].fields_by_name['file_id']._loaded_options = None
+  _globals['_MEDIAPART'].fields_by_name['file_id']._serialized_options = b'\270\265\030\001'
+  _globals['_TOOLCALLRECORD'].fields_by_name['id']._loaded_options = None
+  _globals['_TOOLCALLRECORD'].fields_by_name['id']._serialized_options = b'\270\265\030\001'
+  _globals['_TOOLCALLRECORD'].fields_by_name['name']._loaded_options = None
+  _globals['_TOOLCALLRECORD'].fields_by_name['name']._serialized_options = b'\270\265\030\001'
+  _globals['_TOOLCALLRECORD'].fields_by_name['arguments_text']._loaded_options = None
+  _globals['_TOOLCALLRECORD'].fields_by_name['arguments_text']._serialized_options = b'\270\265\030\001'
+  _globals['_FUNCTIONTOOL'].fields_by_name['name']._loaded_options = None
+  _globals['_FUNCTIONTOOL'].fields_by_name['name']._serialized_options = b'\270\265\030\001'
+  _globals['_FUNCTIONTOOL'].fields_by_name['description']._loaded_options = None
+  _globals['_FUNCTIONTOOL'].fields_by_name['description']._serialized_options = b'\270\265\030\001'
+  _globals['_TOOLCHOICE'].fields_by_name['function_name']._loaded_options = None
+  _globals['_TOOLCHOICE'].fields_by_name['function_name']._serialized_options = b'\270\265\030\001'
+  _globals['_JSONSCHEMAFORMAT'].fields_by_name['name']._loaded_options = None
+  _globals['_JSONSCHEMAFORMAT'].fields_by_name['name']._serialized_options = b'\270\265\030\001'
+  _globals['_JSONSCHEMAFORMAT'].fields_by_name['description']._loaded_options = None
+  _globals['_JSONSCHEMAFORMAT'].fields_by_name['description']._serialized_options = b'\270\265\030\001'
+  _globals['_REASONINGEFFORT']._serialized_start=2626
+  _globals['_REASONINGEFFORT']._serialized_end=2870
+  _globals['_ROLE']._serialized_start=2872
+  _globals['_ROLE']._serialized_end=2987
+  _globals['_CHATPAYLOAD']._serialized_start=161
+  _globals['_CHATPAYLOAD']._serialized_end=755
+  _globals['_CHATMESSAGE']._serialized_start=758
+  _globals['_CHATMESSAGE']._serialized_end=1253
+  _globals['_SIGNEDREASONING']._serialized_start=1255
+  _globals['_SIGNEDREASONING']._serialized_end=1341
+  _globals['_CACHEMARK']._serialized_start=1343
+  _globals['_CACHEMARK']._serialized_end=1373
+  _globals['_CONTENTPART']._serialized_start=1376
+  _globals['_CONTENTPART']._serialized_end=1566
+  _globals['_MEDIAPART']._serialized_start=1568
+  _globals['_MEDIAPART']._serialized_end=1670
+  _globals['_TOOLCALLRECORD']._serialized_start=1673
+  _globals['_TOOLCALLRECORD']._serialized_end=1862
+  _globals['_TOOL']._serialized_start=1864
+  _globals['_TOOL']._serialized_end=1922
+  _globals['_FUNCTIONTOOL']._serialized_start=1925
+  _globals['_FUNCTIONTOOL']._serialized_end=2142
+  _globals['_TOOLCHOICE']._serialized_start=2145
+  _globals['_TOOLCHOICE']._serialized_end=2328
+  _globals['_TOOLCHOICE_MODE']._serialized_start=2243
+  _globals['_TOOLCHOICE_MODE']._serialized_end=2320
+  _globals['_RESPONSEFORMAT']._serialized_start=2330
+  _globals['_RESPONSEFORMAT']._serialized_end=2454
+  _globals['_JSONSCHEMAFORMAT']._serialized_start=2457
+  _globals['_JSONSCHEMAFORMAT']._serialized_end=2623
 # @@protoc_insertion_point(module_scope)

@@ -22,21 +22,26 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
 from weft.api.common.v1 import json_value_pb2 as weft_dot_api_dot_common_dot_v1_dot_json__value__pb2
 from weft.api.common.v1 import sampling_pb2 as weft_dot_api_dot_common_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#weft/api/common/v1/completion.proto\x12\x12weft.api.common.v1\x1a#weft/api/common/v1/json_value.proto\x1a!weft/api/common/v1/sampling.proto\"\xb3\x02\n\x11\x43ompletionPayload\x12\x30\n\x07prompts\x18\x01 \x03(\x0b\x32\x1f.weft.api.common.v1.PromptInput\x12\x34\n\x08sampling\x18\x02 \x01(\x0b\x32\".weft.api.common.v1.SamplingParams\x12\x19\n\x0c\x63hoice_count\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12\x15\n\x08logprobs\x18\x04 \x01(\x05H\x01\x88\x01\x01\x12\x0c\n\x04\x65\x63ho\x18\x05 \x01(\x08\x12\x13\n\x06suffix\x18\x06 \x01(\tH\x02\x88\x01\x01\x12\x38\n\x10\x65xtra_parameters\x18\x07 \x01(\x0b\x32\x1e.weft.api.common.v1.JsonObjectB\x0f\n\r_choice_countB\x0b\n\t_logprobsB\t\n\x07_suffix\"U\n\x0bPromptInput\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12.\n\x06tokens\x18\x02 \x01(\x0b\x32\x1c.weft.api.common.v1.TokenIdsH\x00\x42\x06\n\x04kind\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#weft/api/common/v1/completion.proto\x12\x12weft.api.common.v1\x1a!weft/api/common/v1/document.proto\x1a#weft/api/common/v1/json_value.proto\x1a!weft/api/common/v1/sampling.proto\"\xb9\x02\n\x11\x43ompletionPayload\x12\x30\n\x07prompts\x18\x01 \x03(\x0b\x32\x1f.weft.api.common.v1.PromptInput\x12\x34\n\x08sampling\x18\x02 \x01(\x0b\x32\".weft.api.common.v1.SamplingParams\x12\x19\n\x0c\x63hoice_count\x18\x03 \x01(\x05H\x00\x88\x01\x01\x12\x15\n\x08logprobs\x18\x04 \x01(\x05H\x01\x88\x01\x01\x12\x0c\n\x04\x65\x63ho\x18\x05 \x01(\x08\x12\x19\n\x06suffix\x18\x06 \x01(\tB\x04\xb8\xb5\x18\x01H\x02\x88\x01\x01\x12\x38\n\x10\x65xtra_parameters\x18\x07 \x01(\x0b\x32\x1e.weft.api.common.v1.JsonObjectB\x0f\n\r_choice_countB\x0b\n\t_logprobsB\t\n\x07_suffix\"[\n\x0bPromptInput\x12\x14\n\x04text\x18\x01 \x01(\tB\x04\xb8\xb5\x18\x01H\x00\x12.\n\x06tokens\x18\x02 \x01(\x0b\x32\x1c.weft.api.common.v1.TokenIdsH\x00\x42\x06\n\x04kind\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.api.common.v1.completion_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_COMPLETIONPAYLOAD']._serialized_start=132
-  _globals['_COMPLETIONPAYLOAD']._serialized_end=439
-  _globals['_PROMPTINPUT']._serialized_start=441
-  _globals['_PROMPTINPUT']._serialized_end=526
-  _globals['_TOKENIDS']._serialized_start=528
-  _globals['_TOKENIDS']._serialized_end=551
+  _globals['_COMPLETIONPAYLOAD'].fields_by_name['suffix']._loaded_options = None
+  _globals['_COMPLETIONPAYLOAD'].fields_by_name['suffix']._serialized_options = b'\270\265\030\001'
+  _globals['_PROMPTINPUT'].fields_by_name['text']._loaded_options = None
+  _globals['_PROMPTINPUT'].fields_by_name['text']._serialized_options = b'\270\265\030\001'
+  _globals['_COMPLETIONPAYLOAD']._serialized_start=167
+  _globals['_COMPLETIONPAYLOAD']._serialized_end=480
+  _globals['_PROMPTINPUT']._serialized_start=482
+  _globals['_PROMPTINPUT']._serialized_end=573
+  _globals['_TOKENIDS']._serialized_start=575
+  _globals['_TOKENIDS']._serialized_end=598
 # @@protoc_insertion_point(module_scope)

@@ -23,20 +23,31 @@ _sym_db = _symbol_database.Default()
 
 
 from weft.api.common.v1 import chat_pb2 as weft_dot_api_dot_common_dot_v1_dot_chat__pb2
+from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
 from weft.api.common.v1 import json_value_pb2 as weft_dot_api_dot_common_dot_v1_dot_json__value__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eweft/api/common/v1/image.proto\x12\x12weft.api.common.v1\x1a\x1dweft/api/common/v1/chat.proto\x1a#weft/api/common/v1/json_value.proto\"\xbb\x03\n\x0cImagePayload\x12\x0e\n\x06prompt\x18\x01 \x01(\t\x12\x12\n\x05\x63ount\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x0c\n\x04size\x18\x03 \x01(\t\x12\x0f\n\x07quality\x18\x04 \x01(\t\x12\x15\n\routput_format\x18\x05 \x01(\t\x12-\n\x06images\x18\x06 \x03(\x0b\x32\x1d.weft.api.common.v1.MediaPart\x12+\n\x04mask\x18\x07 \x01(\x0b\x32\x1d.weft.api.common.v1.MediaPart\x12\x38\n\x10\x65xtra_parameters\x18\x08 \x01(\x0b\x32\x1e.weft.api.common.v1.JsonObject\x12\x17\n\x0fnegative_prompt\x18\t \x01(\t\x12\x12\n\x05steps\x18\n \x01(\x05H\x01\x88\x01\x01\x12\x15\n\x08guidance\x18\x0b \x01(\x01H\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x0c \x01(\x03H\x03\x88\x01\x01\x12\x15\n\x08strength\x18\r \x01(\x01H\x04\x88\x01\x01\x12\x16\n\x0epartial_images\x18\x0e \x01(\x05\x42\x08\n\x06_countB\x08\n\x06_stepsB\x0b\n\t_guidanceB\x07\n\x05_seedB\x0b\n\t_strength\"\x81\x01\n\x0eGeneratedImage\x12,\n\x05image\x18\x01 \x01(\x0b\x32\x1d.weft.api.common.v1.MediaPart\x12\x16\n\x0erevised_prompt\x18\x02 \x01(\t\x12\r\n\x05index\x18\x03 \x01(\x05\x12\x11\n\x04seed\x18\x04 \x01(\x03H\x00\x88\x01\x01\x42\x07\n\x05_seed\"b\n\x0cPartialImage\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x15\n\rpartial_index\x18\x02 \x01(\x05\x12,\n\x05image\x18\x03 \x01(\x0b\x32\x1d.weft.api.common.v1.MediaPartb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eweft/api/common/v1/image.proto\x12\x12weft.api.common.v1\x1a\x1dweft/api/common/v1/chat.proto\x1a!weft/api/common/v1/document.proto\x1a#weft/api/common/v1/json_value.proto\"\xd9\x03\n\x0cImagePayload\x12\x14\n\x06prompt\x18\x01 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x12\n\x05\x63ount\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12\x12\n\x04size\x18\x03 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x15\n\x07quality\x18\x04 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x1b\n\routput_format\x18\x05 \x01(\tB\x04\xb8\xb5\x18\x01\x12-\n\x06images\x18\x06 \x03(\x0b\x32\x1d.weft.api.common.v1.MediaPart\x12+\n\x04mask\x18\x07 \x01(\x0b\x32\x1d.weft.api.common.v1.MediaPart\x12\x38\n\x10\x65xtra_parameters\x18\x08 \x01(\x0b\x32\x1e.weft.api.common.v1.JsonObject\x12\x1d\n\x0fnegative_prompt\x18\t \x01(\tB\x04\xb8\xb5\x18\x01\x12\x12\n\x05steps\x18\n \x01(\x05H\x01\x88\x01\x01\x12\x15\n\x08guidance\x18\x0b \x01(\x01H\x02\x88\x01\x01\x12\x11\n\x04seed\x18\x0c \x01(\x03H\x03\x88\x01\x01\x12\x15\n\x08strength\x18\r \x01(\x01H\x04\x88\x01\x01\x12\x16\n\x0epartial_images\x18\x0e \x01(\x05\x42\x08\n\x06_countB\x08\n\x06_stepsB\x0b\n\t_guidanceB\x07\n\x05_seedB\x0b\n\t_strength\"\x81\x01\n\x0eGeneratedImage\x12,\n\x05image\x18\x01 \x01(\x0b\x32\x1d.weft.api.common.v1.MediaPart\x12\x16\n\x0erevised_prompt\x18\x02 \x01(\t\x12\r\n\x05index\x18\x03 \x01(\x05\x12\x11\n\x04seed\x18\x04 \x01(\x03H\x00\x88\x01\x01\x42\x07\n\x05_seed\"b\n\x0cPartialImage\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x15\n\rpartial_index\x18\x02 \x01(\x05\x12,\n\x05image\x18\x03 \x01(\x0b\x32\x1d.weft.api.common.v1.MediaPartb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.api.common.v1.image_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_IMAGEPAYLOAD']._serialized_start=123
-  _globals['_IMAGEPAYLOAD']._serialized_end=566
-  _globals['_GENERATEDIMAGE']._serialized_start=569
-  _globals['_GENERATEDIMAGE']._serialized_end=698
-  _globals['_PARTIALIMAGE']._serialized_start=700
-  _globals['_PARTIALIMAGE']._serialized_end=798
+  _globals['_IMAGEPAYLOAD'].fields_by_name['prompt']._loaded_options = None
+  _globals['_IMAGEPAYLOAD'].fields_by_name['prompt']._serialized_options = b'\270\265\030\001'
+  _globals['_IMAGEPAYLOAD'].fields_by_name['size']._loaded_options = None
+  _globals['_IMAGEPAYLOAD'].fields_by_name['size']._serialized_options = b'\270\265\030\001'
+  _globals['_IMAGEPAYLOAD'].fields_by_name['quality']._loaded_options = None
+  _globals['_IMAGEPAYLOAD'].fields_by_name['quality']._serialized_options = b'\270\265\030\001'
+  _globals['_IMAGEPAYLOAD'].fields_by_name['output_format']._loaded_options = None
+  _globals['_IMAGEPAYLOAD'].fields_by_name['output_format']._serialized_options = b'\270\265\030\001'
+  _globals['_IMAGEPAYLOAD'].fields_by_name['negative_prompt']._loaded_options = None
+  _globals['_IMAGEPAYLOAD'].fields_by_name['negative_prompt']._serialized_options = b'\270\265\030\001'
+  _globals['_IMAGEPAYLOAD']._serialized_start=158
+  _globals['_IMAGEPAYLOAD']._serialized_end=631
+  _globals['_GENERATEDIMAGE']._serialized_start=634
+  _globals['_GENERATEDIMAGE']._serialized_end=763
+  _globals['_PARTIALIMAGE']._serialized_start=765
+  _globals['_PARTIALIMAGE']._serialized_end=863
 # @@protoc_insertion_point(module_scope)

@@ -22,21 +22,26 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#weft/api/common/v1/json_value.proto\x12\x12weft.api.common.v1\"\xf6\x01\n\tJsonValue\x12\x14\n\nnull_value\x18\x01 \x01(\x08H\x00\x12\x14\n\nbool_value\x18\x02 \x01(\x08H\x00\x12\x17\n\rinteger_value\x18\x03 \x01(\x03H\x00\x12\x16\n\x0cnumber_value\x18\x04 \x01(\x01H\x00\x12\x16\n\x0cstring_value\x18\x05 \x01(\tH\x00\x12\x34\n\x0b\x61rray_value\x18\x06 \x01(\x0b\x32\x1d.weft.api.common.v1.JsonArrayH\x00\x12\x36\n\x0cobject_value\x18\x07 \x01(\x0b\x32\x1e.weft.api.common.v1.JsonObjectH\x00\x42\x06\n\x04kind\":\n\tJsonArray\x12-\n\x06values\x18\x01 \x03(\x0b\x32\x1d.weft.api.common.v1.JsonValue\";\n\nJsonObject\x12-\n\x06\x66ields\x18\x01 \x03(\x0b\x32\x1d.weft.api.common.v1.JsonField\"G\n\tJsonField\x12\x0c\n\x04name\x18\x01 \x01(\t\x12,\n\x05value\x18\x02 \x01(\x0b\x32\x1d.weft.api.common.v1.JsonValueb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#weft/api/common/v1/json_value.proto\x12\x12weft.api.common.v1\x1a!weft/api/common/v1/document.proto\"\xfc\x01\n\tJsonValue\x12\x14\n\nnull_value\x18\x01 \x01(\x08H\x00\x12\x14\n\nbool_value\x18\x02 \x01(\x08H\x00\x12\x17\n\rinteger_value\x18\x03 \x01(\x03H\x00\x12\x16\n\x0cnumber_value\x18\x04 \x01(\x01H\x00\x12\x1c\n\x0cstring_value\x18\x05 \x01(\tB\x04\xb8\xb5\x18\x01H\x00\x12\x34\n\x0b\x61rray_value\x18\x06 \x01(\x0b\x32\x1d.weft.api.common.v1.JsonArrayH\x00\x12\x36\n\x0cobject_value\x18\x07 \x01(\x0b\x32\x1e.weft.api.common.v1.JsonObjectH\x00\x42\x06\n\x04kind\":\n\tJsonArray\x12-\n\x06values\x18\x01 \x03(\x0b\x32\x1d.weft.api.common.v1.JsonValue\";\n\nJsonObject\x12-\n\x06\x66ields\x18\x01 \x03(\x0b\x32\x1d.weft.api.common.v1.JsonField\"M\n\tJsonField\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xb8\xb5\x18\x01\x12,\n\x05value\x18\x02 \x01(\x0b\x32\x1d.weft.api.common.v1.JsonValueb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.api.common.v1.json_value_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_JSONVALUE']._serialized_start=60
-  _globals['_JSONVALUE']._serialized_end=306
-  _globals['_JSONARRAY']._serialized_start=308
-  _globals['_JSONARRAY']._serialized_end=366
-  _globals['_JSONOBJECT']._serialized_start=368
-  _globals['_JSONOBJECT']._serialized_end=427
-  _globals['_JSONFIELD']._serialized_start=429
-  _globals['_JSONFIELD']._serialized_end=500
+  _globals['_JSONVALUE'].fields_by_name['string_value']._loaded_options = None
+  _globals['_JSONVALUE'].fields_by_name['string_value']._serialized_options = b'\270\265\030\001'
+  _globals['_JSONFIELD'].fields_by_name['name']._loaded_options = None
+  _globals['_JSONFIELD'].fields_by_name['name']._serialized_options = b'\270\265\030\001'
+  _globals['_JSONVALUE']._serialized_start=95
+  _globals['_JSONVALUE']._serialized_end=347
+  _globals['_JSONARRAY']._serialized_start=349
+  _globals['_JSONARRAY']._serialized_end=407
+  _globals['_JSONOBJECT']._serialized_start=409
+  _globals['_JSONOBJECT']._serialized_end=468
+  _globals['_JSONFIELD']._serialized_start=470
+  _globals['_JSONFIELD']._serialized_end=547
 # @@protoc_insertion_point(module_scope)

@@ -22,17 +22,22 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fweft/api/common/v1/rerank.proto\x12\x12weft.api.common.v1\"O\n\rRerankPayload\x12\r\n\x05query\x18\x01 \x01(\t\x12\x11\n\tdocuments\x18\x02 \x03(\t\x12\x12\n\x05top_n\x18\x03 \x01(\x05H\x00\x88\x01\x01\x42\x08\n\x06_top_n\"+\n\x0bRerankScore\x12\r\n\x05index\x18\x01 \x01(\x05\x12\r\n\x05score\x18\x02 \x01(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fweft/api/common/v1/rerank.proto\x12\x12weft.api.common.v1\x1a!weft/api/common/v1/document.proto\"[\n\rRerankPayload\x12\x13\n\x05query\x18\x01 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x17\n\tdocuments\x18\x02 \x03(\tB\x04\xb8\xb5\x18\x01\x12\x12\n\x05top_n\x18\x03 \x01(\x05H\x00\x88\x01\x01\x42\x08\n\x06_top_n\"+\n\x0bRerankScore\x12\r\n\x05index\x18\x01 \x01(\x05\x12\r\n\x05score\x18\x02 \x01(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.api.common.v1.rerank_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RERANKPAYLOAD']._serialized_start=55
-  _globals['_RERANKPAYLOAD']._serialized_end=134
-  _globals['_RERANKSCORE']._serialized_start=136
-  _globals['_RERANKSCORE']._serialized_end=179
+  _globals['_RERANKPAYLOAD'].fields_by_name['query']._loaded_options = None
+  _globals['_RERANKPAYLOAD'].fields_by_name['query']._serialized_options = b'\270\265\030\001'
+  _globals['_RERANKPAYLOAD'].fields_by_name['documents']._loaded_options = None
+  _globals['_RERANKPAYLOAD'].fields_by_name['documents']._serialized_options = b'\270\265\030\001'
+  _globals['_RERANKPAYLOAD']._serialized_start=90
+  _globals['_RERANKPAYLOAD']._serialized_end=181
+  _globals['_RERANKSCORE']._serialized_start=183
+  _globals['_RERANKSCORE']._serialized_end=226
 # @@protoc_insertion_point(module_scope)

@@ -23,17 +23,20 @@ _sym_db = _symbol_database.Default()
 
 
 from weft.api.common.v1 import chat_pb2 as weft_dot_api_dot_common_dot_v1_dot_chat__pb2
+from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!weft/api/common/v1/tokenize.proto\x12\x12weft.api.common.v1\x1a\x1dweft/api/common/v1/chat.proto\"\x84\x01\n\x0fTokenizePayload\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12/\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x1f.weft.api.common.v1.ChatPayloadH\x00\x12\x13\n\x0b\x61\x64\x64_special\x18\x03 \x01(\x08\x12\x13\n\x0bwith_pieces\x18\x04 \x01(\x08\x42\x06\n\x04kind\"X\n\x0eTokenizeResult\x12\r\n\x05\x63ount\x18\x01 \x01(\x03\x12\x0b\n\x03ids\x18\x02 \x03(\x05\x12\x0e\n\x06pieces\x18\x03 \x03(\x0c\x12\x1a\n\x12max_context_tokens\x18\x04 \x01(\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!weft/api/common/v1/tokenize.proto\x12\x12weft.api.common.v1\x1a\x1dweft/api/common/v1/chat.proto\x1a!weft/api/common/v1/document.proto\"\x8a\x01\n\x0fTokenizePayload\x12\x14\n\x04text\x18\x01 \x01(\tB\x04\xb8\xb5\x18\x01H\x00\x12/\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x1f.weft.api.common.v1.ChatPayloadH\x00\x12\x13\n\x0b\x61\x64\x64_special\x18\x03 \x01(\x08\x12\x13\n\x0bwith_pieces\x18\x04 \x01(\x08\x42\x06\n\x04kind\"X\n\x0eTokenizeResult\x12\r\n\x05\x63ount\x18\x01 \x01(\x03\x12\x0b\n\x03ids\x18\x02 \x03(\x05\x12\x0e\n\x06pieces\x18\x03 \x03(\x0c\x12\x1a\n\x12max_context_tokens\x18\x04 \x01(\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.api.common.v1.tokenize_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TOKENIZEPAYLOAD']._serialized_start=89
-  _globals['_TOKENIZEPAYLOAD']._serialized_end=221
-  _globals['_TOKENIZERESULT']._serialized_start=223
-  _globals['_TOKENIZERESULT']._serialized_end=311
+  _globals['_TOKENIZEPAYLOAD'].fields_by_name['text']._loaded_options = None
+  _globals['_TOKENIZEPAYLOAD'].fields_by_name['text']._serialized_options = b'\270\265\030\001'
+  _globals['_TOKENIZEPAYLOAD']._serialized_start=124
+  _globals['_TOKENIZEPAYLOAD']._serialized_end=262
+  _globals['_TOKENIZERESULT']._serialized_start=264
+  _globals['_TOKENIZERESULT']._serialized_end=352
 # @@protoc_insertion_point(module_scope)

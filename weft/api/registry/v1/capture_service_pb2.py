@@ -27,7 +27,7 @@ from weft.api.common.v1 import access_pb2 as weft_dot_api_dot_common_dot_v1_dot_
 from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*weft/api/registry/v1/capture_service.proto\x12\x14weft.api.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fweft/api/common/v1/access.proto\x1a!weft/api/common/v1/document.proto\"\x84\x02\n\x07\x43\x61pture\x12\x1a\n\nrequest_id\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x16\n\x06tenant\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x45\n\x0c\x63\x61pture_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x13\x92\xb5\x18\x0f\n\x0b\x63\x61ptured_at\x10\x01\x12\x16\n\x06prompt\x18\x04 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x16\n\x06\x61nswer\x18\x05 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x1a\n\nprompt_cut\x18\x06 \x01(\x08\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x1a\n\nanswer_cut\x18\x07 \x01(\x08\x42\x06\x92\xb5\x18\x02\x10\x01:\x16\xb2\xb5\x18\x12\n\x07\x63\x61pture\x12\x07\x43\x61pture\"E\n\x13StoreCaptureRequest\x12.\n\x07\x63\x61pture\x18\x01 \x01(\x0b\x32\x1d.weft.api.registry.v1.Capture\"\x16\n\x14StoreCaptureResponse\"M\n\x11GetCaptureRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x14\n\x0crequested_by\x18\x03 \x01(\t\"D\n\x12GetCaptureResponse\x12.\n\x07\x63\x61pture\x18\x01 \x01(\x0b\x32\x1d.weft.api.registry.v1.Capture2\xfe\x01\n\x0e\x43\x61ptureService\x12y\n\x0cStoreCapture\x12).weft.api.registry.v1.StoreCaptureRequest\x1a*.weft.api.registry.v1.StoreCaptureResponse\"\x12\x90\x02\x02\xb2\xb5\x18\x0bmesh:create\x12q\n\nGetCapture\x12\'.weft.api.registry.v1.GetCaptureRequest\x1a(.weft.api.registry.v1.GetCaptureResponse\"\x10\xb2\xb5\x18\x0csecrets:editb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*weft/api/registry/v1/capture_service.proto\x12\x14weft.api.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fweft/api/common/v1/access.proto\x1a!weft/api/common/v1/document.proto\"\x84\x02\n\x07\x43\x61pture\x12\x1a\n\nrequest_id\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x16\n\x06tenant\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x45\n\x0c\x63\x61pture_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x13\x92\xb5\x18\x0f\n\x0b\x63\x61ptured_at\x10\x01\x12\x16\n\x06prompt\x18\x04 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x16\n\x06\x61nswer\x18\x05 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x1a\n\nprompt_cut\x18\x06 \x01(\x08\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x1a\n\nanswer_cut\x18\x07 \x01(\x08\x42\x06\x92\xb5\x18\x02\x10\x01:\x16\xb2\xb5\x18\x12\n\x07\x63\x61pture\x12\x07\x43\x61pture\"E\n\x13StoreCaptureRequest\x12.\n\x07\x63\x61pture\x18\x01 \x01(\x0b\x32\x1d.weft.api.registry.v1.Capture\"\x16\n\x14StoreCaptureResponse\"_\n\x11GetCaptureRequest\x12\x18\n\nrequest_id\x18\x01 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x14\n\x06tenant\x18\x02 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x1a\n\x0crequested_by\x18\x03 \x01(\tB\x04\xb8\xb5\x18\x01\"D\n\x12GetCaptureResponse\x12.\n\x07\x63\x61pture\x18\x01 \x01(\x0b\x32\x1d.weft.api.registry.v1.Capture2\xfe\x01\n\x0e\x43\x61ptureService\x12y\n\x0cStoreCapture\x12).weft.api.registry.v1.StoreCaptureRequest\x1a*.weft.api.registry.v1.StoreCaptureResponse\"\x12\x90\x02\x02\xb2\xb5\x18\x0bmesh:create\x12q\n\nGetCapture\x12\'.weft.api.registry.v1.GetCaptureRequest\x1a(.weft.api.registry.v1.GetCaptureResponse\"\x10\xb2\xb5\x18\x0csecrets:editb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -50,6 +50,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CAPTURE'].fields_by_name['answer_cut']._serialized_options = b'\222\265\030\002\020\001'
   _globals['_CAPTURE']._loaded_options = None
   _globals['_CAPTURE']._serialized_options = b'\262\265\030\022\n\007capture\022\007Capture'
+  _globals['_GETCAPTUREREQUEST'].fields_by_name['request_id']._loaded_options = None
+  _globals['_GETCAPTUREREQUEST'].fields_by_name['request_id']._serialized_options = b'\270\265\030\001'
+  _globals['_GETCAPTUREREQUEST'].fields_by_name['tenant']._loaded_options = None
+  _globals['_GETCAPTUREREQUEST'].fields_by_name['tenant']._serialized_options = b'\270\265\030\001'
+  _globals['_GETCAPTUREREQUEST'].fields_by_name['requested_by']._loaded_options = None
+  _globals['_GETCAPTUREREQUEST'].fields_by_name['requested_by']._serialized_options = b'\270\265\030\001'
   _globals['_CAPTURESERVICE'].methods_by_name['StoreCapture']._loaded_options = None
   _globals['_CAPTURESERVICE'].methods_by_name['StoreCapture']._serialized_options = b'\220\002\002\262\265\030\013mesh:create'
   _globals['_CAPTURESERVICE'].methods_by_name['GetCapture']._loaded_options = None
@@ -61,9 +67,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STORECAPTURERESPONSE']._serialized_start=503
   _globals['_STORECAPTURERESPONSE']._serialized_end=525
   _globals['_GETCAPTUREREQUEST']._serialized_start=527
-  _globals['_GETCAPTUREREQUEST']._serialized_end=604
-  _globals['_GETCAPTURERESPONSE']._serialized_start=606
-  _globals['_GETCAPTURERESPONSE']._serialized_end=674
-  _globals['_CAPTURESERVICE']._serialized_start=677
-  _globals['_CAPTURESERVICE']._serialized_end=931
+  _globals['_GETCAPTUREREQUEST']._serialized_end=622
+  _globals['_GETCAPTURERESPONSE']._serialized_start=624
+  _globals['_GETCAPTURERESPONSE']._serialized_end=692
+  _globals['_CAPTURESERVICE']._serialized_start=695
+  _globals['_CAPTURESERVICE']._serialized_end=949
 # @@protoc_insertion_point(module_scope)

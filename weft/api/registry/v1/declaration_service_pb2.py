@@ -27,7 +27,7 @@ from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_do
 from weft.api.registry.v1 import resource_pb2 as weft_dot_api_dot_registry_dot_v1_dot_resource__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n.weft/api/registry/v1/declaration_service.proto\x12\x14weft.api.registry.v1\x1a\x1fweft/api/common/v1/access.proto\x1a!weft/api/common/v1/document.proto\x1a#weft/api/registry/v1/resource.proto\"5\n\x11RunnerDeclaration\x12 \n\x04name\x18\x01 \x01(\tB\x12\x8a\xb5\x18\x04\x08\x01\x10\x01\x92\xb5\x18\x02\x10\x01\xb8\xb5\x18\x02\"U\n\x0fPoolDeclaration\x12 \n\x04name\x18\x01 \x01(\tB\x12\x8a\xb5\x18\x04\x08\x01\x10\x0c\x92\xb5\x18\x02\x10\x01\xb8\xb5\x18\x02\x12 \n\x07members\x18\x02 \x03(\tB\x0f\x8a\xb5\x18\x07\x10\x0cX\x90N`\x01\xb8\xb5\x18\x02\"\xd9\x01\n\x0c\x41pplyRequest\x12<\n\x0c\x64\x65\x63larations\x18\x01 \x03(\x0b\x32&.weft.api.registry.v1.ResourceDocument\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\x12\r\n\x05\x61\x64opt\x18\x03 \x01(\x08\x12\x1f\n\x0crequested_by\x18\x04 \x01(\tB\t\x8a\xb5\x18\x05\x10\x02 \x80\x01\x12\x10\n\x08own_only\x18\x05 \x01(\x08\x12\x38\n\x08\x65xpected\x18\x06 \x03(\x0b\x32&.weft.api.registry.v1.ResourceDocument\"C\n\rApplyResponse\x12\x32\n\x07results\x18\x01 \x03(\x0b\x32!.weft.api.registry.v1.ApplyResult\"\xc2\x02\n\x0b\x41pplyResult\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12:\n\x07outcome\x18\x03 \x01(\x0e\x32).weft.api.registry.v1.ApplyResult.Outcome\x12\x36\n\x06\x62\x65\x66ore\x18\x04 \x01(\x0b\x32&.weft.api.registry.v1.ResourceDocument\x12\x35\n\x05\x61\x66ter\x18\x05 \x01(\x0b\x32&.weft.api.registry.v1.ResourceDocument\"l\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x13\n\x0fOUTCOME_CREATED\x10\x01\x12\x16\n\x12OUTCOME_CONFIGURED\x10\x02\x12\x15\n\x11OUTCOME_UNCHANGED\x10\x03\"\x04\x08\x04\x10\x04\"P\n\rDeleteRequest\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05\x66orce\x18\x03 \x01(\x08\x12\x14\n\x0crequested_by\x18\x04 \x01(\t\"\x10\n\x0e\x44\x65leteResponse2\xeb\x01\n\x12\x44\x65\x63larationService\x12h\n\x05\x41pply\x12\".weft.api.registry.v1.ApplyRequest\x1a#.weft.api.registry.v1.ApplyResponse\"\x16\x90\x02\x02\xb2\xb5\x18\x0bmodels:edit\xb8\xb5\x18\x01\x12k\n\x06\x44\x65lete\x12#.weft.api.registry.v1.DeleteRequest\x1a$.weft.api.registry.v1.DeleteResponse\"\x16\x90\x02\x02\xb2\xb5\x18\x0bmodels:edit\xb8\xb5\x18\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n.weft/api/registry/v1/declaration_service.proto\x12\x14weft.api.registry.v1\x1a\x1fweft/api/common/v1/access.proto\x1a!weft/api/common/v1/document.proto\x1a#weft/api/registry/v1/resource.proto\"5\n\x11RunnerDeclaration\x12 \n\x04name\x18\x01 \x01(\tB\x12\x8a\xb5\x18\x04\x08\x01\x10\x01\x92\xb5\x18\x02\x10\x01\xb8\xb5\x18\x02\"U\n\x0fPoolDeclaration\x12 \n\x04name\x18\x01 \x01(\tB\x12\x8a\xb5\x18\x04\x08\x01\x10\x0c\x92\xb5\x18\x02\x10\x01\xb8\xb5\x18\x02\x12 \n\x07members\x18\x02 \x03(\tB\x0f\x8a\xb5\x18\x07\x10\x0cX\x90N`\x01\xb8\xb5\x18\x02\"\xdd\x01\n\x0c\x41pplyRequest\x12<\n\x0c\x64\x65\x63larations\x18\x01 \x03(\x0b\x32&.weft.api.registry.v1.ResourceDocument\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\x12\r\n\x05\x61\x64opt\x18\x03 \x01(\x08\x12#\n\x0crequested_by\x18\x04 \x01(\tB\r\x8a\xb5\x18\x05\x10\x02 \x80\x01\xb8\xb5\x18\x01\x12\x10\n\x08own_only\x18\x05 \x01(\x08\x12\x38\n\x08\x65xpected\x18\x06 \x03(\x0b\x32&.weft.api.registry.v1.ResourceDocument\"C\n\rApplyResponse\x12\x32\n\x07results\x18\x01 \x03(\x0b\x32!.weft.api.registry.v1.ApplyResult\"\xc2\x02\n\x0b\x41pplyResult\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12:\n\x07outcome\x18\x03 \x01(\x0e\x32).weft.api.registry.v1.ApplyResult.Outcome\x12\x36\n\x06\x62\x65\x66ore\x18\x04 \x01(\x0b\x32&.weft.api.registry.v1.ResourceDocument\x12\x35\n\x05\x61\x66ter\x18\x05 \x01(\x0b\x32&.weft.api.registry.v1.ResourceDocument\"l\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x13\n\x0fOUTCOME_CREATED\x10\x01\x12\x16\n\x12OUTCOME_CONFIGURED\x10\x02\x12\x15\n\x11OUTCOME_UNCHANGED\x10\x03\"\x04\x08\x04\x10\x04\"b\n\rDeleteRequest\x12\x12\n\x04kind\x18\x01 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x12\n\x04name\x18\x02 \x01(\tB\x04\xb8\xb5\x18\x02\x12\r\n\x05\x66orce\x18\x03 \x01(\x08\x12\x1a\n\x0crequested_by\x18\x04 \x01(\tB\x04\xb8\xb5\x18\x01\"\x10\n\x0e\x44\x65leteResponse2\xeb\x01\n\x12\x44\x65\x63larationService\x12h\n\x05\x41pply\x12\".weft.api.registry.v1.ApplyRequest\x1a#.weft.api.registry.v1.ApplyResponse\"\x16\x90\x02\x02\xb2\xb5\x18\x0bmodels:edit\xb8\xb5\x18\x01\x12k\n\x06\x44\x65lete\x12#.weft.api.registry.v1.DeleteRequest\x1a$.weft.api.registry.v1.DeleteResponse\"\x16\x90\x02\x02\xb2\xb5\x18\x0bmodels:edit\xb8\xb5\x18\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -41,7 +41,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_POOLDECLARATION'].fields_by_name['members']._loaded_options = None
   _globals['_POOLDECLARATION'].fields_by_name['members']._serialized_options = b'\212\265\030\007\020\014X\220N`\001\270\265\030\002'
   _globals['_APPLYREQUEST'].fields_by_name['requested_by']._loaded_options = None
-  _globals['_APPLYREQUEST'].fields_by_name['requested_by']._serialized_options = b'\212\265\030\005\020\002 \200\001'
+  _globals['_APPLYREQUEST'].fields_by_name['requested_by']._serialized_options = b'\212\265\030\005\020\002 \200\001\270\265\030\001'
+  _globals['_DELETEREQUEST'].fields_by_name['kind']._loaded_options = None
+  _globals['_DELETEREQUEST'].fields_by_name['kind']._serialized_options = b'\270\265\030\001'
+  _globals['_DELETEREQUEST'].fields_by_name['name']._loaded_options = None
+  _globals['_DELETEREQUEST'].fields_by_name['name']._serialized_options = b'\270\265\030\002'
+  _globals['_DELETEREQUEST'].fields_by_name['requested_by']._loaded_options = None
+  _globals['_DELETEREQUEST'].fields_by_name['requested_by']._serialized_options = b'\270\265\030\001'
   _globals['_DECLARATIONSERVICE'].methods_by_name['Apply']._loaded_options = None
   _globals['_DECLARATIONSERVICE'].methods_by_name['Apply']._serialized_options = b'\220\002\002\262\265\030\013models:edit\270\265\030\001'
   _globals['_DECLARATIONSERVICE'].methods_by_name['Delete']._loaded_options = None
@@ -51,17 +57,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_POOLDECLARATION']._serialized_start=232
   _globals['_POOLDECLARATION']._serialized_end=317
   _globals['_APPLYREQUEST']._serialized_start=320
-  _globals['_APPLYREQUEST']._serialized_end=537
-  _globals['_APPLYRESPONSE']._serialized_start=539
-  _globals['_APPLYRESPONSE']._serialized_end=606
-  _globals['_APPLYRESULT']._serialized_start=609
-  _globals['_APPLYRESULT']._serialized_end=931
-  _globals['_APPLYRESULT_OUTCOME']._serialized_start=823
-  _globals['_APPLYRESULT_OUTCOME']._serialized_end=931
-  _globals['_DELETEREQUEST']._serialized_start=933
-  _globals['_DELETEREQUEST']._serialized_end=1013
-  _globals['_DELETERESPONSE']._serialized_start=1015
-  _globals['_DELETERESPONSE']._serialized_end=1031
-  _globals['_DECLARATIONSERVICE']._serialized_start=1034
-  _globals['_DECLARATIONSERVICE']._serialized_end=1269
+  _globals['_APPLYREQUEST']._serialized_end=541
+  _globals['_APPLYRESPONSE']._serialized_start=543
+  _globals['_APPLYRESPONSE']._serialized_end=610
+  _globals['_APPLYRESULT']._serialized_start=613
+  _globals['_APPLYRESULT']._serialized_end=935
+  _globals['_APPLYRESULT_OUTCOME']._serialized_start=827
+  _globals['_APPLYRESULT_OUTCOME']._serialized_end=935
+  _globals['_DELETEREQUEST']._serialized_start=937
+  _globals['_DELETEREQUEST']._serialized_end=1035
+  _globals['_DELETERESPONSE']._serialized_start=1037
+  _globals['_DELETERESPONSE']._serialized_end=1053
+  _globals['_DECLARATIONSERVICE']._serialized_start=1056
+  _globals['_DECLARATIONSERVICE']._serialized_end=1291
 # @@protoc_insertion_point(module_scope)

@@ -27,7 +27,7 @@ from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_do
 from weft.api.common.v1 import priority_pb2 as weft_dot_api_dot_common_dot_v1_dot_priority__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n weft/api/registry/v1/lease.proto\x12\x14weft.api.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\x1a!weft/api/common/v1/priority.proto\"\xb2\x05\n\x06\x44\x65vice\x12+\n\x05index\x18\x01 \x01(\x05\x42\x1c\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x00\x80O@\x92\xb5\x18\x02\x10\x01\x12\x44\n\x02id\x18\x02 \x01(\tB8\x8a\xb5\x18.\x08\x01\x10\x03 \x80\x01z%must be 1 to 128 printable characters\x92\xb5\x18\x02\x10\x01\x12G\n\x04name\x18\x03 \x01(\tB9\x8a\xb5\x18/\x10\x03 \x80\x01z(must be at most 128 printable characters\x92\xb5\x18\x02\x10\x01\x12V\n\x0btotal_bytes\x18\x04 \x01(\x03\x42\x41\x8a\xb5\x18\x37\x08\x01\x31\x00\x00\x00\x00\x00\x00\xf0?9\x00\x00\x00\x00\x00\x00\xb0\x42z!must be 1 to 17592186044416 bytes\x92\xb5\x18\x02\x10\x01\x12R\n\nused_bytes\x18\x05 \x01(\x03\x42\x39\x8a\xb5\x18\x35\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x00\x00\xb0\x42z!must be 0 to 17592186044416 bytesH\x00\x88\x01\x01\x12\x30\n\x0butilization\x18\x06 \x01(\x01\x42\x16\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x00\x00\xf0?H\x01\x88\x01\x01\x12W\n\x10power_milliwatts\x18\x07 \x01(\x03\x42\x38\x8a\xb5\x18\x34\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\xd0\x12\x63\x41z must be 0 to 10000000 milliwattsH\x02\x88\x01\x01\x12\x62\n\x12\x65nergy_millijoules\x18\x08 \x01(\x03\x42\x41\x8a\xb5\x18=1\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x00\x00@Cz)must be 0 to 9007199254740992 millijoulesH\x03\x88\x01\x01:\x06\xb2\xb5\x18\x02 \x01\x42\r\n\x0b_used_bytesB\x0e\n\x0c_utilizationB\x13\n\x11_power_milliwattsB\x15\n\x13_energy_millijoules\"m\n\x0b\x44\x65viceBytes\x12\x14\n\x0c\x64\x65vice_index\x18\x01 \x01(\x05\x12H\n\x05\x62ytes\x18\x02 \x01(\x03\x42\x39\x8a\xb5\x18\x35\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x00\x00\xb0\x42z!must be 0 to 17592186044416 bytes\"f\n\tProcessId\x12\x35\n\x03pid\x18\x01 \x01(\x05\x42(\x8a\xb5\x18$\x08\x01\x31\x00\x00\x00\x00\x00\x00\xf0?z\x17must be 1 to 2147483647\x12\"\n\x0bstart_ticks\x18\x02 \x01(\x03\x42\r\x8a\xb5\x18\t1\x00\x00\x00\x00\x00\x00\x00\x00\"\xa9\x01\n\x0bSeenProcess\x12\x38\n\x07process\x18\x01 \x01(\x0b\x32\x1f.weft.api.registry.v1.ProcessIdB\x06\x8a\xb5\x18\x02\x08\x01\x12\r\n\x05\x61live\x18\x02 \x01(\x08\x12\x39\n\x06memory\x18\x03 \x03(\x0b\x32!.weft.api.registry.v1.DeviceBytesB\x06\x8a\xb5\x18\x02X@\x12\x16\n\x0ememory_unknown\x18\x04 \x01(\x08\"\xa6\x03\n\x0cHostSighting\x12@\n\x04host\x18\x01 \x01(\tB2\x8a\xb5\x18.\x08\x01\x10\x03 \xfd\x01z%must be 1 to 253 printable characters\x12{\n\x06source\x18\x02 \x01(\x0e\x32).weft.api.registry.v1.HostSighting.SourceB@\x8a\xb5\x18<\x08\x01H\x01z6must be SOURCE_NVML, SOURCE_DECLARED or SOURCE_UNKNOWN\x12<\n\x07\x64\x65vices\x18\x03 \x03(\x0b\x32\x1c.weft.api.registry.v1.DeviceB\r\x8a\xb5\x18\tX@j\x05index\x12=\n\tprocesses\x18\x04 \x03(\x0b\x32!.weft.api.registry.v1.SeenProcessB\x07\x8a\xb5\x18\x03X\x80 \"Z\n\x06Source\x12\x16\n\x12SOURCE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bSOURCE_NVML\x10\x01\x12\x13\n\x0fSOURCE_DECLARED\x10\x02\x12\x12\n\x0eSOURCE_UNKNOWN\x10\x03\"\x86\x02\n\x0bLeaseHolder\x12p\n\x04kind\x18\x01 \x01(\x0e\x32&.weft.api.registry.v1.LeaseHolder.KindB:\x8a\xb5\x18#\x08\x01H\x01z\x1dmust be a runner or a program\x92\xb5\x18\x0f\n\x0bholder_kind\x10\x01\x12\x1c\n\x04name\x18\x02 \x01(\tB\x0e\x92\xb5\x18\n\n\x06holder\x10\x01\x12&\n\x0bincarnation\x18\x03 \x01(\tB\x11\x8a\xb5\x18\x07\x08\x01\x10\x02 \x80\x01\x92\xb5\x18\x02\x18\x01\"?\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0f\n\x0bKIND_RUNNER\x10\x01\x12\x10\n\x0cKIND_PROGRAM\x10\x02\"\xcb\x05\n\x05Lease\x12\x18\n\x08lease_id\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x1e\n\x0e\x66\x65ncing_number\x18\x02 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x14\n\x04host\x18\x03 \x01(\tB\x06\x92\xb5\x18\x02\x18\x01\x12;\n\x06holder\x18\x04 \x01(\x0b\x32!.weft.api.registry.v1.LeaseHolderB\x08\x92\xb5\x18\x04\x10\x02 \x01\x12\x17\n\x07purpose\x18\x05 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12L\n\x06shares\x18\x06 \x03(\x0b\x32!.weft.api.registry.v1.DeviceBytesB\x19\x92\xb5\x18\x15\n\x0f\x62ytes_by_device\x10\x01(\x01\x12\x38\n\x05state\x18\x07 \x01(\x0e\x32!.weft.api.registry.v1.Lease.StateB\x06\x92\xb5\x18\x02\x10\x01\x12\x36\n\x08priority\x18\x08 \x01(\x0e\x32\x1c.weft.api.common.v1.PriorityB\x06\x92\xb5\x18\x02\x10\x01\x12\x16\n\x06pinned\x18\t \x01(\x08\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x1f\n\x0f\x61\x63tive_requests\x18\n \x01(\x05\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x41\n\x0b\x63reate_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x10\x92\xb5\x18\x0c\n\ncreated_at\x12\x46\n\x0elast_used_time\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x12\x92\xb5\x18\x0e\n\x0clast_used_at\x12\x17\n\nseen_bytes\x18\r \x01(\x03H\x00\x88\x01\x01\x12\x17\n\x07unowned\x18\x0e \x01(\x08\x42\x06\x92\xb5\x18\x02\x10\x03\"W\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x0e\n\nSTATE_HELD\x10\x01\x12\x13\n\x0fSTATE_RELEASING\x10\x02\x12\x12\n\x0eSTATE_ORPHANED\x10\x03\x42\r\n\x0b_seen_bytesb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n weft/api/registry/v1/lease.proto\x12\x14weft.api.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\x1a!weft/api/common/v1/priority.proto\"\xba\x05\n\x06\x44\x65vice\x12+\n\x05index\x18\x01 \x01(\x05\x42\x1c\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x00\x80O@\x92\xb5\x18\x02\x10\x01\x12H\n\x02id\x18\x02 \x01(\tB<\x8a\xb5\x18.\x08\x01\x10\x03 \x80\x01z%must be 1 to 128 printable characters\x92\xb5\x18\x02\x10\x01\xb8\xb5\x18\x01\x12K\n\x04name\x18\x03 \x01(\tB=\x8a\xb5\x18/\x10\x03 \x80\x01z(must be at most 128 printable characters\x92\xb5\x18\x02\x10\x01\xb8\xb5\x18\x01\x12V\n\x0btotal_bytes\x18\x04 \x01(\x03\x42\x41\x8a\xb5\x18\x37\x08\x01\x31\x00\x00\x00\x00\x00\x00\xf0?9\x00\x00\x00\x00\x00\x00\xb0\x42z!must be 1 to 17592186044416 bytes\x92\xb5\x18\x02\x10\x01\x12R\n\nused_bytes\x18\x05 \x01(\x03\x42\x39\x8a\xb5\x18\x35\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x00\x00\xb0\x42z!must be 0 to 17592186044416 bytesH\x00\x88\x01\x01\x12\x30\n\x0butilization\x18\x06 \x01(\x01\x42\x16\x8a\xb5\x18\x12\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x00\x00\xf0?H\x01\x88\x01\x01\x12W\n\x10power_milliwatts\x18\x07 \x01(\x03\x42\x38\x8a\xb5\x18\x34\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\xd0\x12\x63\x41z must be 0 to 10000000 milliwattsH\x02\x88\x01\x01\x12\x62\n\x12\x65nergy_millijoules\x18\x08 \x01(\x03\x42\x41\x8a\xb5\x18=1\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x00\x00@Cz)must be 0 to 9007199254740992 millijoulesH\x03\x88\x01\x01:\x06\xb2\xb5\x18\x02 \x01\x42\r\n\x0b_used_bytesB\x0e\n\x0c_utilizationB\x13\n\x11_power_milliwattsB\x15\n\x13_energy_millijoules\"m\n\x0b\x44\x65viceBytes\x12\x14\n\x0c\x64\x65vice_index\x18\x01 \x01(\x05\x12H\n\x05\x62ytes\x18\x02 \x01(\x03\x42\x39\x8a\xb5\x18\x35\x31\x00\x00\x00\x00\x00\x00\x00\x00\x39\x00\x00\x00\x00\x00\x00\xb0\x42z!must be 0 to 17592186044416 bytes\"f\n\tProcessId\x12\x35\n\x03pid\x18\x01 \x01(\x05\x42(\x8a\xb5\x18$\x08\x01\x31\x00\x00\x00\x00\x00\x00\xf0?z\x17must be 1 to 2147483647\x12\"\n\x0bstart_ticks\x18\x02 \x01(\x03\x42\r\x8a\xb5\x18\t1\x00\x00\x00\x00\x00\x00\x00\x00\"\xa9\x01\n\x0bSeenProcess\x12\x38\n\x07process\x18\x01 \x01(\x0b\x32\x1f.weft.api.registry.v1.ProcessIdB\x06\x8a\xb5\x18\x02\x08\x01\x12\r\n\x05\x61live\x18\x02 \x01(\x08\x12\x39\n\x06memory\x18\x03 \x03(\x0b\x32!.weft.api.registry.v1.DeviceBytesB\x06\x8a\xb5\x18\x02X@\x12\x16\n\x0ememory_unknown\x18\x04 \x01(\x08\"\xaa\x03\n\x0cHostSighting\x12\x44\n\x04host\x18\x01 \x01(\tB6\x8a\xb5\x18.\x08\x01\x10\x03 \xfd\x01z%must be 1 to 253 printable characters\xb8\xb5\x18\x01\x12{\n\x06source\x18\x02 \x01(\x0e\x32).weft.api.registry.v1.HostSighting.SourceB@\x8a\xb5\x18<\x08\x01H\x01z6must be SOURCE_NVML, SOURCE_DECLARED or SOURCE_UNKNOWN\x12<\n\x07\x64\x65vices\x18\x03 \x03(\x0b\x32\x1c.weft.api.registry.v1.DeviceB\r\x8a\xb5\x18\tX@j\x05index\x12=\n\tprocesses\x18\x04 \x03(\x0b\x32!.weft.api.registry.v1.SeenProcessB\x07\x8a\xb5\x18\x03X\x80 \"Z\n\x06Source\x12\x16\n\x12SOURCE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bSOURCE_NVML\x10\x01\x12\x13\n\x0fSOURCE_DECLARED\x10\x02\x12\x12\n\x0eSOURCE_UNKNOWN\x10\x03\"\x8e\x02\n\x0bLeaseHolder\x12p\n\x04kind\x18\x01 \x01(\x0e\x32&.weft.api.registry.v1.LeaseHolder.KindB:\x8a\xb5\x18#\x08\x01H\x01z\x1dmust be a runner or a program\x92\xb5\x18\x0f\n\x0bholder_kind\x10\x01\x12 \n\x04name\x18\x02 \x01(\tB\x12\x92\xb5\x18\n\n\x06holder\x10\x01\xb8\xb5\x18\x01\x12*\n\x0bincarnation\x18\x03 \x01(\tB\x15\x8a\xb5\x18\x07\x08\x01\x10\x02 \x80\x01\x92\xb5\x18\x02\x18\x01\xb8\xb5\x18\x01\"?\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0f\n\x0bKIND_RUNNER\x10\x01\x12\x10\n\x0cKIND_PROGRAM\x10\x02\"\xcb\x05\n\x05Lease\x12\x18\n\x08lease_id\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x1e\n\x0e\x66\x65ncing_number\x18\x02 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x14\n\x04host\x18\x03 \x01(\tB\x06\x92\xb5\x18\x02\x18\x01\x12;\n\x06holder\x18\x04 \x01(\x0b\x32!.weft.api.registry.v1.LeaseHolderB\x08\x92\xb5\x18\x04\x10\x02 \x01\x12\x17\n\x07purpose\x18\x05 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12L\n\x06shares\x18\x06 \x03(\x0b\x32!.weft.api.registry.v1.DeviceBytesB\x19\x92\xb5\x18\x15\n\x0f\x62ytes_by_device\x10\x01(\x01\x12\x38\n\x05state\x18\x07 \x01(\x0e\x32!.weft.api.registry.v1.Lease.StateB\x06\x92\xb5\x18\x02\x10\x01\x12\x36\n\x08priority\x18\x08 \x01(\x0e\x32\x1c.weft.api.common.v1.PriorityB\x06\x92\xb5\x18\x02\x10\x01\x12\x16\n\x06pinned\x18\t \x01(\x08\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x1f\n\x0f\x61\x63tive_requests\x18\n \x01(\x05\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x41\n\x0b\x63reate_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x10\x92\xb5\x18\x0c\n\ncreated_at\x12\x46\n\x0elast_used_time\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x12\x92\xb5\x18\x0e\n\x0clast_used_at\x12\x17\n\nseen_bytes\x18\r \x01(\x03H\x00\x88\x01\x01\x12\x17\n\x07unowned\x18\x0e \x01(\x08\x42\x06\x92\xb5\x18\x02\x10\x03\"W\n\x05State\x12\x15\n\x11STATE_UNSPECIFIED\x10\x00\x12\x0e\n\nSTATE_HELD\x10\x01\x12\x13\n\x0fSTATE_RELEASING\x10\x02\x12\x12\n\x0eSTATE_ORPHANED\x10\x03\x42\r\n\x0b_seen_bytesb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,9 +37,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DEVICE'].fields_by_name['index']._loaded_options = None
   _globals['_DEVICE'].fields_by_name['index']._serialized_options = b'\212\265\030\0221\000\000\000\000\000\000\000\0009\000\000\000\000\000\200O@\222\265\030\002\020\001'
   _globals['_DEVICE'].fields_by_name['id']._loaded_options = None
-  _globals['_DEVICE'].fields_by_name['id']._serialized_options = b'\212\265\030.\010\001\020\003 \200\001z%must be 1 to 128 printable characters\222\265\030\002\020\001'
+  _globals['_DEVICE'].fields_by_name['id']._serialized_options = b'\212\265\030.\010\001\020\003 \200\001z%must be 1 to 128 printable characters\222\265\030\002\020\001\270\265\030\001'
   _globals['_DEVICE'].fields_by_name['name']._loaded_options = None
-  _globals['_DEVICE'].fields_by_name['name']._serialized_options = b'\212\265\030/\020\003 \200\001z(must be at most 128 printable characters\222\265\030\002\020\001'
+  _globals['_DEVICE'].fields_by_name['name']._serialized_options = b'\212\265\030/\020\003 \200\001z(must be at most 128 printable characters\222\265\030\002\020\001\270\265\030\001'
   _globals['_DEVICE'].fields_by_name['total_bytes']._loaded_options = None
   _globals['_DEVICE'].fields_by_name['total_bytes']._serialized_options = b'\212\265\0307\010\0011\000\000\000\000\000\000\360?9\000\000\000\000\000\000\260Bz!must be 1 to 17592186044416 bytes\222\265\030\002\020\001'
   _globals['_DEVICE'].fields_by_name['used_bytes']._loaded_options = None
@@ -63,7 +63,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SEENPROCESS'].fields_by_name['memory']._loaded_options = None
   _globals['_SEENPROCESS'].fields_by_name['memory']._serialized_options = b'\212\265\030\002X@'
   _globals['_HOSTSIGHTING'].fields_by_name['host']._loaded_options = None
-  _globals['_HOSTSIGHTING'].fields_by_name['host']._serialized_options = b'\212\265\030.\010\001\020\003 \375\001z%must be 1 to 253 printable characters'
+  _globals['_HOSTSIGHTING'].fields_by_name['host']._serialized_options = b'\212\265\030.\010\001\020\003 \375\001z%must be 1 to 253 printable characters\270\265\030\001'
   _globals['_HOSTSIGHTING'].fields_by_name['source']._loaded_options = None
   _globals['_HOSTSIGHTING'].fields_by_name['source']._serialized_options = b'\212\265\030<\010\001H\001z6must be SOURCE_NVML, SOURCE_DECLARED or SOURCE_UNKNOWN'
   _globals['_HOSTSIGHTING'].fields_by_name['devices']._loaded_options = None
@@ -73,9 +73,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LEASEHOLDER'].fields_by_name['kind']._loaded_options = None
   _globals['_LEASEHOLDER'].fields_by_name['kind']._serialized_options = b'\212\265\030#\010\001H\001z\035must be a runner or a program\222\265\030\017\n\013holder_kind\020\001'
   _globals['_LEASEHOLDER'].fields_by_name['name']._loaded_options = None
-  _globals['_LEASEHOLDER'].fields_by_name['name']._serialized_options = b'\222\265\030\n\n\006holder\020\001'
+  _globals['_LEASEHOLDER'].fields_by_name['name']._serialized_options = b'\222\265\030\n\n\006holder\020\001\270\265\030\001'
   _globals['_LEASEHOLDER'].fields_by_name['incarnation']._loaded_options = None
-  _globals['_LEASEHOLDER'].fields_by_name['incarnation']._serialized_options = b'\212\265\030\007\010\001\020\002 \200\001\222\265\030\002\030\001'
+  _globals['_LEASEHOLDER'].fields_by_name['incarnation']._serialized_options = b'\212\265\030\007\010\001\020\002 \200\001\222\265\030\002\030\001\270\265\030\001'
   _globals['_LEASE'].fields_by_name['lease_id']._loaded_options = None
   _globals['_LEASE'].fields_by_name['lease_id']._serialized_options = b'\222\265\030\002\020\001'
   _globals['_LEASE'].fields_by_name['fencing_number']._loaded_options = None
@@ -103,23 +103,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LEASE'].fields_by_name['unowned']._loaded_options = None
   _globals['_LEASE'].fields_by_name['unowned']._serialized_options = b'\222\265\030\002\020\003'
   _globals['_DEVICE']._serialized_start=162
-  _globals['_DEVICE']._serialized_end=852
-  _globals['_DEVICEBYTES']._serialized_start=854
-  _globals['_DEVICEBYTES']._serialized_end=963
-  _globals['_PROCESSID']._serialized_start=965
-  _globals['_PROCESSID']._serialized_end=1067
-  _globals['_SEENPROCESS']._serialized_start=1070
-  _globals['_SEENPROCESS']._serialized_end=1239
-  _globals['_HOSTSIGHTING']._serialized_start=1242
-  _globals['_HOSTSIGHTING']._serialized_end=1664
-  _globals['_HOSTSIGHTING_SOURCE']._serialized_start=1574
-  _globals['_HOSTSIGHTING_SOURCE']._serialized_end=1664
-  _globals['_LEASEHOLDER']._serialized_start=1667
-  _globals['_LEASEHOLDER']._serialized_end=1929
-  _globals['_LEASEHOLDER_KIND']._serialized_start=1866
-  _globals['_LEASEHOLDER_KIND']._serialized_end=1929
-  _globals['_LEASE']._serialized_start=1932
-  _globals['_LEASE']._serialized_end=2647
-  _globals['_LEASE_STATE']._serialized_start=2545
-  _globals['_LEASE_STATE']._serialized_end=2632
+  _globals['_DEVICE']._serialized_end=860
+  _globals['_DEVICEBYTES']._serialized_start=862
+  _globals['_DEVICEBYTES']._serialized_end=971
+  _globals['_PROCESSID']._serialized_start=973
+  _globals['_PROCESSID']._serialized_end=1075
+  _globals['_SEENPROCESS']._serialized_start=1078
+  _globals['_SEENPROCESS']._serialized_end=1247
+  _globals['_HOSTSIGHTING']._serialized_start=1250
+  _globals['_HOSTSIGHTING']._serialized_end=1676
+  _globals['_HOSTSIGHTING_SOURCE']._serialized_start=1586
+  _globals['_HOSTSIGHTING_SOURCE']._serialized_end=1676
+  _globals['_LEASEHOLDER']._serialized_start=1679
+  _globals['_LEASEHOLDER']._serialized_end=1949
+  _globals['_LEASEHOLDER_KIND']._serialized_start=1886
+  _globals['_LEASEHOLDER_KIND']._serialized_end=1949
+  _globals['_LEASE']._serialized_start=1952
+  _globals['_LEASE']._serialized_end=2667
+  _globals['_LEASE_STATE']._serialized_start=2565
+  _globals['_LEASE_STATE']._serialized_end=2652
 # @@protoc_insertion_point(module_scope)

@@ -32,17 +32,33 @@ from weft.api.registry.v1 import runner_pb2 as weft_dot_api_dot_registry_dot_v1_
 from weft.api.registry.v1 import settings_pb2 as weft_dot_api_dot_registry_dot_v1_dot_settings__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+weft/api/registry/v1/registry_service.proto\x12\x14weft.api.registry.v1\x1a\x1fweft/api/common/v1/access.proto\x1a!weft/api/common/v1/document.proto\x1a weft/api/registry/v1/event.proto\x1a\x1fweft/api/registry/v1/pool.proto\x1a#weft/api/registry/v1/resource.proto\x1a!weft/api/registry/v1/router.proto\x1a!weft/api/registry/v1/runner.proto\x1a#weft/api/registry/v1/settings.proto\"j\n\x14ListResourcesRequest\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\x12\x0e\n\x06labels\x18\x04 \x01(\t\x12\r\n\x05names\x18\x05 \x03(\t\"k\n\x15ListResourcesResponse\x12\x39\n\tresources\x18\x01 \x03(\x0b\x32&.weft.api.registry.v1.ResourceDocument\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"0\n\x12GetResourceRequest\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\"O\n\x13GetResourceResponse\x12\x38\n\x08resource\x18\x01 \x01(\x0b\x32&.weft.api.registry.v1.ResourceDocument\"&\n\x16GetModelMembersRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"C\n\x17GetModelMembersResponse\x12(\n\x04pool\x18\x01 \x01(\x0b\x32\x1a.weft.api.registry.v1.Pool\"[\n\x0cWatchRequest\x12\x1b\n\x13include_ticket_keys\x18\x01 \x01(\x08\x12\x0f\n\x07service\x18\x02 \x01(\t\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\t\"\x8d\x01\n\rWatchResponse\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12\x32\n\x08snapshot\x18\x02 \x01(\x0b\x32\x1e.weft.api.registry.v1.SnapshotH\x00\x12.\n\x06\x63hange\x18\x03 \x01(\x0b\x32\x1c.weft.api.registry.v1.ChangeH\x00\x42\x06\n\x04kind\"\xe0\x01\n\x08Snapshot\x12\x34\n\x07runners\x18\x01 \x03(\x0b\x32#.weft.api.registry.v1.WatchedRunner\x12\x39\n\tresources\x18\x02 \x03(\x0b\x32&.weft.api.registry.v1.ResourceDocument\x12\x34\n\x08settings\x18\x03 \x01(\x0b\x32\".weft.api.registry.v1.MeshSettings\x12-\n\x07routers\x18\x04 \x03(\x0b\x32\x1c.weft.api.registry.v1.Router\"\xe3\x02\n\x06\x43hange\x12\x35\n\x06runner\x18\x01 \x01(\x0b\x32#.weft.api.registry.v1.WatchedRunnerH\x00\x12\x18\n\x0e\x64\x65leted_runner\x18\x02 \x01(\tH\x00\x12:\n\x08resource\x18\x03 \x01(\x0b\x32&.weft.api.registry.v1.ResourceDocumentH\x00\x12\x42\n\x10\x64\x65leted_resource\x18\x04 \x01(\x0b\x32&.weft.api.registry.v1.ResourceDocumentH\x00\x12\x36\n\x08settings\x18\x05 \x01(\x0b\x32\".weft.api.registry.v1.MeshSettingsH\x00\x12.\n\x06router\x18\x06 \x01(\x0b\x32\x1c.weft.api.registry.v1.RouterH\x00\x12\x18\n\x0e\x64\x65leted_router\x18\x07 \x01(\tH\x00\x42\x06\n\x04kind\"Q\n\rWatchedRunner\x12,\n\x06runner\x18\x01 \x01(\x0b\x32\x1c.weft.api.registry.v1.Runner\x12\x12\n\nticket_key\x18\x02 \x01(\x0c\">\n\x11ListEventsRequest\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05limit\x18\x03 \x01(\x05\"l\n\x12ListEventsResponse\x12:\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x1b.weft.api.registry.v1.EventB\r\x92\xb5\x18\t\n\x05items\x10\x01:\x1a\xb2\xb5\x18\x16\n\tEventList\x12\tEventList\"0\n\x12WatchEventsRequest\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\"A\n\x13WatchEventsResponse\x12*\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x1b.weft.api.registry.v1.Event2\xd1\x05\n\x0fRegistryService\x12q\n\rListResources\x12*.weft.api.registry.v1.ListResourcesRequest\x1a+.weft.api.registry.v1.ListResourcesResponse\"\x07\x90\x02\x01\xc0\xb5\x18\x01\x12k\n\x0bGetResource\x12(.weft.api.registry.v1.GetResourceRequest\x1a).weft.api.registry.v1.GetResourceResponse\"\x07\x90\x02\x01\xc0\xb5\x18\x01\x12\x86\x01\n\x0fGetModelMembers\x12,.weft.api.registry.v1.GetModelMembersRequest\x1a-.weft.api.registry.v1.GetModelMembersResponse\"\x16\x90\x02\x01\xb2\xb5\x18\x0bmodels:view\xb8\xb5\x18\x01\x12\x63\n\x05Watch\x12\".weft.api.registry.v1.WatchRequest\x1a#.weft.api.registry.v1.WatchResponse\"\x0f\xb2\xb5\x18\x0bmodels:view0\x01\x12v\n\nListEvents\x12\'.weft.api.registry.v1.ListEventsRequest\x1a(.weft.api.registry.v1.ListEventsResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0etelemetry:view\x12x\n\x0bWatchEvents\x12(.weft.api.registry.v1.WatchEventsRequest\x1a).weft.api.registry.v1.WatchEventsResponse\"\x12\xb2\xb5\x18\x0etelemetry:view0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+weft/api/registry/v1/registry_service.proto\x12\x14weft.api.registry.v1\x1a\x1fweft/api/common/v1/access.proto\x1a!weft/api/common/v1/document.proto\x1a weft/api/registry/v1/event.proto\x1a\x1fweft/api/registry/v1/pool.proto\x1a#weft/api/registry/v1/resource.proto\x1a!weft/api/registry/v1/router.proto\x1a!weft/api/registry/v1/runner.proto\x1a#weft/api/registry/v1/settings.proto\"j\n\x14ListResourcesRequest\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\x12\x0e\n\x06labels\x18\x04 \x01(\t\x12\r\n\x05names\x18\x05 \x03(\t\"k\n\x15ListResourcesResponse\x12\x39\n\tresources\x18\x01 \x03(\x0b\x32&.weft.api.registry.v1.ResourceDocument\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"0\n\x12GetResourceRequest\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\"O\n\x13GetResourceResponse\x12\x38\n\x08resource\x18\x01 \x01(\x0b\x32&.weft.api.registry.v1.ResourceDocument\",\n\x16GetModelMembersRequest\x12\x12\n\x04name\x18\x01 \x01(\tB\x04\xb8\xb5\x18\x02\"C\n\x17GetModelMembersResponse\x12(\n\x04pool\x18\x01 \x01(\x0b\x32\x1a.weft.api.registry.v1.Pool\"m\n\x0cWatchRequest\x12\x1b\n\x13include_ticket_keys\x18\x01 \x01(\x08\x12\x15\n\x07service\x18\x02 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x12\n\x04host\x18\x03 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x15\n\x07version\x18\x04 \x01(\tB\x04\xb8\xb5\x18\x01\"\x8d\x01\n\rWatchResponse\x12\x10\n\x08revision\x18\x01 \x01(\x03\x12\x32\n\x08snapshot\x18\x02 \x01(\x0b\x32\x1e.weft.api.registry.v1.SnapshotH\x00\x12.\n\x06\x63hange\x18\x03 \x01(\x0b\x32\x1c.weft.api.registry.v1.ChangeH\x00\x42\x06\n\x04kind\"\xe0\x01\n\x08Snapshot\x12\x34\n\x07runners\x18\x01 \x03(\x0b\x32#.weft.api.registry.v1.WatchedRunner\x12\x39\n\tresources\x18\x02 \x03(\x0b\x32&.weft.api.registry.v1.ResourceDocument\x12\x34\n\x08settings\x18\x03 \x01(\x0b\x32\".weft.api.registry.v1.MeshSettings\x12-\n\x07routers\x18\x04 \x03(\x0b\x32\x1c.weft.api.registry.v1.Router\"\xe3\x02\n\x06\x43hange\x12\x35\n\x06runner\x18\x01 \x01(\x0b\x32#.weft.api.registry.v1.WatchedRunnerH\x00\x12\x18\n\x0e\x64\x65leted_runner\x18\x02 \x01(\tH\x00\x12:\n\x08resource\x18\x03 \x01(\x0b\x32&.weft.api.registry.v1.ResourceDocumentH\x00\x12\x42\n\x10\x64\x65leted_resource\x18\x04 \x01(\x0b\x32&.weft.api.registry.v1.ResourceDocumentH\x00\x12\x36\n\x08settings\x18\x05 \x01(\x0b\x32\".weft.api.registry.v1.MeshSettingsH\x00\x12.\n\x06router\x18\x06 \x01(\x0b\x32\x1c.weft.api.registry.v1.RouterH\x00\x12\x18\n\x0e\x64\x65leted_router\x18\x07 \x01(\tH\x00\x42\x06\n\x04kind\"Q\n\rWatchedRunner\x12,\n\x06runner\x18\x01 \x01(\x0b\x32\x1c.weft.api.registry.v1.Runner\x12\x12\n\nticket_key\x18\x02 \x01(\x0c\"J\n\x11ListEventsRequest\x12\x12\n\x04kind\x18\x01 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x12\n\x04name\x18\x02 \x01(\tB\x04\xb8\xb5\x18\x02\x12\r\n\x05limit\x18\x03 \x01(\x05\"l\n\x12ListEventsResponse\x12:\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x1b.weft.api.registry.v1.EventB\r\x92\xb5\x18\t\n\x05items\x10\x01:\x1a\xb2\xb5\x18\x16\n\tEventList\x12\tEventList\"<\n\x12WatchEventsRequest\x12\x12\n\x04kind\x18\x01 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x12\n\x04name\x18\x02 \x01(\tB\x04\xb8\xb5\x18\x02\"A\n\x13WatchEventsResponse\x12*\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x1b.weft.api.registry.v1.Event2\xd1\x05\n\x0fRegistryService\x12q\n\rListResources\x12*.weft.api.registry.v1.ListResourcesRequest\x1a+.weft.api.registry.v1.ListResourcesResponse\"\x07\x90\x02\x01\xc0\xb5\x18\x01\x12k\n\x0bGetResource\x12(.weft.api.registry.v1.GetResourceRequest\x1a).weft.api.registry.v1.GetResourceResponse\"\x07\x90\x02\x01\xc0\xb5\x18\x01\x12\x86\x01\n\x0fGetModelMembers\x12,.weft.api.registry.v1.GetModelMembersRequest\x1a-.weft.api.registry.v1.GetModelMembersResponse\"\x16\x90\x02\x01\xb2\xb5\x18\x0bmodels:view\xb8\xb5\x18\x01\x12\x63\n\x05Watch\x12\".weft.api.registry.v1.WatchRequest\x1a#.weft.api.registry.v1.WatchResponse\"\x0f\xb2\xb5\x18\x0bmodels:view0\x01\x12v\n\nListEvents\x12\'.weft.api.registry.v1.ListEventsRequest\x1a(.weft.api.registry.v1.ListEventsResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0etelemetry:view\x12x\n\x0bWatchEvents\x12(.weft.api.registry.v1.WatchEventsRequest\x1a).weft.api.registry.v1.WatchEventsResponse\"\x12\xb2\xb5\x18\x0etelemetry:view0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.api.registry.v1.registry_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_GETMODELMEMBERSREQUEST'].fields_by_name['name']._loaded_options = None
+  _globals['_GETMODELMEMBERSREQUEST'].fields_by_name['name']._serialized_options = b'\270\265\030\002'
+  _globals['_WATCHREQUEST'].fields_by_name['service']._loaded_options = None
+  _globals['_WATCHREQUEST'].fields_by_name['service']._serialized_options = b'\270\265\030\001'
+  _globals['_WATCHREQUEST'].fields_by_name['host']._loaded_options = None
+  _globals['_WATCHREQUEST'].fields_by_name['host']._serialized_options = b'\270\265\030\001'
+  _globals['_WATCHREQUEST'].fields_by_name['version']._loaded_options = None
+  _globals['_WATCHREQUEST'].fields_by_name['version']._serialized_options = b'\270\265\030\001'
+  _globals['_LISTEVENTSREQUEST'].fields_by_name['kind']._loaded_options = None
+  _globals['_LISTEVENTSREQUEST'].fields_by_name['kind']._serialized_options = b'\270\265\030\001'
+  _globals['_LISTEVENTSREQUEST'].fields_by_name['name']._loaded_options = None
+  _globals['_LISTEVENTSREQUEST'].fields_by_name['name']._serialized_options = b'\270\265\030\002'
   _globals['_LISTEVENTSRESPONSE'].fields_by_name['events']._loaded_options = None
   _globals['_LISTEVENTSRESPONSE'].fields_by_name['events']._serialized_options = b'\222\265\030\t\n\005items\020\001'
   _globals['_LISTEVENTSRESPONSE']._loaded_options = None
   _globals['_LISTEVENTSRESPONSE']._serialized_options = b'\262\265\030\026\n\tEventList\022\tEventList'
+  _globals['_WATCHEVENTSREQUEST'].fields_by_name['kind']._loaded_options = None
+  _globals['_WATCHEVENTSREQUEST'].fields_by_name['kind']._serialized_options = b'\270\265\030\001'
+  _globals['_WATCHEVENTSREQUEST'].fields_by_name['name']._loaded_options = None
+  _globals['_WATCHEVENTSREQUEST'].fields_by_name['name']._serialized_options = b'\270\265\030\002'
   _globals['_REGISTRYSERVICE'].methods_by_name['ListResources']._loaded_options = None
   _globals['_REGISTRYSERVICE'].methods_by_name['ListResources']._serialized_options = b'\220\002\001\300\265\030\001'
   _globals['_REGISTRYSERVICE'].methods_by_name['GetResource']._loaded_options = None
@@ -64,27 +80,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETRESOURCERESPONSE']._serialized_start=615
   _globals['_GETRESOURCERESPONSE']._serialized_end=694
   _globals['_GETMODELMEMBERSREQUEST']._serialized_start=696
-  _globals['_GETMODELMEMBERSREQUEST']._serialized_end=734
-  _globals['_GETMODELMEMBERSRESPONSE']._serialized_start=736
-  _globals['_GETMODELMEMBERSRESPONSE']._serialized_end=803
-  _globals['_WATCHREQUEST']._serialized_start=805
-  _globals['_WATCHREQUEST']._serialized_end=896
-  _globals['_WATCHRESPONSE']._serialized_start=899
-  _globals['_WATCHRESPONSE']._serialized_end=1040
-  _globals['_SNAPSHOT']._serialized_start=1043
-  _globals['_SNAPSHOT']._serialized_end=1267
-  _globals['_CHANGE']._serialized_start=1270
-  _globals['_CHANGE']._serialized_end=1625
-  _globals['_WATCHEDRUNNER']._serialized_start=1627
-  _globals['_WATCHEDRUNNER']._serialized_end=1708
-  _globals['_LISTEVENTSREQUEST']._serialized_start=1710
-  _globals['_LISTEVENTSREQUEST']._serialized_end=1772
-  _globals['_LISTEVENTSRESPONSE']._serialized_start=1774
-  _globals['_LISTEVENTSRESPONSE']._serialized_end=1882
-  _globals['_WATCHEVENTSREQUEST']._serialized_start=1884
-  _globals['_WATCHEVENTSREQUEST']._serialized_end=1932
-  _globals['_WATCHEVENTSRESPONSE']._serialized_start=1934
-  _globals['_WATCHEVENTSRESPONSE']._serialized_end=1999
-  _globals['_REGISTRYSERVICE']._serialized_start=2002
-  _globals['_REGISTRYSERVICE']._serialized_end=2723
+  _globals['_GETMODELMEMBERSREQUEST']._serialized_end=740
+  _globals['_GETMODELMEMBERSRESPONSE']._serialized_start=742
+  _globals['_GETMODELMEMBERSRESPONSE']._serialized_end=809
+  _globals['_WATCHREQUEST']._serialized_start=811
+  _globals['_WATCHREQUEST']._serialized_end=920
+  _globals['_WATCHRESPONSE']._serialized_start=923
+  _globals['_WATCHRESPONSE']._serialized_end=1064
+  _globals['_SNAPSHOT']._serialized_start=1067
+  _globals['_SNAPSHOT']._serialized_end=1291
+  _globals['_CHANGE']._serialized_start=1294
+  _globals['_CHANGE']._serialized_end=1649
+  _globals['_WATCHEDRUNNER']._serialized_start=1651
+  _globals['_WATCHEDRUNNER']._serialized_end=1732
+  _globals['_LISTEVENTSREQUEST']._serialized_start=1734
+  _globals['_LISTEVENTSREQUEST']._serialized_end=1808
+  _globals['_LISTEVENTSRESPONSE']._serialized_start=1810
+  _globals['_LISTEVENTSRESPONSE']._serialized_end=1918
+  _globals['_WATCHEVENTSREQUEST']._serialized_start=1920
+  _globals['_WATCHEVENTSREQUEST']._serialized_end=1980
+  _globals['_WATCHEVENTSRESPONSE']._serialized_start=1982
+  _globals['_WATCHEVENTSRESPONSE']._serialized_end=2047
+  _globals['_REGISTRYSERVICE']._serialized_start=2050
+  _globals['_REGISTRYSERVICE']._serialized_end=2771
 # @@protoc_insertion_point(module_scope)

@@ -23,15 +23,20 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import any_pb2 as google_dot_protobuf_dot_any__pb2
+from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#weft/api/registry/v1/resource.proto\x12\x14weft.api.registry.v1\x1a\x19google/protobuf/any.proto\"U\n\x10ResourceDocument\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12%\n\x07\x63ontent\x18\x03 \x01(\x0b\x32\x14.google.protobuf.Anyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#weft/api/registry/v1/resource.proto\x12\x14weft.api.registry.v1\x1a\x19google/protobuf/any.proto\x1a!weft/api/common/v1/document.proto\"a\n\x10ResourceDocument\x12\x12\n\x04kind\x18\x01 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x12\n\x04name\x18\x02 \x01(\tB\x04\xb8\xb5\x18\x02\x12%\n\x07\x63ontent\x18\x03 \x01(\x0b\x32\x14.google.protobuf.Anyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.api.registry.v1.resource_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RESOURCEDOCUMENT']._serialized_start=88
-  _globals['_RESOURCEDOCUMENT']._serialized_end=173
+  _globals['_RESOURCEDOCUMENT'].fields_by_name['kind']._loaded_options = None
+  _globals['_RESOURCEDOCUMENT'].fields_by_name['kind']._serialized_options = b'\270\265\030\001'
+  _globals['_RESOURCEDOCUMENT'].fields_by_name['name']._loaded_options = None
+  _globals['_RESOURCEDOCUMENT'].fields_by_name['name']._serialized_options = b'\270\265\030\002'
+  _globals['_RESOURCEDOCUMENT']._serialized_start=123
+  _globals['_RESOURCEDOCUMENT']._serialized_end=220
 # @@protoc_insertion_point(module_scope)

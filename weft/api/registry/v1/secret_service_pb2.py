@@ -27,7 +27,7 @@ from weft.api.common.v1 import access_pb2 as weft_dot_api_dot_common_dot_v1_dot_
 from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)weft/api/registry/v1/secret_service.proto\x12\x14weft.api.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fweft/api/common/v1/access.proto\x1a!weft/api/common/v1/document.proto\"\xe0\x01\n\x06Secret\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x17\n\x07version\x18\x02 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x37\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x06\x92\xb5\x18\x02\x10\x01\x12\x37\n\x0bupdate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x06\x92\xb5\x18\x02\x10\x01\x12\x17\n\x07used_by\x18\x05 \x03(\tB\x06\x92\xb5\x18\x02\x10\x01:\x1c\xb2\xb5\x18\x18\n\x06secret\x12\x0eSecretDocument\"<\n\x13\x43reateSecretRequest\x12\x16\n\x04name\x18\x01 \x01(\tB\x08\x8a\xb5\x18\x04\x08\x01\x10\x01\x12\r\n\x05value\x18\x02 \x01(\t\"D\n\x14\x43reateSecretResponse\x12,\n\x06secret\x18\x01 \x01(\x0b\x32\x1c.weft.api.registry.v1.Secret\"\x14\n\x12ListSecretsRequest\"q\n\x13ListSecretsResponse\x12<\n\x07secrets\x18\x01 \x03(\x0b\x32\x1c.weft.api.registry.v1.SecretB\r\x92\xb5\x18\t\n\x05items\x10\x01:\x1c\xb2\xb5\x18\x18\n\nSecretList\x12\nSecretList\"<\n\x13UpdateSecretRequest\x12\x16\n\x04name\x18\x01 \x01(\tB\x08\x8a\xb5\x18\x04\x08\x01\x10\x01\x12\r\n\x05value\x18\x02 \x01(\t\"D\n\x14UpdateSecretResponse\x12,\n\x06secret\x18\x01 \x01(\x0b\x32\x1c.weft.api.registry.v1.Secret\"<\n\x13\x44\x65leteSecretRequest\x12\x16\n\x04name\x18\x01 \x01(\tB\x08\x8a\xb5\x18\x04\x08\x01\x10\x01\x12\r\n\x05\x66orce\x18\x02 \x01(\x08\"\x16\n\x14\x44\x65leteSecretResponse2\xf8\x03\n\rSecretService\x12y\n\x0c\x43reateSecret\x12).weft.api.registry.v1.CreateSecretRequest\x1a*.weft.api.registry.v1.CreateSecretResponse\"\x12\xb2\xb5\x18\x0esecrets:create\x12w\n\x0bListSecrets\x12(.weft.api.registry.v1.ListSecretsRequest\x1a).weft.api.registry.v1.ListSecretsResponse\"\x13\x90\x02\x01\xb2\xb5\x18\x0csecrets:view\x12w\n\x0cUpdateSecret\x12).weft.api.registry.v1.UpdateSecretRequest\x1a*.weft.api.registry.v1.UpdateSecretResponse\"\x10\xb2\xb5\x18\x0csecrets:edit\x12z\n\x0c\x44\x65leteSecret\x12).weft.api.registry.v1.DeleteSecretRequest\x1a*.weft.api.registry.v1.DeleteSecretResponse\"\x13\x90\x02\x02\xb2\xb5\x18\x0csecrets:editb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)weft/api/registry/v1/secret_service.proto\x12\x14weft.api.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fweft/api/common/v1/access.proto\x1a!weft/api/common/v1/document.proto\"\xe0\x01\n\x06Secret\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x17\n\x07version\x18\x02 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x37\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x06\x92\xb5\x18\x02\x10\x01\x12\x37\n\x0bupdate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x06\x92\xb5\x18\x02\x10\x01\x12\x17\n\x07used_by\x18\x05 \x03(\tB\x06\x92\xb5\x18\x02\x10\x01:\x1c\xb2\xb5\x18\x18\n\x06secret\x12\x0eSecretDocument\"F\n\x13\x43reateSecretRequest\x12\x1a\n\x04name\x18\x01 \x01(\tB\x0c\x8a\xb5\x18\x04\x08\x01\x10\x01\xb8\xb5\x18\x02\x12\x13\n\x05value\x18\x02 \x01(\tB\x04\xb8\xb5\x18\x01\"D\n\x14\x43reateSecretResponse\x12,\n\x06secret\x18\x01 \x01(\x0b\x32\x1c.weft.api.registry.v1.Secret\"\x14\n\x12ListSecretsRequest\"q\n\x13ListSecretsResponse\x12<\n\x07secrets\x18\x01 \x03(\x0b\x32\x1c.weft.api.registry.v1.SecretB\r\x92\xb5\x18\t\n\x05items\x10\x01:\x1c\xb2\xb5\x18\x18\n\nSecretList\x12\nSecretList\"F\n\x13UpdateSecretRequest\x12\x1a\n\x04name\x18\x01 \x01(\tB\x0c\x8a\xb5\x18\x04\x08\x01\x10\x01\xb8\xb5\x18\x02\x12\x13\n\x05value\x18\x02 \x01(\tB\x04\xb8\xb5\x18\x01\"D\n\x14UpdateSecretResponse\x12,\n\x06secret\x18\x01 \x01(\x0b\x32\x1c.weft.api.registry.v1.Secret\"@\n\x13\x44\x65leteSecretRequest\x12\x1a\n\x04name\x18\x01 \x01(\tB\x0c\x8a\xb5\x18\x04\x08\x01\x10\x01\xb8\xb5\x18\x02\x12\r\n\x05\x66orce\x18\x02 \x01(\x08\"\x16\n\x14\x44\x65leteSecretResponse2\xf8\x03\n\rSecretService\x12y\n\x0c\x43reateSecret\x12).weft.api.registry.v1.CreateSecretRequest\x1a*.weft.api.registry.v1.CreateSecretResponse\"\x12\xb2\xb5\x18\x0esecrets:create\x12w\n\x0bListSecrets\x12(.weft.api.registry.v1.ListSecretsRequest\x1a).weft.api.registry.v1.ListSecretsResponse\"\x13\x90\x02\x01\xb2\xb5\x18\x0csecrets:view\x12w\n\x0cUpdateSecret\x12).weft.api.registry.v1.UpdateSecretRequest\x1a*.weft.api.registry.v1.UpdateSecretResponse\"\x10\xb2\xb5\x18\x0csecrets:edit\x12z\n\x0c\x44\x65leteSecret\x12).weft.api.registry.v1.DeleteSecretRequest\x1a*.weft.api.registry.v1.DeleteSecretResponse\"\x13\x90\x02\x02\xb2\xb5\x18\x0csecrets:editb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,15 +47,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SECRET']._loaded_options = None
   _globals['_SECRET']._serialized_options = b'\262\265\030\030\n\006secret\022\016SecretDocument'
   _globals['_CREATESECRETREQUEST'].fields_by_name['name']._loaded_options = None
-  _globals['_CREATESECRETREQUEST'].fields_by_name['name']._serialized_options = b'\212\265\030\004\010\001\020\001'
+  _globals['_CREATESECRETREQUEST'].fields_by_name['name']._serialized_options = b'\212\265\030\004\010\001\020\001\270\265\030\002'
+  _globals['_CREATESECRETREQUEST'].fields_by_name['value']._loaded_options = None
+  _globals['_CREATESECRETREQUEST'].fields_by_name['value']._serialized_options = b'\270\265\030\001'
   _globals['_LISTSECRETSRESPONSE'].fields_by_name['secrets']._loaded_options = None
   _globals['_LISTSECRETSRESPONSE'].fields_by_name['secrets']._serialized_options = b'\222\265\030\t\n\005items\020\001'
   _globals['_LISTSECRETSRESPONSE']._loaded_options = None
   _globals['_LISTSECRETSRESPONSE']._serialized_options = b'\262\265\030\030\n\nSecretList\022\nSecretList'
   _globals['_UPDATESECRETREQUEST'].fields_by_name['name']._loaded_options = None
-  _globals['_UPDATESECRETREQUEST'].fields_by_name['name']._serialized_options = b'\212\265\030\004\010\001\020\001'
+  _globals['_UPDATESECRETREQUEST'].fields_by_name['name']._serialized_options = b'\212\265\030\004\010\001\020\001\270\265\030\002'
+  _globals['_UPDATESECRETREQUEST'].fields_by_name['value']._loaded_options = None
+  _globals['_UPDATESECRETREQUEST'].fields_by_name['value']._serialized_options = b'\270\265\030\001'
   _globals['_DELETESECRETREQUEST'].fields_by_name['name']._loaded_options = None
-  _globals['_DELETESECRETREQUEST'].fields_by_name['name']._serialized_options = b'\212\265\030\004\010\001\020\001'
+  _globals['_DELETESECRETREQUEST'].fields_by_name['name']._serialized_options = b'\212\265\030\004\010\001\020\001\270\265\030\002'
   _globals['_SECRETSERVICE'].methods_by_name['CreateSecret']._loaded_options = None
   _globals['_SECRETSERVICE'].methods_by_name['CreateSecret']._serialized_options = b'\262\265\030\016secrets:create'
   _globals['_SECRETSERVICE'].methods_by_name['ListSecrets']._loaded_options = None
@@ -67,21 +71,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SECRET']._serialized_start=169
   _globals['_SECRET']._serialized_end=393
   _globals['_CREATESECRETREQUEST']._serialized_start=395
-  _globals['_CREATESECRETREQUEST']._serialized_end=455
-  _globals['_CREATESECRETRESPONSE']._serialized_start=457
-  _globals['_CREATESECRETRESPONSE']._serialized_end=525
-  _globals['_LISTSECRETSREQUEST']._serialized_start=527
-  _globals['_LISTSECRETSREQUEST']._serialized_end=547
-  _globals['_LISTSECRETSRESPONSE']._serialized_start=549
-  _globals['_LISTSECRETSRESPONSE']._serialized_end=662
-  _globals['_UPDATESECRETREQUEST']._serialized_start=664
-  _globals['_UPDATESECRETREQUEST']._serialized_end=724
-  _globals['_UPDATESECRETRESPONSE']._serialized_start=726
-  _globals['_UPDATESECRETRESPONSE']._serialized_end=794
-  _globals['_DELETESECRETREQUEST']._serialized_start=796
-  _globals['_DELETESECRETREQUEST']._serialized_end=856
-  _globals['_DELETESECRETRESPONSE']._serialized_start=858
-  _globals['_DELETESECRETRESPONSE']._serialized_end=880
-  _globals['_SECRETSERVICE']._serialized_start=883
-  _globals['_SECRETSERVICE']._serialized_end=1387
+  _globals['_CREATESECRETREQUEST']._serialized_end=465
+  _globals['_CREATESECRETRESPONSE']._serialized_start=467
+  _globals['_CREATESECRETRESPONSE']._serialized_end=535
+  _globals['_LISTSECRETSREQUEST']._serialized_start=537
+  _globals['_LISTSECRETSREQUEST']._serialized_end=557
+  _globals['_LISTSECRETSRESPONSE']._serialized_start=559
+  _globals['_LISTSECRETSRESPONSE']._serialized_end=672
+  _globals['_UPDATESECRETREQUEST']._serialized_start=674
+  _globals['_UPDATESECRETREQUEST']._serialized_end=744
+  _globals['_UPDATESECRETRESPONSE']._serialized_start=746
+  _globals['_UPDATESECRETRESPONSE']._serialized_end=814
+  _globals['_DELETESECRETREQUEST']._serialized_start=816
+  _globals['_DELETESECRETREQUEST']._serialized_end=880
+  _globals['_DELETESECRETRESPONSE']._serialized_start=882
+  _globals['_DELETESECRETRESPONSE']._serialized_end=904
+  _globals['_SECRETSERVICE']._serialized_start=907
+  _globals['_SECRETSERVICE']._serialized_end=1411
 # @@protoc_insertion_point(module_scope)

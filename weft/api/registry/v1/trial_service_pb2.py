@@ -27,7 +27,7 @@ from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_do
 from weft.api.registry.v1 import trial_pb2 as weft_dot_api_dot_registry_dot_v1_dot_trial__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(weft/api/registry/v1/trial_service.proto\x12\x14weft.api.registry.v1\x1a\x1fweft/api/common/v1/access.proto\x1a!weft/api/common/v1/document.proto\x1a weft/api/registry/v1/trial.proto\"\x89\x01\n\x10JudgePairRequest\x12\x15\n\x05trial\x18\x01 \x01(\tB\x06\x8a\xb5\x18\x02\x08\x01\x12\x14\n\x04task\x18\x02 \x01(\tB\x06\x8a\xb5\x18\x02\x08\x01\x12\x38\n\x07verdict\x18\x03 \x01(\x0e\x32\x1d.weft.api.registry.v1.VerdictB\x08\x8a\xb5\x18\x04\x08\x01H\x01\x12\x0e\n\x06tenant\x18\x04 \x01(\t\"?\n\x11JudgePairResponse\x12*\n\x05trial\x18\x01 \x01(\x0b\x32\x1b.weft.api.registry.v1.Trial2\x83\x01\n\x0cTrialService\x12s\n\tJudgePair\x12&.weft.api.registry.v1.JudgePairRequest\x1a\'.weft.api.registry.v1.JudgePairResponse\"\x15\x90\x02\x02\xb2\xb5\x18\x0einference:editb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(weft/api/registry/v1/trial_service.proto\x12\x14weft.api.registry.v1\x1a\x1fweft/api/common/v1/access.proto\x1a!weft/api/common/v1/document.proto\x1a weft/api/registry/v1/trial.proto\"\x97\x01\n\x10JudgePairRequest\x12\x19\n\x05trial\x18\x01 \x01(\tB\n\x8a\xb5\x18\x02\x08\x01\xb8\xb5\x18\x02\x12\x18\n\x04task\x18\x02 \x01(\tB\n\x8a\xb5\x18\x02\x08\x01\xb8\xb5\x18\x01\x12\x38\n\x07verdict\x18\x03 \x01(\x0e\x32\x1d.weft.api.registry.v1.VerdictB\x08\x8a\xb5\x18\x04\x08\x01H\x01\x12\x14\n\x06tenant\x18\x04 \x01(\tB\x04\xb8\xb5\x18\x01\"?\n\x11JudgePairResponse\x12*\n\x05trial\x18\x01 \x01(\x0b\x32\x1b.weft.api.registry.v1.Trial2\x83\x01\n\x0cTrialService\x12s\n\tJudgePair\x12&.weft.api.registry.v1.JudgePairRequest\x1a\'.weft.api.registry.v1.JudgePairResponse\"\x15\x90\x02\x02\xb2\xb5\x18\x0einference:editb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,17 +35,19 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.api.registry.v1.trial_
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_JUDGEPAIRREQUEST'].fields_by_name['trial']._loaded_options = None
-  _globals['_JUDGEPAIRREQUEST'].fields_by_name['trial']._serialized_options = b'\212\265\030\002\010\001'
+  _globals['_JUDGEPAIRREQUEST'].fields_by_name['trial']._serialized_options = b'\212\265\030\002\010\001\270\265\030\002'
   _globals['_JUDGEPAIRREQUEST'].fields_by_name['task']._loaded_options = None
-  _globals['_JUDGEPAIRREQUEST'].fields_by_name['task']._serialized_options = b'\212\265\030\002\010\001'
+  _globals['_JUDGEPAIRREQUEST'].fields_by_name['task']._serialized_options = b'\212\265\030\002\010\001\270\265\030\001'
   _globals['_JUDGEPAIRREQUEST'].fields_by_name['verdict']._loaded_options = None
   _globals['_JUDGEPAIRREQUEST'].fields_by_name['verdict']._serialized_options = b'\212\265\030\004\010\001H\001'
+  _globals['_JUDGEPAIRREQUEST'].fields_by_name['tenant']._loaded_options = None
+  _globals['_JUDGEPAIRREQUEST'].fields_by_name['tenant']._serialized_options = b'\270\265\030\001'
   _globals['_TRIALSERVICE'].methods_by_name['JudgePair']._loaded_options = None
   _globals['_TRIALSERVICE'].methods_by_name['JudgePair']._serialized_options = b'\220\002\002\262\265\030\016inference:edit'
   _globals['_JUDGEPAIRREQUEST']._serialized_start=169
-  _globals['_JUDGEPAIRREQUEST']._serialized_end=306
-  _globals['_JUDGEPAIRRESPONSE']._serialized_start=308
-  _globals['_JUDGEPAIRRESPONSE']._serialized_end=371
-  _globals['_TRIALSERVICE']._serialized_start=374
-  _globals['_TRIALSERVICE']._serialized_end=505
+  _globals['_JUDGEPAIRREQUEST']._serialized_end=320
+  _globals['_JUDGEPAIRRESPONSE']._serialized_start=322
+  _globals['_JUDGEPAIRRESPONSE']._serialized_end=385
+  _globals['_TRIALSERVICE']._serialized_start=388
+  _globals['_TRIALSERVICE']._serialized_end=519
 # @@protoc_insertion_point(module_scope)

@@ -24,15 +24,40 @@ _sym_db = _symbol_database.Default()
 
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from weft.api.common.v1 import access_pb2 as weft_dot_api_dot_common_dot_v1_dot_access__pb2
+from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%weft/api/router/v1/file_service.proto\x12\x12weft.api.router.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fweft/api/common/v1/access.proto\"\xea\x01\n\x04\x46ile\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0f\n\x07purpose\x18\x04 \x01(\t\x12\x12\n\nbyte_count\x18\x05 \x01(\x03\x12/\n\x0b\x63reate_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nmedia_type\x18\x08 \x01(\t\x12\x0c\n\x04task\x18\t \x01(\t\x12\x0f\n\x07\x61ttempt\x18\n \x01(\x05\"I\n\x11UploadFileRequest\x12&\n\x04\x66ile\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.File\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"<\n\x12UploadFileResponse\x12&\n\x04\x66ile\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.File\"\x1c\n\x0eGetFileRequest\x12\n\n\x02id\x18\x01 \x01(\t\"9\n\x0fGetFileResponse\x12&\n\x04\x66ile\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.File\"A\n\x10ListFilesRequest\x12\x0f\n\x07purpose\x18\x01 \x01(\t\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\t\x12\r\n\x05limit\x18\x03 \x01(\x05\"N\n\x11ListFilesResponse\x12\'\n\x05\x66iles\x18\x01 \x03(\x0b\x32\x18.weft.api.router.v1.File\x12\x10\n\x08has_more\x18\x02 \x01(\x08\"\x1d\n\x0fReadFileRequest\x12\n\n\x02id\x18\x01 \x01(\t\" \n\x10ReadFileResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"\x1f\n\x11\x44\x65leteFileRequest\x12\n\n\x02id\x18\x01 \x01(\t\"\x14\n\x12\x44\x65leteFileResponse2\xc0\x04\n\x0b\x46ileService\x12w\n\nUploadFile\x12%.weft.api.router.v1.UploadFileRequest\x1a&.weft.api.router.v1.UploadFileResponse\"\x18\xb2\xb5\x18\x10inference:create\xb8\xb5\x18\x01(\x01\x12i\n\x07GetFile\x12\".weft.api.router.v1.GetFileRequest\x1a#.weft.api.router.v1.GetFileResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0einference:view\x12o\n\tListFiles\x12$.weft.api.router.v1.ListFilesRequest\x1a%.weft.api.router.v1.ListFilesResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0einference:view\x12k\n\x08ReadFile\x12#.weft.api.router.v1.ReadFileRequest\x1a$.weft.api.router.v1.ReadFileResponse\"\x12\xb2\xb5\x18\x0einference:view0\x01\x12o\n\nDeleteFile\x12%.weft.api.router.v1.DeleteFileRequest\x1a&.weft.api.router.v1.DeleteFileResponse\"\x12\xb2\xb5\x18\x0einference:editb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%weft/api/router/v1/file_service.proto\x12\x12weft.api.router.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fweft/api/common/v1/access.proto\x1a!weft/api/common/v1/document.proto\"\x8e\x02\n\x04\x46ile\x12\x10\n\x02id\x18\x01 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x14\n\x06tenant\x18\x02 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x12\n\x04name\x18\x03 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x15\n\x07purpose\x18\x04 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x12\n\nbyte_count\x18\x05 \x01(\x03\x12/\n\x0b\x63reate_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x65xpire_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x18\n\nmedia_type\x18\x08 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x12\n\x04task\x18\t \x01(\tB\x04\xb8\xb5\x18\x01\x12\x0f\n\x07\x61ttempt\x18\n \x01(\x05\"O\n\x11UploadFileRequest\x12&\n\x04\x66ile\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.File\x12\x12\n\x04\x64\x61ta\x18\x02 \x01(\x0c\x42\x04\xb8\xb5\x18\x01\"<\n\x12UploadFileResponse\x12&\n\x04\x66ile\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.File\"\"\n\x0eGetFileRequest\x12\x10\n\x02id\x18\x01 \x01(\tB\x04\xb8\xb5\x18\x01\"9\n\x0fGetFileResponse\x12&\n\x04\x66ile\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.File\"M\n\x10ListFilesRequest\x12\x15\n\x07purpose\x18\x01 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x13\n\x05\x61\x66ter\x18\x02 \x01(\tB\x04\xb8\xb5\x18\x01\x12\r\n\x05limit\x18\x03 \x01(\x05\"N\n\x11ListFilesResponse\x12\'\n\x05\x66iles\x18\x01 \x03(\x0b\x32\x18.weft.api.router.v1.File\x12\x10\n\x08has_more\x18\x02 \x01(\x08\"#\n\x0fReadFileRequest\x12\x10\n\x02id\x18\x01 \x01(\tB\x04\xb8\xb5\x18\x01\" \n\x10ReadFileResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"%\n\x11\x44\x65leteFileRequest\x12\x10\n\x02id\x18\x01 \x01(\tB\x04\xb8\xb5\x18\x01\"\x14\n\x12\x44\x65leteFileResponse2\xc0\x04\n\x0b\x46ileService\x12w\n\nUploadFile\x12%.weft.api.router.v1.UploadFileRequest\x1a&.weft.api.router.v1.UploadFileResponse\"\x18\xb2\xb5\x18\x10inference:create\xb8\xb5\x18\x01(\x01\x12i\n\x07GetFile\x12\".weft.api.router.v1.GetFileRequest\x1a#.weft.api.router.v1.GetFileResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0einference:view\x12o\n\tListFiles\x12$.weft.api.router.v1.ListFilesRequest\x1a%.weft.api.router.v1.ListFilesResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0einference:view\x12k\n\x08ReadFile\x12#.weft.api.router.v1.ReadFileRequest\x1a$.weft.api.router.v1.ReadFileResponse\"\x12\xb2\xb5\x18\x0einference:view0\x01\x12o\n\nDeleteFile\x12%.weft.api.router.v1.DeleteFileRequest\x1a&.weft.api.router.v1.DeleteFileResponse\"\x12\xb2\xb5\x18\x0einference:editb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.api.router.v1.file_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_FILE'].fields_by_name['id']._loaded_options = None
+  _globals['_FILE'].fields_by_name['id']._serialized_options = b'\270\265\030\001'
+  _globals['_FILE'].fields_by_name['tenant']._loaded_options = None
+  _globals['_FILE'].fields_by_name['tenant']._serialized_options = b'\270\265\030\001'
+  _globals['_FILE'].fields_by_name['name']._loaded_options = None
+  _globals['_FILE'].fields_by_name['name']._serialized_options = b'\270\265\030\001'
+  _globals['_FILE'].fields_by_name['purpose']._loaded_options = None
+  _globals['_FILE'].fields_by_name['purpose']._serialized_options = b'\270\265\030\001'
+  _globals['_FILE'].fields_by_name['media_type']._loaded_options = None
+  _globals['_FILE'].fields_by_name['media_type']._serialized_options = b'\270\265\030\001'
+  _globals['_FILE'].fields_by_name['task']._loaded_options = None
+  _globals['_FILE'].fields_by_name['task']._serialized_options = b'\270\265\030\001'
+  _globals['_UPLOADFILEREQUEST'].fields_by_name['data']._loaded_options = None
+  _globals['_UPLOADFILEREQUEST'].fields_by_name['data']._serialized_options = b'\270\265\030\001'
+  _globals['_GETFILEREQUEST'].fields_by_name['id']._loaded_options = None
+  _globals['_GETFILEREQUEST'].fields_by_name['id']._serialized_options = b'\270\265\030\001'
+  _globals['_LISTFILESREQUEST'].fields_by_name['purpose']._loaded_options = None
+  _globals['_LISTFILESREQUEST'].fields_by_name['purpose']._serialized_options = b'\270\265\030\001'
+  _globals['_LISTFILESREQUEST'].fields_by_name['after']._loaded_options = None
+  _globals['_LISTFILESREQUEST'].fields_by_name['after']._serialized_options = b'\270\265\030\001'
+  _globals['_READFILEREQUEST'].fields_by_name['id']._loaded_options = None
+  _globals['_READFILEREQUEST'].fields_by_name['id']._serialized_options = b'\270\265\030\001'
+  _globals['_DELETEFILEREQUEST'].fields_by_name['id']._loaded_options = None
+  _globals['_DELETEFILEREQUEST'].fields_by_name['id']._serialized_options = b'\270\265\030\001'
   _globals['_FILESERVICE'].methods_by_name['UploadFile']._loaded_options = None
   _globals['_FILESERVICE'].methods_by_name['UploadFile']._serialized_options = b'\262\265\030\020inference:create\270\265\030\001'
   _globals['_FILESERVICE'].methods_by_name['GetFile']._loaded_options = None
@@ -43,28 +68,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FILESERVICE'].methods_by_name['ReadFile']._serialized_options = b'\262\265\030\016inference:view'
   _globals['_FILESERVICE'].methods_by_name['DeleteFile']._loaded_options = None
   _globals['_FILESERVICE'].methods_by_name['DeleteFile']._serialized_options = b'\262\265\030\016inference:edit'
-  _globals['_FILE']._serialized_start=128
-  _globals['_FILE']._serialized_end=362
-  _globals['_UPLOADFILEREQUEST']._serialized_start=364
-  _globals['_UPLOADFILEREQUEST']._serialized_end=437
-  _globals['_UPLOADFILERESPONSE']._serialized_start=439
-  _globals['_UPLOADFILERESPONSE']._serialized_end=499
-  _globals['_GETFILEREQUEST']._serialized_start=501
-  _globals['_GETFILEREQUEST']._serialized_end=529
-  _globals['_GETFILERESPONSE']._serialized_start=531
-  _globals['_GETFILERESPONSE']._serialized_end=588
-  _globals['_LISTFILESREQUEST']._serialized_start=590
-  _globals['_LISTFILESREQUEST']._serialized_end=655
-  _globals['_LISTFILESRESPONSE']._serialized_start=657
-  _globals['_LISTFILESRESPONSE']._serialized_end=735
-  _globals['_READFILEREQUEST']._serialized_start=737
-  _globals['_READFILEREQUEST']._serialized_end=766
-  _globals['_READFILERESPONSE']._serialized_start=768
-  _globals['_READFILERESPONSE']._serialized_end=800
-  _globals['_DELETEFILEREQUEST']._serialized_start=802
-  _globals['_DELETEFILEREQUEST']._serialized_end=833
-  _globals['_DELETEFILERESPONSE']._serialized_start=835
-  _globals['_DELETEFILERESPONSE']._serialized_end=855
-  _globals['_FILESERVICE']._serialized_start=858
-  _globals['_FILESERVICE']._serialized_end=1434
+  _globals['_FILE']._serialized_start=163
+  _globals['_FILE']._serialized_end=433
+  _globals['_UPLOADFILEREQUEST']._serialized_start=435
+  _globals['_UPLOADFILEREQUEST']._serialized_end=514
+  _globals['_UPLOADFILERESPONSE']._serialized_start=516
+  _globals['_UPLOADFILERESPONSE']._serialized_end=576
+  _globals['_GETFILEREQUEST']._serialized_start=578
+  _globals['_GETFILEREQUEST']._serialized_end=612
+  _globals['_GETFILERESPONSE']._serialized_start=614
+  _globals['_GETFILERESPONSE']._serialized_end=671
+  _globals['_LISTFILESREQUEST']._serialized_start=673
+  _globals['_LISTFILESREQUEST']._serialized_end=750
+  _globals['_LISTFILESRESPONSE']._serialized_start=752
+  _globals['_LISTFILESRESPONSE']._serialized_end=830
+  _globals['_READFILEREQUEST']._serialized_start=832
+  _globals['_READFILEREQUEST']._serialized_end=867
+  _globals['_READFILERESPONSE']._serialized_start=869
+  _globals['_READFILERESPONSE']._serialized_end=901
+  _globals['_DELETEFILEREQUEST']._serialized_start=903
+  _globals['_DELETEFILEREQUEST']._serialized_end=940
+  _globals['_DELETEFILERESPONSE']._serialized_start=942
+  _globals['_DELETEFILERESPONSE']._serialized_end=962
+  _globals['_FILESERVICE']._serialized_start=965
+  _globals['_FILESERVICE']._serialized_end=1541
 # @@protoc_insertion_point(module_scope)

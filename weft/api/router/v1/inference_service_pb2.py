@@ -28,6 +28,7 @@ from weft.api.common.v1 import audio_pb2 as weft_dot_api_dot_common_dot_v1_dot_a
 from weft.api.common.v1 import cache_mode_pb2 as weft_dot_api_dot_common_dot_v1_dot_cache__mode__pb2
 from weft.api.common.v1 import chat_pb2 as weft_dot_api_dot_common_dot_v1_dot_chat__pb2
 from weft.api.common.v1 import completion_pb2 as weft_dot_api_dot_common_dot_v1_dot_completion__pb2
+from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
 from weft.api.common.v1 import embedding_pb2 as weft_dot_api_dot_common_dot_v1_dot_embedding__pb2
 from weft.api.common.v1 import event_pb2 as weft_dot_api_dot_common_dot_v1_dot_event__pb2
 from weft.api.common.v1 import image_pb2 as weft_dot_api_dot_common_dot_v1_dot_image__pb2
@@ -37,13 +38,39 @@ from weft.api.common.v1 import rerank_pb2 as weft_dot_api_dot_common_dot_v1_dot_
 from weft.api.common.v1 import tokenize_pb2 as weft_dot_api_dot_common_dot_v1_dot_tokenize__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*weft/api/router/v1/inference_service.proto\x12\x12weft.api.router.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fweft/api/common/v1/access.proto\x1a\x1eweft/api/common/v1/audio.proto\x1a#weft/api/common/v1/cache_mode.proto\x1a\x1dweft/api/common/v1/chat.proto\x1a#weft/api/common/v1/completion.proto\x1a\"weft/api/common/v1/embedding.proto\x1a\x1eweft/api/common/v1/event.proto\x1a\x1eweft/api/common/v1/image.proto\x1a!weft/api/common/v1/priority.proto\x1a weft/api/common/v1/receipt.proto\x1a\x1fweft/api/common/v1/rerank.proto\x1a!weft/api/common/v1/tokenize.proto\"\xa5\x02\n\x0eRequestOptions\x12.\n\x08priority\x18\x01 \x01(\x0e\x32\x1c.weft.api.common.v1.Priority\x12\x14\n\x0c\x61llow_remote\x18\x02 \x01(\x08\x12\x31\n\ncache_mode\x18\x03 \x01(\x0e\x32\x1d.weft.api.common.v1.CacheMode\x12\x11\n\tcache_tag\x18\x04 \x01(\t\x12-\n\nkeep_alive\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x11\n\tclient_id\x18\x06 \x01(\t\x12\x0f\n\x07session\x18\x07 \x01(\t\x12\x34\n\x11prefix_keep_alive\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x83\x01\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x30\n\x07payload\x18\x02 \x01(\x0b\x32\x1f.weft.api.common.v1.ChatPayload\x12\x33\n\x07options\x18\x03 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\"B\n\x0c\x43hatResponse\x12\x32\n\x06\x65vents\x18\x01 \x03(\x0b\x32\".weft.api.common.v1.InferenceEvent\"\x8d\x01\n\x0f\x43ompleteRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x36\n\x07payload\x18\x02 \x01(\x0b\x32%.weft.api.common.v1.CompletionPayload\x12\x33\n\x07options\x18\x03 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\"F\n\x10\x43ompleteResponse\x12\x32\n\x06\x65vents\x18\x01 \x03(\x0b\x32\".weft.api.common.v1.InferenceEvent\"\x89\x01\n\x0c\x45mbedRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x35\n\x07payload\x18\x02 \x01(\x0b\x32$.weft.api.common.v1.EmbeddingPayload\x12\x33\n\x07options\x18\x03 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\"p\n\rEmbedResponse\x12\x31\n\nembeddings\x18\x01 \x03(\x0b\x32\x1d.weft.api.common.v1.Embedding\x12,\n\x07receipt\x18\x02 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt\"\x87\x01\n\rRerankRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x32\n\x07payload\x18\x02 \x01(\x0b\x32!.weft.api.common.v1.RerankPayload\x12\x33\n\x07options\x18\x03 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\"o\n\x0eRerankResponse\x12/\n\x06scores\x18\x01 \x03(\x0b\x32\x1f.weft.api.common.v1.RerankScore\x12,\n\x07receipt\x18\x02 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt\"\x8b\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x34\n\x07payload\x18\x02 \x01(\x0b\x32#.weft.api.common.v1.TokenizePayload\x12\x33\n\x07options\x18\x03 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\"t\n\x10TokenizeResponse\x12\x32\n\x06result\x18\x01 \x01(\x0b\x32\".weft.api.common.v1.TokenizeResult\x12,\n\x07receipt\x18\x02 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt\"\x8e\x01\n\x15GenerateImagesRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x31\n\x07payload\x18\x02 \x01(\x0b\x32 .weft.api.common.v1.ImagePayload\x12\x33\n\x07options\x18\x03 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\"z\n\x16GenerateImagesResponse\x12\x32\n\x06images\x18\x01 \x03(\x0b\x32\".weft.api.common.v1.GeneratedImage\x12,\n\x07receipt\x18\x02 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt\"\x92\x01\n\x11TranscribeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x39\n\x07payload\x18\x02 \x01(\x0b\x32(.weft.api.common.v1.TranscriptionPayload\x12\x33\n\x07options\x18\x03 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\"|\n\x12TranscribeResponse\x12\x38\n\rtranscription\x18\x01 \x01(\x0b\x32!.weft.api.common.v1.Transcription\x12,\n\x07receipt\x18\x02 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt\"\x86\x01\n\x0cSpeakRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x32\n\x07payload\x18\x02 \x01(\x0b\x32!.weft.api.common.v1.SpeechPayload\x12\x33\n\x07options\x18\x03 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\"_\n\rSpeakResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x12\n\nmedia_type\x18\x02 \x01(\t\x12,\n\x07receipt\x18\x03 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt\"\x8c\x01\n\x13StreamImagesRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x31\n\x07payload\x18\x02 \x01(\x0b\x32 .weft.api.common.v1.ImagePayload\x12\x33\n\x07options\x18\x03 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\"J\n\x14StreamImagesResponse\x12\x32\n\x06\x65vents\x18\x01 \x03(\x0b\x32\".weft.api.common.v1.InferenceEvent\"\x9b\x01\n\x1aStreamTranscriptionRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x39\n\x07payload\x18\x02 \x01(\x0b\x32(.weft.api.common.v1.TranscriptionPayload\x12\x33\n\x07options\x18\x03 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\"Q\n\x1bStreamTranscriptionResponse\x12\x32\n\x06\x65vents\x18\x01 \x03(\x0b\x32\".weft.api.common.v1.InferenceEvent2\xb2\t\n\x10InferenceService\x12\x65\n\x04\x43hat\x12\x1f.weft.api.router.v1.ChatRequest\x1a .weft.api.router.v1.ChatResponse\"\x18\xb2\xb5\x18\x10inference:create\xb8\xb5\x18\x01\x30\x01\x12q\n\x08\x43omplete\x12#.weft.api.router.v1.CompleteRequest\x1a$.weft.api.router.v1.CompleteResponse\"\x18\xb2\xb5\x18\x10inference:create\xb8\xb5\x18\x01\x30\x01\x12i\n\x05\x45mbed\x12 .weft.api.router.v1.EmbedRequest\x1a!.weft.api.router.v1.EmbedResponse\"\x1b\x90\x02\x01\xb2\xb5\x18\x10inference:create\xb8\xb5\x18\x01\x12l\n\x06Rerank\x12!.weft.api.router.v1.RerankRequest\x1a\".weft.api.router.v1.RerankResponse\"\x1b\x90\x02\x01\xb2\xb5\x18\x10inference:create\xb8\xb5\x18\x01\x12r\n\x08Tokenize\x12#.weft.api.router.v1.TokenizeRequest\x1a$.weft.api.router.v1.TokenizeResponse\"\x1b\x90\x02\x01\xb2\xb5\x18\x10inference:create\xb8\xb5\x18\x01\x12\x81\x01\n\x0eGenerateImages\x12).weft.api.router.v1.GenerateImagesRequest\x1a*.weft.api.router.v1.GenerateImagesResponse\"\x18\xb2\xb5\x18\x10inference:create\xb8\xb5\x18\x01\x12u\n\nTranscribe\x12%.weft.api.router.v1.TranscribeRequest\x1a&.weft.api.router.v1.TranscribeResponse\"\x18\xb2\xb5\x18\x10inference:create\xb8\xb5\x18\x01\x12}\n\x0cStreamImages\x12\'.weft.api.router.v1.StreamImagesRequest\x1a(.weft.api.router.v1.StreamImagesResponse\"\x18\xb2\xb5\x18\x10inference:create\xb8\xb5\x18\x01\x30\x01\x12\x92\x01\n\x13StreamTranscription\x12..weft.api.router.v1.StreamTranscriptionRequest\x1a/.weft.api.router.v1.StreamTranscriptionResponse\"\x18\xb2\xb5\x18\x10inference:create\xb8\xb5\x18\x01\x30\x01\x12h\n\x05Speak\x12 .weft.api.router.v1.SpeakRequest\x1a!.weft.api.router.v1.SpeakResponse\"\x18\xb2\xb5\x18\x10inference:create\xb8\xb5\x18\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n*weft/api/router/v1/inference_service.proto\x12\x12weft.api.router.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fweft/api/common/v1/access.proto\x1a\x1eweft/api/common/v1/audio.proto\x1a#weft/api/common/v1/cache_mode.proto\x1a\x1dweft/api/common/v1/chat.proto\x1a#weft/api/common/v1/completion.proto\x1a!weft/api/common/v1/document.proto\x1a\"weft/api/common/v1/embedding.proto\x1a\x1eweft/api/common/v1/event.proto\x1a\x1eweft/api/common/v1/image.proto\x1a!weft/api/common/v1/priority.proto\x1a weft/api/common/v1/receipt.proto\x1a\x1fweft/api/common/v1/rerank.proto\x1a!weft/api/common/v1/tokenize.proto\"\xb7\x02\n\x0eRequestOptions\x12.\n\x08priority\x18\x01 \x01(\x0e\x32\x1c.weft.api.common.v1.Priority\x12\x14\n\x0c\x61llow_remote\x18\x02 \x01(\x08\x12\x31\n\ncache_mode\x18\x03 \x01(\x0e\x32\x1d.weft.api.common.v1.CacheMode\x12\x17\n\tcache_tag\x18\x04 \x01(\tB\x04\xb8\xb5\x18\x01\x12-\n\nkeep_alive\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x17\n\tclient_id\x18\x06 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x15\n\x07session\x18\x07 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x34\n\x11prefix_keep_alive\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x89\x01\n\x0b\x43hatRequest\x12\x13\n\x05model\x18\x01 \x01(\tB\x04\xb8\xb5\x18\x02\x12\x30\n\x07payload\x18\x02 \x01(\x0b\x32\x1f.weft.api.common.v1.ChatPayload\x12\x33\n\x07options\x18\x03 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\"B\n\x0c\x43hatResponse\x12\x32\n\x06\x65vents\x18\x01 \x03(\x0b\x32\".weft.api.common.v1.InferenceEvent\"\x93\x01\n\x0f\x43ompleteRequest\x12\x13\n\x05model\x18\x01 \x01(\tB\x04\xb8\xb5\x18\x02\x12\x36\n\x07payload\x18\x02 \x01(\x0b\x32%.weft.api.common.v1.CompletionPayload\x12\x33\n\x07options\x18\x03 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\"F\n\x10\x43ompleteResponse\x12\x32\n\x06\x65vents\x18\x01 \x03(\x0b\x32\".weft.api.common.v1.InferenceEvent\"\x8f\x01\n\x0c\x45mbedRequest\x12\x13\n\x05model\x18\x01 \x01(\tB\x04\xb8\xb5\x18\x02\x12\x35\n\x07payload\x18\x02 \x01(\x0b\x32$.weft.api.common.v1.EmbeddingPayload\x12\x33\n\x07options\x18\x03 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\"p\n\rEmbedResponse\x12\x31\n\nembeddings\x18\x01 \x03(\x0b\x32\x1d.weft.api.common.v1.Embedding\x12,\n\x07receipt\x18\x02 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt\"\x8d\x01\n\rRerankRequest\x12\x13\n\x05model\x18\x01 \x01(\tB\x04\xb8\xb5\x18\x02\x12\x32\n\x07payload\x18\x02 \x01(\x0b\x32!.weft.api.common.v1.RerankPayload\x12\x33\n\x07options\x18\x03 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\"o\n\x0eRerankResponse\x12/\n\x06scores\x18\x01 \x03(\x0b\x32\x1f.weft.api.common.v1.RerankScore\x12,\n\x07receipt\x18\x02 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt\"\x91\x01\n\x0fTokenizeRequest\x12\x13\n\x05model\x18\x01 \x01(\tB\x04\xb8\xb5\x18\x02\x12\x34\n\x07payload\x18\x02 \x01(\x0b\x32#.weft.api.common.v1.TokenizePayload\x12\x33\n\x07options\x18\x03 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\"t\n\x10TokenizeResponse\x12\x32\n\x06result\x18\x01 \x01(\x0b\x32\".weft.api.common.v1.TokenizeResult\x12,\n\x07receipt\x18\x02 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt\"\x94\x01\n\x15GenerateImagesRequest\x12\x13\n\x05model\x18\x01 \x01(\tB\x04\xb8\xb5\x18\x02\x12\x31\n\x07payload\x18\x02 \x01(\x0b\x32 .weft.api.common.v1.ImagePayload\x12\x33\n\x07options\x18\x03 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\"z\n\x16GenerateImagesResponse\x12\x32\n\x06images\x18\x01 \x03(\x0b\x32\".weft.api.common.v1.GeneratedImage\x12,\n\x07receipt\x18\x02 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt\"\x98\x01\n\x11TranscribeRequest\x12\x13\n\x05model\x18\x01 \x01(\tB\x04\xb8\xb5\x18\x02\x12\x39\n\x07payload\x18\x02 \x01(\x0b\x32(.weft.api.common.v1.TranscriptionPayload\x12\x33\n\x07options\x18\x03 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\"|\n\x12TranscribeResponse\x12\x38\n\rtranscription\x18\x01 \x01(\x0b\x32!.weft.api.common.v1.Transcription\x12,\n\x07receipt\x18\x02 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt\"\x8c\x01\n\x0cSpeakRequest\x12\x13\n\x05model\x18\x01 \x01(\tB\x04\xb8\xb5\x18\x02\x12\x32\n\x07payload\x18\x02 \x01(\x0b\x32!.weft.api.common.v1.SpeechPayload\x12\x33\n\x07options\x18\x03 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\"_\n\rSpeakResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x12\n\nmedia_type\x18\x02 \x01(\t\x12,\n\x07receipt\x18\x03 \x01(\x0b\x32\x1b.weft.api.common.v1.Receipt\"\x92\x01\n\x13StreamImagesRequest\x12\x13\n\x05model\x18\x01 \x01(\tB\x04\xb8\xb5\x18\x02\x12\x31\n\x07payload\x18\x02 \x01(\x0b\x32 .weft.api.common.v1.ImagePayload\x12\x33\n\x07options\x18\x03 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\"J\n\x14StreamImagesResponse\x12\x32\n\x06\x65vents\x18\x01 \x03(\x0b\x32\".weft.api.common.v1.InferenceEvent\"\xa1\x01\n\x1aStreamTranscriptionRequest\x12\x13\n\x05model\x18\x01 \x01(\tB\x04\xb8\xb5\x18\x02\x12\x39\n\x07payload\x18\x02 \x01(\x0b\x32(.weft.api.common.v1.TranscriptionPayload\x12\x33\n\x07options\x18\x03 \x01(\x0b\x32\".weft.api.router.v1.RequestOptions\"Q\n\x1bStreamTranscriptionResponse\x12\x32\n\x06\x65vents\x18\x01 \x03(\x0b\x32\".weft.api.common.v1.InferenceEvent2\xb2\t\n\x10InferenceService\x12\x65\n\x04\x43hat\x12\x1f.weft.api.router.v1.ChatRequest\x1a .weft.api.router.v1.ChatResponse\"\x18\xb2\xb5\x18\x10inference:create\xb8\xb5\x18\x01\x30\x01\x12q\n\x08\x43omplete\x12#.weft.api.router.v1.CompleteRequest\x1a$.weft.api.router.v1.CompleteResponse\"\x18\xb2\xb5\x18\x10inference:create\xb8\xb5\x18\x01\x30\x01\x12i\n\x05\x45mbed\x12 .weft.api.router.v1.EmbedRequest\x1a!.weft.api.router.v1.EmbedResponse\"\x1b\x90\x02\x01\xb2\xb5\x18\x10inference:create\xb8\xb5\x18\x01\x12l\n\x06Rerank\x12!.weft.api.router.v1.RerankRequest\x1a\".weft.api.router.v1.RerankResponse\"\x1b\x90\x02\x01\xb2\xb5\x18\x10inference:create\xb8\xb5\x18\x01\x12r\n\x08Tokenize\x12#.weft.api.router.v1.TokenizeRequest\x1a$.weft.api.router.v1.TokenizeResponse\"\x1b\x90\x02\x01\xb2\xb5\x18\x10inference:create\xb8\xb5\x18\x01\x12\x81\x01\n\x0eGenerateImages\x12).weft.api.router.v1.GenerateImagesRequest\x1a*.weft.api.router.v1.GenerateImagesResponse\"\x18\xb2\xb5\x18\x10inference:create\xb8\xb5\x18\x01\x12u\n\nTranscribe\x12%.weft.api.router.v1.TranscribeRequest\x1a&.weft.api.router.v1.TranscribeResponse\"\x18\xb2\xb5\x18\x10inference:create\xb8\xb5\x18\x01\x12}\n\x0cStreamImages\x12\'.weft.api.router.v1.StreamImagesRequest\x1a(.weft.api.router.v1.StreamImagesResponse\"\x18\xb2\xb5\x18\x10inference:create\xb8\xb5\x18\x01\x30\x01\x12\x92\x01\n\x13StreamTranscription\x12..weft.api.router.v1.StreamTranscriptionRequest\x1a/.weft.api.router.v1.StreamTranscriptionResponse\"\x18\xb2\xb5\x18\x10inference:create\xb8\xb5\x18\x01\x30\x01\x12h\n\x05Speak\x12 .weft.api.router.v1.SpeakRequest\x1a!.weft.api.router.v1.SpeakResponse\"\x18\xb2\xb5\x18\x10inference:create\xb8\xb5\x18\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.api.router.v1.inference_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_REQUESTOPTIONS'].fields_by_name['cache_tag']._loaded_options = None
+  _globals['_REQUESTOPTIONS'].fields_by_name['cache_tag']._serialized_options = b'\270\265\030\001'
+  _globals['_REQUESTOPTIONS'].fields_by_name['client_id']._loaded_options = None
+  _globals['_REQUESTOPTIONS'].fields_by_name['client_id']._serialized_options = b'\270\265\030\001'
+  _globals['_REQUESTOPTIONS'].fields_by_name['session']._loaded_options = None
+  _globals['_REQUESTOPTIONS'].fields_by_name['session']._serialized_options = b'\270\265\030\001'
+  _globals['_CHATREQUEST'].fields_by_name['model']._loaded_options = None
+  _globals['_CHATREQUEST'].fields_by_name['model']._serialized_options = b'\270\265\030\002'
+  _globals['_COMPLETEREQUEST'].fields_by_name['model']._loaded_options = None
+  _globals['_COMPLETEREQUEST'].fields_by_name['model']._serialized_options = b'\270\265\030\002'
+  _globals['_EMBEDREQUEST'].fields_by_name['model']._loaded_options = None
+  _globals['_EMBEDREQUEST'].fields_by_name['model']._serialized_options = b'\270\265\030\002'
+  _globals['_RERANKREQUEST'].fields_by_name['model']._loaded_options = None
+  _globals['_RERANKREQUEST'].fields_by_name['model']._serialized_options = b'\270\265\030\002'
+  _globals['_TOKENIZEREQUEST'].fields_by_name['model']._loaded_options = None
+  _globals['_TOKENIZEREQUEST'].fields_by_name['model']._serialized_options = b'\270\265\030\002'
+  _globals['_GENERATEIMAGESREQUEST'].fields_by_name['model']._loaded_options = None
+  _globals['_GENERATEIMAGESREQUEST'].fields_by_name['model']._serialized_options = b'\270\265\030\002'
+  _globals['_TRANSCRIBEREQUEST'].fields_by_name['model']._loaded_options = None
+  _globals['_TRANSCRIBEREQUEST'].fields_by_name['model']._serialized_options = b'\270\265\030\002'
+  _globals['_SPEAKREQUEST'].fields_by_name['model']._loaded_options = None
+  _globals['_SPEAKREQUEST'].fields_by_name['model']._serialized_options = b'\270\265\030\002'
+  _globals['_STREAMIMAGESREQUEST'].fields_by_name['model']._loaded_options = None
+  _globals['_STREAMIMAGESREQUEST'].fields_by_name['model']._serialized_options = b'\270\265\030\002'
+  _globals['_STREAMTRANSCRIPTIONREQUEST'].fields_by_name['model']._loaded_options = None
+  _globals['_STREAMTRANSCRIPTIONREQUEST'].fields_by_name['model']._serialized_options = b'\270\265\030\002'
   _globals['_INFERENCESERVICE'].methods_by_name['Chat']._loaded_options = None
   _globals['_INFERENCESERVICE'].methods_by_name['Chat']._serialized_options = b'\262\265\030\020inference:create\270\265\030\001'
   _globals['_INFERENCESERVICE'].methods_by_name['Complete']._loaded_options = None
@@ -64,48 +91,48 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_INFERENCESERVICE'].methods_by_name['StreamTranscription']._serialized_options = b'\262\265\030\020inference:create\270\265\030\001'
   _globals['_INFERENCESERVICE'].methods_by_name['Speak']._loaded_options = None
   _globals['_INFERENCESERVICE'].methods_by_name['Speak']._serialized_options = b'\262\265\030\020inference:create\270\265\030\001'
-  _globals['_REQUESTOPTIONS']._serialized_start=506
-  _globals['_REQUESTOPTIONS']._serialized_end=799
-  _globals['_CHATREQUEST']._serialized_start=802
-  _globals['_CHATREQUEST']._serialized_end=933
-  _globals['_CHATRESPONSE']._serialized_start=935
-  _globals['_CHATRESPONSE']._serialized_end=1001
-  _globals['_COMPLETEREQUEST']._serialized_start=1004
-  _globals['_COMPLETEREQUEST']._serialized_end=1145
-  _globals['_COMPLETERESPONSE']._serialized_start=1147
-  _globals['_COMPLETERESPONSE']._serialized_end=1217
-  _globals['_EMBEDREQUEST']._serialized_start=1220
-  _globals['_EMBEDREQUEST']._serialized_end=1357
-  _globals['_EMBEDRESPONSE']._serialized_start=1359
-  _globals['_EMBEDRESPONSE']._serialized_end=1471
-  _globals['_RERANKREQUEST']._serialized_start=1474
-  _globals['_RERANKREQUEST']._serialized_end=1609
-  _globals['_RERANKRESPONSE']._serialized_start=1611
-  _globals['_RERANKRESPONSE']._serialized_end=1722
-  _globals['_TOKENIZEREQUEST']._serialized_start=1725
-  _globals['_TOKENIZEREQUEST']._serialized_end=1864
-  _globals['_TOKENIZERESPONSE']._serialized_start=1866
-  _globals['_TOKENIZERESPONSE']._serialized_end=1982
-  _globals['_GENERATEIMAGESREQUEST']._serialized_start=1985
-  _globals['_GENERATEIMAGESREQUEST']._serialized_end=2127
-  _globals['_GENERATEIMAGESRESPONSE']._serialized_start=2129
-  _globals['_GENERATEIMAGESRESPONSE']._serialized_end=2251
-  _globals['_TRANSCRIBEREQUEST']._serialized_start=2254
-  _globals['_TRANSCRIBEREQUEST']._serialized_end=2400
-  _globals['_TRANSCRIBERESPONSE']._serialized_start=2402
-  _globals['_TRANSCRIBERESPONSE']._serialized_end=2526
-  _globals['_SPEAKREQUEST']._serialized_start=2529
-  _globals['_SPEAKREQUEST']._serialized_end=2663
-  _globals['_SPEAKRESPONSE']._serialized_start=2665
-  _globals['_SPEAKRESPONSE']._serialized_end=2760
-  _globals['_STREAMIMAGESREQUEST']._serialized_start=2763
-  _globals['_STREAMIMAGESREQUEST']._serialized_end=2903
-  _globals['_STREAMIMAGESRESPONSE']._serialized_start=2905
-  _globals['_STREAMIMAGESRESPONSE']._serialized_end=2979
-  _globals['_STREAMTRANSCRIPTIONREQUEST']._serialized_start=2982
-  _globals['_STREAMTRANSCRIPTIONREQUEST']._serialized_end=3137
-  _globals['_STREAMTRANSCRIPTIONRESPONSE']._serialized_start=3139
-  _globals['_STREAMTRANSCRIPTIONRESPONSE']._serialized_end=3220
-  _globals['_INFERENCESERVICE']._serialized_start=3223
-  _globals['_INFERENCESERVICE']._serialized_end=4425
+  _globals['_REQUESTOPTIONS']._serialized_start=541
+  _globals['_REQUESTOPTIONS']._serialized_end=852
+  _globals['_CHATREQUEST']._serialized_start=855
+  _globals['_CHATREQUEST']._serialized_end=992
+  _globals['_CHATRESPONSE']._serialized_start=994
+  _globals['_CHATRESPONSE']._serialized_end=1060
+  _globals['_COMPLETEREQUEST']._serialized_start=1063
+  _globals['_COMPLETEREQUEST']._serialized_end=1210
+  _globals['_COMPLETERESPONSE']._serialized_start=1212
+  _globals['_COMPLETERESPONSE']._serialized_end=1282
+  _globals['_EMBEDREQUEST']._serialized_start=1285
+  _globals['_EMBEDREQUEST']._serialized_end=1428
+  _globals['_EMBEDRESPONSE']._serialized_start=1430
+  _globals['_EMBEDRESPONSE']._serialized_end=1542
+  _globals['_RERANKREQUEST']._serialized_start=1545
+  _globals['_RERANKREQUEST']._serialized_end=1686
+  _globals['_RERANKRESPONSE']._serialized_start=1688
+  _globals['_RERANKRESPONSE']._serialized_end=1799
+  _globals['_TOKENIZEREQUEST']._serialized_start=1802
+  _globals['_TOKENIZEREQUEST']._serialized_end=1947
+  _globals['_TOKENIZERESPONSE']._serialized_start=1949
+  _globals['_TOKENIZERESPONSE']._serialized_end=2065
+  _globals['_GENERATEIMAGESREQUEST']._serialized_start=2068
+  _globals['_GENERATEIMAGESREQUEST']._serialized_end=2216
+  _globals['_GENERATEIMAGESRESPONSE']._serialized_start=2218
+  _globals['_GENERATEIMAGESRESPONSE']._serialized_end=2340
+  _globals['_TRANSCRIBEREQUEST']._serialized_start=2343
+  _globals['_TRANSCRIBEREQUEST']._serialized_end=2495
+  _globals['_TRANSCRIBERESPONSE']._serialized_start=2497
+  _globals['_TRANSCRIBERESPONSE']._serialized_end=2621
+  _globals['_SPEAKREQUEST']._serialized_start=2624
+  _globals['_SPEAKREQUEST']._serialized_end=2764
+  _globals['_SPEAKRESPONSE']._serialized_start=2766
+  _globals['_SPEAKRESPONSE']._serialized_end=2861
+  _globals['_STREAMIMAGESREQUEST']._serialized_start=2864
+  _globals['_STREAMIMAGESREQUEST']._serialized_end=3010
+  _globals['_STREAMIMAGESRESPONSE']._serialized_start=3012
+  _globals['_STREAMIMAGESRESPONSE']._serialized_end=3086
+  _globals['_STREAMTRANSCRIPTIONREQUEST']._serialized_start=3089
+  _globals['_STREAMTRANSCRIPTIONREQUEST']._serialized_end=3250
+  _globals['_STREAMTRANSCRIPTIONRESPONSE']._serialized_start=3252
+  _globals['_STREAMTRANSCRIPTIONRESPONSE']._serialized_end=3333
+  _globals['_INFERENCESERVICE']._serialized_start=3336
+  _globals['_INFERENCESERVICE']._serialized_end=4538
 # @@protoc_insertion_point(module_scope)

@@ -28,13 +28,17 @@ from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_do
 from weft.api.router.v1 import usage_pb2 as weft_dot_api_dot_router_dot_v1_dot_usage__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&weft/api/router/v1/usage_service.proto\x12\x12weft.api.router.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fweft/api/common/v1/access.proto\x1a!weft/api/common/v1/document.proto\x1a\x1eweft/api/router/v1/usage.proto\"\xc2\x01\n\x10ListUsageRequest\x12)\n\x05since\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x05until\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12*\n\x02\x62y\x18\x03 \x03(\x0e\x32\x1e.weft.api.router.v1.UsageGroup\x12\x0e\n\x06tenant\x18\x04 \x01(\t\x12\r\n\x05model\x18\x05 \x01(\t\x12\r\n\x05limit\x18\x06 \x01(\x05\"\xdf\x02\n\x11ListUsageResponse\x12\x39\n\x04rows\x18\x01 \x03(\x0b\x32\x1c.weft.api.router.v1.UsageRowB\r\x92\xb5\x18\t\n\x05items\x10\x01\x12\x36\n\x05total\x18\x02 \x01(\x0b\x32\x1f.weft.api.router.v1.UsageCountsB\x06\x92\xb5\x18\x02\x10\x01\x12)\n\x05since\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x05until\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x18\n\x08has_more\x18\x05 \x01(\x08\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x15\n\rcompared_with\x18\x06 \x01(\t\x12\x1e\n\x11saved_nanodollars\x18\x07 \x01(\x03H\x00\x88\x01\x01:\x1a\xb2\xb5\x18\x16\n\tUsageList\x12\tUsageListB\x14\n\x12_saved_nanodollars2\x7f\n\x0cUsageService\x12o\n\tListUsage\x12$.weft.api.router.v1.ListUsageRequest\x1a%.weft.api.router.v1.ListUsageResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0einference:viewb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&weft/api/router/v1/usage_service.proto\x12\x12weft.api.router.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fweft/api/common/v1/access.proto\x1a!weft/api/common/v1/document.proto\x1a\x1eweft/api/router/v1/usage.proto\"\xce\x01\n\x10ListUsageRequest\x12)\n\x05since\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x05until\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12*\n\x02\x62y\x18\x03 \x03(\x0e\x32\x1e.weft.api.router.v1.UsageGroup\x12\x14\n\x06tenant\x18\x04 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x13\n\x05model\x18\x05 \x01(\tB\x04\xb8\xb5\x18\x02\x12\r\n\x05limit\x18\x06 \x01(\x05\"\xdf\x02\n\x11ListUsageResponse\x12\x39\n\x04rows\x18\x01 \x03(\x0b\x32\x1c.weft.api.router.v1.UsageRowB\r\x92\xb5\x18\t\n\x05items\x10\x01\x12\x36\n\x05total\x18\x02 \x01(\x0b\x32\x1f.weft.api.router.v1.UsageCountsB\x06\x92\xb5\x18\x02\x10\x01\x12)\n\x05since\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x05until\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x18\n\x08has_more\x18\x05 \x01(\x08\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x15\n\rcompared_with\x18\x06 \x01(\t\x12\x1e\n\x11saved_nanodollars\x18\x07 \x01(\x03H\x00\x88\x01\x01:\x1a\xb2\xb5\x18\x16\n\tUsageList\x12\tUsageListB\x14\n\x12_saved_nanodollars2\x7f\n\x0cUsageService\x12o\n\tListUsage\x12$.weft.api.router.v1.ListUsageRequest\x1a%.weft.api.router.v1.ListUsageResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0einference:viewb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.api.router.v1.usage_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_LISTUSAGEREQUEST'].fields_by_name['tenant']._loaded_options = None
+  _globals['_LISTUSAGEREQUEST'].fields_by_name['tenant']._serialized_options = b'\270\265\030\001'
+  _globals['_LISTUSAGEREQUEST'].fields_by_name['model']._loaded_options = None
+  _globals['_LISTUSAGEREQUEST'].fields_by_name['model']._serialized_options = b'\270\265\030\002'
   _globals['_LISTUSAGERESPONSE'].fields_by_name['rows']._loaded_options = None
   _globals['_LISTUSAGERESPONSE'].fields_by_name['rows']._serialized_options = b'\222\265\030\t\n\005items\020\001'
   _globals['_LISTUSAGERESPONSE'].fields_by_name['total']._loaded_options = None
@@ -46,9 +50,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_USAGESERVICE'].methods_by_name['ListUsage']._loaded_options = None
   _globals['_USAGESERVICE'].methods_by_name['ListUsage']._serialized_options = b'\220\002\001\262\265\030\016inference:view'
   _globals['_LISTUSAGEREQUEST']._serialized_start=196
-  _globals['_LISTUSAGEREQUEST']._serialized_end=390
-  _globals['_LISTUSAGERESPONSE']._serialized_start=393
-  _globals['_LISTUSAGERESPONSE']._serialized_end=744
-  _globals['_USAGESERVICE']._serialized_start=746
-  _globals['_USAGESERVICE']._serialized_end=873
+  _globals['_LISTUSAGEREQUEST']._serialized_end=402
+  _globals['_LISTUSAGERESPONSE']._serialized_start=405
+  _globals['_LISTUSAGERESPONSE']._serialized_end=756
+  _globals['_USAGESERVICE']._serialized_start=758
+  _globals['_USAGESERVICE']._serialized_end=885
 # @@protoc_insertion_point(module_scope)

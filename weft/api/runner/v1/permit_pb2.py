@@ -23,19 +23,24 @@ _sym_db = _symbol_database.Default()
 
 
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
+from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fweft/api/runner/v1/permit.proto\x12\x12weft.api.runner.v1\x1a\x1fgoogle/protobuf/timestamp.proto\".\n\x0fOperationPermit\x12\x0e\n\x06\x63laims\x18\x01 \x01(\x0c\x12\x0b\n\x03mac\x18\x02 \x01(\x0c\"\xfb\x02\n\x0cPermitClaims\x12\x11\n\tpermit_id\x18\x01 \x01(\t\x12\x14\n\x0coperation_id\x18\x02 \x01(\t\x12\x37\n\x06\x61\x63tion\x18\x03 \x01(\x0e\x32\'.weft.api.runner.v1.PermitClaims.Action\x12\x0e\n\x06runner\x18\x04 \x01(\t\x12\x1a\n\x12runner_incarnation\x18\x05 \x01(\t\x12\r\n\x05model\x18\x06 \x01(\t\x12/\n\x0b\x65xpire_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x9c\x01\n\x06\x41\x63tion\x12\x16\n\x12\x41\x43TION_UNSPECIFIED\x10\x00\x12\x0f\n\x0b\x41\x43TION_LOAD\x10\x01\x12\x11\n\rACTION_UNLOAD\x10\x02\x12\x10\n\x0c\x41\x43TION_FLUSH\x10\x03\x12\x10\n\x0c\x41\x43TION_YIELD\x10\x04\x12\x0f\n\x0b\x41\x43TION_PULL\x10\x05\x12\x0e\n\nACTION_ADD\x10\x06\x12\x11\n\rACTION_REMOVE\x10\x07\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fweft/api/runner/v1/permit.proto\x12\x12weft.api.runner.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\":\n\x0fOperationPermit\x12\x14\n\x06\x63laims\x18\x01 \x01(\x0c\x42\x04\xb8\xb5\x18\x01\x12\x11\n\x03mac\x18\x02 \x01(\x0c\x42\x04\xb8\xb5\x18\x01\"\xfb\x02\n\x0cPermitClaims\x12\x11\n\tpermit_id\x18\x01 \x01(\t\x12\x14\n\x0coperation_id\x18\x02 \x01(\t\x12\x37\n\x06\x61\x63tion\x18\x03 \x01(\x0e\x32\'.weft.api.runner.v1.PermitClaims.Action\x12\x0e\n\x06runner\x18\x04 \x01(\t\x12\x1a\n\x12runner_incarnation\x18\x05 \x01(\t\x12\r\n\x05model\x18\x06 \x01(\t\x12/\n\x0b\x65xpire_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\x9c\x01\n\x06\x41\x63tion\x12\x16\n\x12\x41\x43TION_UNSPECIFIED\x10\x00\x12\x0f\n\x0b\x41\x43TION_LOAD\x10\x01\x12\x11\n\rACTION_UNLOAD\x10\x02\x12\x10\n\x0c\x41\x43TION_FLUSH\x10\x03\x12\x10\n\x0c\x41\x43TION_YIELD\x10\x04\x12\x0f\n\x0b\x41\x43TION_PULL\x10\x05\x12\x0e\n\nACTION_ADD\x10\x06\x12\x11\n\rACTION_REMOVE\x10\x07\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.api.runner.v1.permit_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_OPERATIONPERMIT']._serialized_start=88
-  _globals['_OPERATIONPERMIT']._serialized_end=134
-  _globals['_PERMITCLAIMS']._serialized_start=137
-  _globals['_PERMITCLAIMS']._serialized_end=516
-  _globals['_PERMITCLAIMS_ACTION']._serialized_start=360
-  _globals['_PERMITCLAIMS_ACTION']._serialized_end=516
+  _globals['_OPERATIONPERMIT'].fields_by_name['claims']._loaded_options = None
+  _globals['_OPERATIONPERMIT'].fields_by_name['claims']._serialized_options = b'\270\265\030\001'
+  _globals['_OPERATIONPERMIT'].fields_by_name['mac']._loaded_options = None
+  _globals['_OPERATIONPERMIT'].fields_by_name['mac']._serialized_options = b'\270\265\030\001'
+  _globals['_OPERATIONPERMIT']._serialized_start=123
+  _globals['_OPERATIONPERMIT']._serialized_end=181
+  _globals['_PERMITCLAIMS']._serialized_start=184
+  _globals['_PERMITCLAIMS']._serialized_end=563
+  _globals['_PERMITCLAIMS_ACTION']._serialized_start=407
+  _globals['_PERMITCLAIMS_ACTION']._serialized_end=563
 # @@protoc_insertion_point(module_scope)
