@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from gateway.config import MediaConfig
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors import invalid_field
-from weft.kernel.media_types import audio_type_of, image_type_of, shown_type
+from weft.kernel.media_types import AUDIO_FORMATS, audio_type_of, image_type_of, shown_type
 
 MAX_IMAGE_STEPS = 60_000
 """Maximum chunks, segments or blocks read of one image, about 30 ms. A GIF of 10 MiB has 42,000 full blocks."""
@@ -276,9 +276,7 @@ def checked_audio(data: bytes, field: str, config: MediaConfig) -> chat_pb2.Medi
     """
     media_type = audio_type_of(data)
     if media_type is None:
-        raise invalid_field(
-            field, f"must be a WAV, MP3, FLAC, Ogg, MP4, WebM or AAC recording; its content is {shown_type(data)}"
-        )
+        raise invalid_field(field, f"must be a {AUDIO_FORMATS} recording; its content is {shown_type(data)}")
     if (seconds_of := _DURATIONS.get(media_type)) is not None:
         seconds = seconds_of(data)
         if seconds is None:

@@ -15,7 +15,7 @@ from weft.api.common.v1 import (
 from weft.api.router.v1 import inference_service_pb2 as pb
 from weft.kernel.errors import invalid_field
 from weft.kernel.json_objects import to_json_object
-from weft.kernel.media_types import audio_type_of, image_type_of
+from weft.kernel.media_types import AUDIO_FORMATS, audio_type_of, image_type_of
 from weft.kernel.names import MAX_CACHE_TAG_CHARS, MAX_CLIENT_CHARS, MAX_SESSION_CHARS, require_token
 from weft.kernel.units import keep_alive_seconds
 
@@ -30,7 +30,7 @@ class Message(TypedDict):
     images: NotRequired[Sequence[bytes]]
     """Encoded image files, placed before the text: PNG, JPEG, WebP, GIF or BMP."""
     audio: NotRequired[Sequence[bytes]]
-    """Encoded recordings, placed before the text: WAV or MP3."""
+    """Encoded recordings, placed before the text: WAV, MP3, FLAC, Ogg, MP4, WebM or AAC."""
 
 
 class HandlingOptions(TypedDict, total=False):
@@ -112,7 +112,7 @@ def _media_parts(turn: Message) -> Iterator[chat_pb2.ContentPart]:
     for data in turn.get("audio", ()):
         media_type = audio_type_of(data)
         if media_type is None:
-            raise invalid_field("audio", "must be WAV or MP3 files")
+            raise invalid_field("audio", f"must be {AUDIO_FORMATS} files")
         yield chat_pb2.ContentPart(audio=chat_pb2.MediaPart(data=data, media_type=media_type))
 
 

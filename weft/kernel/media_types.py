@@ -40,6 +40,8 @@ _SUFFIXES: Mapping[str, str] = MappingProxyType(
         "audio/x-wav": "wav",
     }
 )
+AUDIO_FORMATS = "WAV, MP3, FLAC, Ogg, MP4, WebM or AAC"
+"""What `audio_type_of` knows, for people."""
 _AUDIO_MAGIC: Mapping[bytes, str] = MappingProxyType(
     {b"fLaC": "audio/flac", b"OggS": "audio/ogg", b"\x1aE\xdf\xa3": "audio/webm"}
 )

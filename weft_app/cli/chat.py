@@ -21,7 +21,7 @@ from weft.documents.resource_kinds import ResourceKind
 from weft.durable.tasks import state_name
 from weft.kernel.errors import COMPLETION_TOKENS, PROMPT_TOKENS, invalid_field
 from weft.kernel.json_objects import plain_object
-from weft.kernel.media_types import audio_type_of, image_type_of
+from weft.kernel.media_types import AUDIO_FORMATS, audio_type_of, image_type_of
 from weft.kernel.names import AGENT_PREFIX, ROUTE_PREFIX, matches, require_name, require_name_of_model
 from weft.kernel.reasons import Reason
 from weft.kernel.units import time_words, wait_words
@@ -60,7 +60,7 @@ ImageOption = Annotated[
 ]
 AudioOption = Annotated[
     list[Path] | None,
-    typer.Option(_AUDIO, metavar="FILE", help="Recording to send with the message: WAV or MP3; repeatable."),
+    typer.Option(_AUDIO, metavar="FILE", help=f"Recording to send with the message: {AUDIO_FORMATS}; repeatable."),
 ]
 SystemOption = Annotated[str | None, typer.Option("--system", "-s", help="System prompt.")]
 MaxTokensOption = Annotated[int | None, typer.Option(min=1, help="Maximum tokens per answer.")]
@@ -185,7 +185,7 @@ def _read(path: Path, option: str) -> bytes:
     if option == _IMAGES and image_type_of(data) is None:
         raise invalid_field(option, f"{path} is not a PNG, JPEG, WebP, GIF or BMP file")
     if option == _AUDIO and audio_type_of(data) is None:
-        raise invalid_field(option, f"{path} is not a WAV or MP3 file")
+        raise invalid_field(option, f"{path} is not a {AUDIO_FORMATS} file")
     return data
 
 

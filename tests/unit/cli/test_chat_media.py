@@ -6,7 +6,7 @@ import pytest
 
 from weft.client._messages import chat_request
 from weft.kernel.errors import FieldError
-from weft.kernel.media_types import audio_type_of, image_type_of
+from weft.kernel.media_types import AUDIO_FORMATS, audio_type_of, image_type_of
 from weft_app.cli import chat
 from weft_app.cli.chat import read_media, user_message
 from weft_testing.media_files import bmp, gif, jpeg, mp3, png, wav, webp
@@ -53,6 +53,14 @@ def test_invalid_file_error_names_option_and_file(tmp_path: Path, option: str) -
         with pytest.raises(FieldError, match=words) as refused:
             read_media(*((files, None) if option == "--image" else (None, files)))
         assert refused.value.field == option
+
+
+def test_errors_list_every_kind_of_recording_that_is_accepted(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(FieldError, match=AUDIO_FORMATS):
+        read_media(None, [tmp_path / "notes.txt"])
+    with pytest.raises(FieldError, match=AUDIO_FORMATS):
+        chat_request("m", [{"role": "user", "content": "hi", "audio": [b"hello"]}], {})
 
 
 def test_file_above_the_limit_is_refused_without_a_full_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
