@@ -107,7 +107,7 @@ def platform_finding(platform: str, described: str, python: str) -> Finding:
         case "win32":
             detail += ": commands on a mesh elsewhere work here (chat, get, apply, keys); up, serve, run and runner "
             detail += "join do not"
-            remedy = "run the mesh in WSL (wsl --install), and name it in WEFT_REGISTRY and WEFT_ROUTER"
+            remedy = "run the mesh in WSL (wsl --install), and name it in WEFT_URL (chat: WEFT_REGISTRY, WEFT_ROUTER)"
             return failed("platform", detail, remedy)
         case _:
             return warning("platform", f"{detail}: not supported by weft", "use Linux")
