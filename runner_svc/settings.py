@@ -27,6 +27,7 @@ from runner_svc.runtimes.settings import (
 from runner_svc.runtimes.table import DEFAULT_RUNTIME, require_runtime
 from runner_svc.tools.port import ToolSettings
 from weft.kernel.errors import FieldError
+from weft.kernel.reach import PLAIN, PROGRAM, TOOL, VARIABLE
 from weft.kernel.settings import PUBLIC, SECRET, Checked, ModelName, Name, Pattern, Port, Seconds, SizeText, UrlText
 from weft.kernel.units import parse_size
 
@@ -75,7 +76,7 @@ class AgentSettings:
     """Model that answers. Set either this or `pool`."""
     pool: Annotated[ModelName | None, PUBLIC] = None
     """Pool that answers. Set either this or `model`."""
-    description: Annotated[str, MaxLen(1024), PUBLIC] = ""
+    description: Annotated[str, MaxLen(1024), PLAIN, PUBLIC] = ""
     """Description for people."""
     tier: Annotated[Tier, PUBLIC] | None = None
     """Tier of the agent, as of a model."""
@@ -83,18 +84,18 @@ class AgentSettings:
     """Labels by which commands select the agent."""
     owner: Annotated[Owner, PUBLIC] | None = None
     """Person or team responsible for the agent."""
-    system_prompt: Annotated[str, MaxLen(65_536), PUBLIC] = ""
+    system_prompt: Annotated[str, MaxLen(65_536), PLAIN, PUBLIC] = ""
     """System prompt that is put before the conversation."""
-    default_params: Annotated[Mapping[str, Any], MaxLen(64), PUBLIC] = field(default_factory=dict)
+    default_params: Annotated[Mapping[str, Any], MaxLen(64), PLAIN, PUBLIC] = field(default_factory=dict)
     """Default parameters of requests, such as `temperature: 0.2`."""
     platform_prompt: bool = False
     """Whether the conversation begins with the platform prompt: the mesh, date and time, tool budget, and how to raise
     signals."""
-    tools: Annotated[tuple[Name, ...], MaxLen(64), PUBLIC] = ()
+    tools: Annotated[tuple[Name, ...], MaxLen(64), TOOL, PUBLIC] = ()
     """Tools that the runner runs for the model. The runner that answers must have them in its `tools`."""
     max_tool_iterations: Annotated[int, Ge(0), Le(64)] | None = None
     """Maximum number of further turns of the model with tool results. Default: the runner's."""
-    signals: Annotated[tuple[Annotated[str, MaxLen(64)], ...], MaxLen(64)] = ()
+    signals: Annotated[tuple[Annotated[str, MaxLen(64), PLAIN], ...], MaxLen(64)] = ()
     """Control signals that the model may raise, such as `NEEDS_HIGHER_REASONER`."""
     stop_on_decision_request: bool = True
     """Whether a signal that asks for a decision ends the answer."""
@@ -121,10 +122,10 @@ class RunnerSettings:
 
     name: Annotated[Name, PUBLIC]
     """Name of the runner, unique in the mesh."""
-    runtime: Annotated[str, Checked(_name_of_installed), PUBLIC] = DEFAULT_RUNTIME
+    runtime: Annotated[str, Checked(_name_of_installed), PLAIN, PUBLIC] = DEFAULT_RUNTIME
     """Kind of engine, such as `llama_server`, `vllm`, `openai_http` (a server that is already running) or
     `openai_remote` (a remote provider). `weft doctor` lists all of them; see docs/engines.md."""
-    command: Annotated[tuple[str, ...] | None, PUBLIC] = None
+    command: Annotated[tuple[str, ...] | None, PROGRAM, PUBLIC] = None
     """Server program and its first arguments. Default: `llama-server` on PATH, else the xllamacpp launcher. For
     llama_cpp_python and ctranslate2: a Python interpreter that has the library, the path of weft's
     `runner_svc/engine_host/bootstrap.py`, and the module `runner_svc.runtimes.llama_cpp_python.server` or
@@ -133,7 +134,7 @@ class RunnerSettings:
     url: Annotated[UrlText, PUBLIC, SECRET] | None = field(default=None, repr=False)
     """Base URL of a running server, such as `http://127.0.0.1:11434`. Without `models`, all models that the server
     lists are served, and changes of its list are followed. It is also the default `url` of the runner's models."""
-    api_key_env: Annotated[str, MaxLen(128), PUBLIC] | None = None
+    api_key_env: Annotated[str, MaxLen(128), VARIABLE, PUBLIC] | None = None
     """With `url`: environment variable that contains the server's API key."""
     remote: bool | None = None
     """With `url` and without `models`: whether requests for the server's models are sent to a remote provider. Required
@@ -151,10 +152,10 @@ class RunnerSettings:
     devices: Annotated[tuple[Annotated[int, Ge(0), Le(63)], ...], MaxLen(64), PUBLIC] = ()
     """Accelerators of the host that the runner may use, by number in PCI bus order. Default: those in
     CUDA_VISIBLE_DEVICES, else all."""
-    worker_hosts: Annotated[tuple[Annotated[str, Pattern(r"^[!-~]{1,255}$")], ...], MaxLen(256), PUBLIC] = ()
+    worker_hosts: Annotated[tuple[Annotated[str, Pattern(r"^[!-~]{1,255}$"), PLAIN], ...], MaxLen(256), PUBLIC] = ()
     """Other hosts that hold a part of the models, if an engine runs on several hosts: their names as `hostname` prints
     them. Accelerator memory of all these hosts is scheduled together. See docs/models.md."""
-    port_range: Annotated[str, Pattern(r"^\d{1,5}-\d{1,5}$")] | None = None
+    port_range: Annotated[str, Pattern(r"^\d{1,5}-\d{1,5}$"), PLAIN] | None = None
     """Range of ports for engines to listen on, such as `41000-41099`. Default: any free port."""
     http_port: Annotated[Port | None, PUBLIC] = None
     """Loopback port of the runner's own HTTP API (see docs/api.md); 0 picks a free one. Default: no HTTP API."""
@@ -194,12 +195,12 @@ class RunnerSettings:
     """Custom control signals, in addition to the built-in ones."""
     max_tool_iterations: Annotated[int, Ge(0), Le(64)] = _CHAT.max_tool_iterations
     """Maximum number of further turns of a model with tool results. An agent's own setting overrides it."""
-    time_zone: Annotated[str, MaxLen(64)] | None = None
+    time_zone: Annotated[str, MaxLen(64), PLAIN] | None = None
     """Time zone of the date and time in the platform prompt, such as `Europe/Berlin`. Default: the machine's."""
     platform_prompt: bool = _CHAT.platform_prompt
     """Whether every chat with the runner's models begins with the platform prompt. A model's own setting overrides it.
     It is not used for translation models and models that do not chat."""
-    platform_context: Annotated[str, MaxLen(8192)] = _CHAT.platform_context
+    platform_context: Annotated[str, MaxLen(8192), PLAIN] = _CHAT.platform_context
     """Text about your mesh in the platform prompt, for the model to read."""
 
     def __post_init__(self) -> None:

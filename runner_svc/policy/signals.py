@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from annotated_types import MaxLen, MinLen
 
 from weft.kernel.errors import WeftError
+from weft.kernel.reach import PLAIN
 from weft.kernel.reasons import Reason
 from weft.kernel.settings import PUBLIC, Pattern
 
@@ -23,11 +24,11 @@ MAX_OPTIONS = 16
 class SignalSettings:
     """A custom control signal, in addition to the built-in ones."""
 
-    name: Annotated[str, Pattern(r"^[A-Z][A-Z0-9_]{0,63}$"), PUBLIC]
+    name: Annotated[str, Pattern(r"^[A-Z][A-Z0-9_]{0,63}$"), PLAIN, PUBLIC]
     """Name of the signal in capitals, such as `NEEDS_LEGAL_REVIEW`."""
-    description: Annotated[str, MinLen(1), MaxLen(1024), PUBLIC]
+    description: Annotated[str, MinLen(1), MaxLen(1024), PLAIN, PUBLIC]
     """When the model should raise the signal; the model reads this text."""
-    parameters: Annotated[Mapping[str, Any], MaxLen(16)] = field(default_factory=dict)
+    parameters: Annotated[Mapping[str, Any], MaxLen(16), PLAIN] = field(default_factory=dict)
     """JSON schema of the signal's arguments. Default: one string, `reason`."""
     asks_for_decision: bool = False
     """Whether the signal asks for a decision, which ends the answers of agents that have `stop_on_decision_request`."""

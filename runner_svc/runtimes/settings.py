@@ -16,6 +16,7 @@ from runner_svc.policy.repository_files import ModelForm
 from weft.kernel.errors import FieldError
 from weft.kernel.machine_limits import usable_processors
 from weft.kernel.model_source import MAX_SOURCE_CHARS, parse_source
+from weft.kernel.reach import PACKET, PLAIN, PROGRAM, SOURCE, TEMPLATE, TOOL, VARIABLE
 from weft.kernel.request import JournalWord, Operation, OperationName
 from weft.kernel.settings import (
     PUBLIC,
@@ -50,12 +51,12 @@ class Argument:
 MAX_ADAPTERS = 32
 """Maximum number of adapters of a model."""
 Skill = Literal["text", "image", "audio", "tools"]
-LanguageCode = Annotated[str, Pattern(r"^[A-Za-z0-9_-]{1,64}$")]
+LanguageCode = Annotated[str, Pattern(r"^[A-Za-z0-9_-]{1,64}$"), PLAIN]
 ThinkingMode = Literal["default", "enabled", "disabled"]
 Repetition = Annotated[Literal["off", "warn", "kill"], Before(off_for_false)]
 """What happens to an answer that repeats itself."""
 Url = Annotated[UrlText, SECRET]
-Arguments = tuple[str, ...]
+Arguments = tuple[Annotated[str, PROGRAM], ...]
 
 
 def _check_source(text: str) -> str:
@@ -66,15 +67,15 @@ def _check_source(text: str) -> str:
     return text
 
 
-SourceText = Annotated[str, MaxLen(MAX_SOURCE_CHARS), Checked(_check_source)]
+SourceText = Annotated[str, MaxLen(MAX_SOURCE_CHARS), Checked(_check_source), SOURCE]
 """The source of a model, such as `hf:Qwen/Qwen3-8B-GGUF:Q4_K_M`."""
-Tier = Annotated[str, Pattern(r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,31}$")]
-LabelKey = Annotated[str, Pattern(r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,63}$")]
-LabelValue = Annotated[str, Pattern(r"^[A-Za-z0-9][A-Za-z0-9._:@/+=-]{0,127}$")]
-Owner = Annotated[str, Pattern(r"^[A-Za-z0-9][A-Za-z0-9._:@/+=-]{0,127}$")]
+Tier = Annotated[str, Pattern(r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,31}$"), PLAIN]
+LabelKey = Annotated[str, Pattern(r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,63}$"), PLAIN]
+LabelValue = Annotated[str, Pattern(r"^[A-Za-z0-9][A-Za-z0-9._:@/+=-]{0,127}$"), PLAIN]
+Owner = Annotated[str, Pattern(r"^[A-Za-z0-9][A-Za-z0-9._:@/+=-]{0,127}$"), PLAIN]
 MAX_LABELS = 16
-VariableName = Annotated[str, Pattern(r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
-VariableValue = Annotated[str, MaxLen(4096), Pattern(r"^[^\x00]*$")]
+VariableName = Annotated[str, Pattern(r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"), PROGRAM]
+VariableValue = Annotated[str, MaxLen(4096), Pattern(r"^[^\x00]*$"), PROGRAM]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,15 +91,15 @@ class WakeSettings:
     """For `http`: URL of the request. Any 2xx status is a success."""
     method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"] = "POST"
     """For `http`: request method."""
-    headers: Annotated[Mapping[str, str], MaxLen(32), SECRET] = field(default_factory=dict, repr=False)
+    headers: Annotated[Mapping[str, str], MaxLen(32), SECRET, TEMPLATE] = field(default_factory=dict, repr=False)
     """For `http`: request headers. `${WEFT_WAKE_...}` is replaced by that environment variable of the runner, except
     with `by: mesh`."""
     argv: Annotated[Arguments, MaxLen(64), SECRET] = field(default=(), repr=False)
     """For `command`: program and arguments, without a shell. Processes that it leaves running must redirect their
     output, because its standard error is closed."""
-    mac_address: str | None = None
+    mac_address: Annotated[str, PACKET] | None = None
     """For `wake_on_lan`: MAC address of the sleeping host's network card."""
-    broadcast_address: Annotated[str, MinLen(1)] = "255.255.255.255"
+    broadcast_address: Annotated[str, MinLen(1), PACKET] = "255.255.255.255"
     """For `wake_on_lan`: IPv4 address to which the packet is sent."""
     port: Annotated[int, Ge(1), Le(65_535)] = 9
     """For `wake_on_lan`: UDP port."""
@@ -124,7 +125,7 @@ class SleepSettings:
     """For `http`: URL of the request. Any 2xx status is a success."""
     method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"] = "POST"
     """For `http`: request method."""
-    headers: Annotated[Mapping[str, str], MaxLen(32), SECRET] = field(default_factory=dict, repr=False)
+    headers: Annotated[Mapping[str, str], MaxLen(32), SECRET, TEMPLATE] = field(default_factory=dict, repr=False)
     """For `http`: request headers. `${WEFT_WAKE_...}` is replaced by that environment variable of the runner."""
     argv: Annotated[Arguments, MaxLen(64), SECRET] = field(default=(), repr=False)
     """For `command`: program and arguments, without a shell."""
@@ -184,7 +185,7 @@ class ModelSettings:
     publish: bool | None = None
     """Whether the model is published to the mesh. Default: true in `weft up` and `weft serve`, false in `weft runner
     join`."""
-    keep_alive: Annotated[str, MaxLen(32)] | float | None = None
+    keep_alive: Annotated[str, MaxLen(32), PLAIN] | float | None = None
     """How long the model stays loaded after a request: seconds, or a duration such as `5m`; -1: no limit; 0: unload
     after each request. Default: `sleep.after_seconds`; else by `category` if the model uses accelerator memory, else
     without limit."""
@@ -217,14 +218,14 @@ class ModelSettings:
     platform_prompt: bool | None = None
     """Whether every chat begins with the platform prompt: the mesh, date and time, tool budget, and how to raise
     signals. It precedes the system prompts of the agent and the caller. Default: the runner's `platform_prompt`."""
-    platform_context: Annotated[str, MaxLen(8192)] | None = None
+    platform_context: Annotated[str, MaxLen(8192), PLAIN] | None = None
     """Text about your mesh in the platform prompt of this model. Default: the runner's `platform_context`."""
-    tools: Annotated[tuple[Name, ...], MaxLen(64)] = ()
+    tools: Annotated[tuple[Name, ...], MaxLen(64), TOOL] = ()
     """Tools that the runner runs for every chat with this model, from the runner's `tools`."""
     default_max_tokens: Annotated[int, Ge(1), Le(16_777_216), PUBLIC] | None = None
     """Maximum tokens of an answer if neither the request nor its agent sets a limit; the answer then ends with
     `length`. Default: up to the context length; 512 for the demo model."""
-    default_params: Annotated[Mapping[str, Any], MaxLen(64), PUBLIC] = field(default_factory=dict)
+    default_params: Annotated[Mapping[str, Any], MaxLen(64), PLAIN, PUBLIC] = field(default_factory=dict)
     """Default sampling parameters, such as `temperature: 0.2`, if neither the request nor its agent sets them. For the
     token limit, use `default_max_tokens`. Default: the engine's own."""
     repetition: Repetition = "kill"
@@ -502,9 +503,9 @@ class UpstreamSettings(ModelSettings):
 
     url: Annotated[UrlText, PUBLIC, SECRET] = field(repr=False)
     """Base URL of the server."""
-    api_key_env: Annotated[str, MaxLen(128), PUBLIC] | None = None
+    api_key_env: Annotated[str, MaxLen(128), VARIABLE, PUBLIC] | None = None
     """Environment variable that contains the API key."""
-    upstream_model: Annotated[str, MaxLen(512), PUBLIC] | None = None
+    upstream_model: Annotated[str, MaxLen(512), PLAIN, PUBLIC] | None = None
     """Name of the model on the server. Default: `name`."""
     embeddings: bool | None = None
     """Whether the model also serves embeddings."""

@@ -9,6 +9,7 @@ from annotated_types import MaxLen
 from runner_svc.environments.environment import FOLDER, EngineEnvironment, EnvironmentVariant, Variant
 from runner_svc.policy.voices import MAX_VOICE_CHARS
 from runner_svc.runtimes.settings import StartedModelSettings
+from weft.kernel.reach import PLAIN
 from weft.kernel.settings import PUBLIC, Pattern
 
 SPEECH_ENVIRONMENT = EngineEnvironment(
@@ -20,7 +21,7 @@ SPEECH_ENVIRONMENT = EngineEnvironment(
     check="import av, piper; piper.PiperVoice; av.codec.Codec('libmp3lame', 'w')",
 )
 """Text-to-speech environment: piper, and the audio encoders for all speech engines."""
-VoiceName = Annotated[str, MaxLen(MAX_VOICE_CHARS), Pattern(r"^[^\x00-\x1f\x7f]+$")]
+VoiceName = Annotated[str, MaxLen(MAX_VOICE_CHARS), Pattern(r"^[^\x00-\x1f\x7f]+$"), PLAIN]
 MAX_ALIASES = 256
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Protocol
 
 from annotated_types import Ge, Gt, Le, MaxLen
 
+from weft.kernel.reach import PROGRAM, TEMPLATE, TOOL
 from weft.kernel.settings import PUBLIC, SECRET, Name, UrlText
 
 
@@ -19,19 +20,23 @@ class ToolSettings:
     name: Annotated[Name, PUBLIC]
     """For `python`: name of the tool. For MCP: prefix of the tool names; the tool `read` of the server `files` is
     `files.read`."""
-    function: Annotated[Annotated[str, MaxLen(512)] | None, PUBLIC] = None
+    function: Annotated[Annotated[str, MaxLen(512)] | None, PROGRAM, PUBLIC] = None
     """For `python`: function, as `package.module:function`. Its annotations define the schema, its docstring the
     description."""
-    argv: Annotated[tuple[str, ...], MaxLen(64), SECRET, PUBLIC] = field(default=(), repr=False)
+    argv: Annotated[tuple[str, ...], MaxLen(64), PROGRAM, SECRET, PUBLIC] = field(default=(), repr=False)
     """For `mcp_command`: program and arguments, without a shell."""
-    environment: Annotated[Mapping[str, str], MaxLen(64), SECRET, PUBLIC] = field(default_factory=dict, repr=False)
+    environment: Annotated[Mapping[str, str], MaxLen(64), TEMPLATE, SECRET, PUBLIC] = field(
+        default_factory=dict, repr=False
+    )
     """For `mcp_command`: environment variables of the program, in addition to PATH, HOME and LANG; it inherits no
     others from the runner. `${WEFT_TOOL_...}` is replaced by that environment variable of the runner."""
     url: Annotated[UrlText | None, SECRET, PUBLIC] = field(default=None, repr=False)
     """For `mcp_http`: URL of the server (streamable HTTP)."""
-    headers: Annotated[Mapping[str, str], MaxLen(32), SECRET, PUBLIC] = field(default_factory=dict, repr=False)
+    headers: Annotated[Mapping[str, str], MaxLen(32), TEMPLATE, SECRET, PUBLIC] = field(
+        default_factory=dict, repr=False
+    )
     """For `mcp_http`: request headers. `${WEFT_TOOL_...}` is replaced by that environment variable of the runner."""
-    allow: Annotated[tuple[str, ...], MaxLen(256), PUBLIC] = ()
+    allow: Annotated[tuple[str, ...], MaxLen(256), TOOL, PUBLIC] = ()
     """For MCP: tools of the server that models may use. Default: all."""
     remote: bool = False
     """Whether tool calls are sent to a remote provider. Only requests with `allow_remote` can then use the tools."""

@@ -17,6 +17,7 @@ from annotated_types import Ge, Gt, Le, MaxLen
 
 from weft.kernel.errors import FieldError
 from weft.kernel.names import MODEL_NAME_WORDS, ascii_name, is_model_name, is_name
+from weft.kernel.reach import ADDRESS, FILE, NAME, PLAIN
 from weft.kernel.units import Rate, parse_any_rate, parse_rate, parse_rates, parse_size
 
 if TYPE_CHECKING:
@@ -168,16 +169,16 @@ def word_for_flag(value: Any) -> Any:
     return {True: "yes", False: "no"}.get(value, value) if isinstance(value, bool) else value
 
 
-Name = Annotated[str, Checked(_require_name)]
+Name = Annotated[str, Checked(_require_name), NAME]
 """Name of a runner, agent, tool or another resource except models and pools."""
-ModelName = Annotated[str, Checked(checked_model_name)]
+ModelName = Annotated[str, Checked(checked_model_name), NAME]
 """Name of a model or pool."""
-UrlText = Annotated[str, MaxLen(2048), Checked(_require_no_variable)]
+UrlText = Annotated[str, MaxLen(2048), Checked(_require_no_variable), ADDRESS]
 Seconds = Annotated[float, Gt(0), Le(86_400 * 365)]
 Port = Annotated[int, Ge(0), Le(65_535)]
-PathText = Annotated[Path, Read(str, _path)]
+PathText = Annotated[Path, Read(str, _path), FILE]
 """A path; `~` is expanded when the file is read."""
-SizeText = Annotated[str, Checked(_check_size)]
+SizeText = Annotated[str, Checked(_check_size), PLAIN]
 """A size with its unit, such as `200GiB`."""
 RequestRate = Annotated[Rate, Read(str, partial(_parsed, parse_rate))]
 """A request rate such as `100req/min`."""

@@ -11,6 +11,7 @@ from runner_svc.policy.parameters import EngineParameters
 from runner_svc.runtimes.placeholders import PORT, check_placeholders
 from runner_svc.runtimes.runtime import ModelFault, Runtime, deferred
 from runner_svc.runtimes.settings import StartedModelSettings
+from weft.kernel.reach import PROGRAM
 from weft.kernel.settings import PUBLIC, SECRET, Checked, PathText, UrlText
 
 PARAMETERS = EngineParameters(engine="ComfyUI")
@@ -26,7 +27,7 @@ def check_template(text: str) -> str:
     return check_placeholders(text, (PORT, *FOLDERS))
 
 
-Template = Annotated[str, MaxLen(MAX_TEMPLATE_CHARS), Checked(check_template)]
+Template = Annotated[str, MaxLen(MAX_TEMPLATE_CHARS), Checked(check_template), PROGRAM]
 """A text with placeholders."""
 
 

@@ -27,6 +27,7 @@ from runner_svc.policy.parameters import (
 from runner_svc.runtimes.runtime import Requirement, Runtime, deferred
 from runner_svc.runtimes.settings import Argument, FileModelSettings
 from weft.kernel.errors import WeftError
+from weft.kernel.reach import PLAIN
 from weft.kernel.reasons import Reason
 from weft.kernel.settings import PUBLIC, Before, Pattern
 
@@ -80,7 +81,7 @@ def _text_of_number(value: Any) -> Any:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-CacheBits = Annotated[str, Pattern(r"^[2-8](,[2-8])?$"), Before(_text_of_number)]
+CacheBits = Annotated[str, Pattern(r"^[2-8](,[2-8])?$"), Before(_text_of_number), PLAIN]
 """Bits of keys and values together (`4`) or separately (`4,6`)."""
 
 

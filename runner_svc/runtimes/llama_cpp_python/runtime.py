@@ -12,6 +12,7 @@ from runner_svc.policy.parameters import MIROSTAT, EngineParameters, Grammar, Nu
 from runner_svc.runtimes.runtime import Requirement, Runtime, deferred
 from runner_svc.runtimes.settings import GgufModelSettings
 from weft.kernel.errors import WeftError
+from weft.kernel.reach import PROGRAM
 from weft.kernel.reasons import Reason
 
 PARAMETERS = EngineParameters(
@@ -36,7 +37,7 @@ class LlamaCppPythonModel(GgufModelSettings):
 
     slots: Annotated[int, Ge(1), Le(1024)] = 1
     """Always 1, because the library processes one request at a time."""
-    extra_arguments: tuple[str, ...] = ()
+    extra_arguments: Annotated[tuple[str, ...], PROGRAM] = ()
     """Additional arguments of the server program, such as `--gpu-layers 0`."""
 
 

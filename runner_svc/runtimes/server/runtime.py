@@ -16,6 +16,7 @@ from runner_svc.runtimes.runtime import ModelFault, Runtime, deferred
 from runner_svc.runtimes.server.parameters import PARAMETERS
 from runner_svc.runtimes.server.presets import OTHER_PROGRAM, PRESETS, PresetName, ServerPreset
 from runner_svc.runtimes.settings import StartedModelSettings, VariableName
+from weft.kernel.reach import PLAIN, PROGRAM
 from weft.kernel.request import Operation, OperationName
 from weft.kernel.settings import PUBLIC, Checked, PathText, Pattern, Seconds
 
@@ -35,7 +36,7 @@ def check_template(text: str) -> str:
     return check_placeholders(text, PLACEHOLDERS)
 
 
-Template = Annotated[str, MaxLen(MAX_TEMPLATE_CHARS), Checked(check_template)]
+Template = Annotated[str, MaxLen(MAX_TEMPLATE_CHARS), Checked(check_template), PROGRAM]
 """A text with placeholders."""
 
 
@@ -51,11 +52,11 @@ def _require_expression(text: str) -> str:
 class ReadySettings:
     """How weft detects that a server is ready: by the response of a route, or by a line of its output."""
 
-    path: Annotated[str, MaxLen(512), Pattern("^/")] | None = None
+    path: Annotated[str, MaxLen(512), Pattern("^/"), PLAIN] | None = None
     """Route that is requested with GET, such as `/health`."""
     status: Annotated[int, Ge(100), Le(599)] = 200
     """HTTP status of the route when the server is ready."""
-    line: Annotated[str, MinLen(1), MaxLen(512), Checked(_require_expression)] | None = None
+    line: Annotated[str, MinLen(1), MaxLen(512), Checked(_require_expression), PLAIN] | None = None
     """Regular expression that matches a line of the server's output, such as `Application startup complete`."""
 
     def __post_init__(self) -> None:
@@ -80,16 +81,16 @@ class ServerModel(StartedModelSettings):
     preset."""
     extra_arguments: Annotated[tuple[Template, ...], MaxLen(MAX_COMMAND_WORDS), PUBLIC] = ()
     """Additional arguments, after those of `command`."""
-    model: Annotated[str, MaxLen(2048), PUBLIC] = ""
+    model: Annotated[str, MaxLen(2048), PROGRAM, PUBLIC] = ""
     """Model that the program loads: a folder, a file or a hub name, as the program accepts it; `~` is your home
     folder."""
-    upstream_model: Annotated[str, MaxLen(512), PUBLIC] | None = None
+    upstream_model: Annotated[str, MaxLen(512), PLAIN, PUBLIC] | None = None
     """Name of the model in requests to the program. Default: that of the preset, else `name`."""
     ready: ReadySettings | None = None
     """How weft detects that the program is ready. Default: that of the preset, else `GET /health` returns 200."""
     start_timeout_seconds: Seconds = 1800.0
     """Longest startup, even if the program makes progress. `load_stall_seconds` limits the time without progress."""
-    key_variable: VariableName | None = None
+    key_variable: Annotated[VariableName, PLAIN] | None = None
     """Environment variable from which the program reads the API key that it requires; weft creates a new key for each
     start. Without a key, any user of the machine can send it requests. Default: that of the preset."""
     external_listener: bool = False

@@ -30,6 +30,7 @@ from runner_svc.policy.repository_files import ModelForm
 from runner_svc.runtimes.runtime import Runtime, deferred
 from runner_svc.runtimes.settings import MAX_ADAPTERS, NOT_PULLED, AdapterSettings, Argument, SourcedModelSettings
 from weft.kernel.decoding import DECODE_FAULTS
+from weft.kernel.reach import PLAIN, SOURCE
 from weft.kernel.request import Skill
 from weft.kernel.settings import PUBLIC, PathText, Pattern
 
@@ -77,9 +78,9 @@ PARAMETERS = EngineParameters(
 )
 
 
-ModelId = Annotated[str, MaxLen(1024), Pattern(r"^[^-\s\x00][^\x00]*$")]
+ModelId = Annotated[str, MaxLen(1024), Pattern(r"^[^-\s\x00][^\x00]*$"), SOURCE]
 """A model folder, or a hub id."""
-Word = Annotated[str, Pattern(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+Word = Annotated[str, Pattern(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"), PLAIN]
 """A word from vLLM's lists, which differ by version."""
 Dtype = Literal["auto", "bfloat16", "float", "float16", "float32", "half"]
 Modality = Literal["image", "video", "audio"]
@@ -168,13 +169,17 @@ class VllmModel(SourcedModelSettings):
         default_factory=dict
     )
     """Maximum number of images, videos and audio clips per request, such as `{image: 1}`."""
-    mm_processor_kwargs: Annotated[Mapping[Word, int | float | bool | str], MaxLen(32)] = field(default_factory=dict)
+    mm_processor_kwargs: Annotated[Mapping[Word, int | float | bool | str], MaxLen(32), PLAIN] = field(
+        default_factory=dict
+    )
     """Arguments of the model's image processor, such as `{max_pixels: 4014080}`."""
     tensor_parallel: Annotated[int, Ge(1), Le(64), PUBLIC] | None = None
     """Number of devices over which each layer is split. Default: all devices of the model's lease."""
     pipeline_parallel: Annotated[int, Ge(1), Le(64), Argument("--pipeline-parallel-size"), PUBLIC] | None = None
     """Number of device groups, each with a part of the layers."""
-    speculative_config: Annotated[Mapping[Word, int | float | bool | str], MaxLen(32)] = field(default_factory=dict)
+    speculative_config: Annotated[Mapping[Word, int | float | bool | str], MaxLen(32), SOURCE] = field(
+        default_factory=dict
+    )
     """Speculative decoding (`--speculative-config`), such as `{method: mtp, model: org/assistant,
     num_speculative_tokens: 8}`."""
     chat_template_path: PathText | None = None
