@@ -7,8 +7,9 @@ import typer
 
 from weft.kernel.hidden_argument import hide_argument
 from weft_app.cli.network_options import Discover
-from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption, note
+from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption
 from weft_app.cli.serving import serving
+from weft_app.cli.terminal import note
 
 URL_VARIABLE = "WEFT_JOIN_URL"
 TOKEN_VARIABLE = "WEFT_JOIN_TOKEN"  # noqa: S105 - the variable's name
