@@ -32,7 +32,7 @@ from gateway.errors import (
     internal_error,
 )
 from gateway.health import HEALTH, METRICS, PROBES
-from gateway.http.cors import CrossOrigin
+from gateway.http.cors import CrossOrigin, embedding_headers
 from gateway.http.event_watches import EventWatches
 from gateway.intake.concurrency_limit import ConcurrencyLimit
 from gateway.intake.headers import request_id_of, validate_head
@@ -377,7 +377,7 @@ class EdgeMiddleware:
         facts = RequestFacts(request_id_of(headers), self._clock.monotonic(), dialect=dialect)
         scope[FACTS_KEY] = facts
         self._spans.begin(scope, facts)
-        sender = _IdentifyingSender(self._cors.sender(headers, send), facts)
+        sender = _IdentifyingSender(self._cors.sender(headers, send), facts, embedding_headers(scope))
         try:
             validate_head(scope, self._config)
             app = self._cors.preflight(scope) or self._app
@@ -426,19 +426,20 @@ def _drop_traceback(error: WeftError | None) -> None:
 
 
 class _IdentifyingSender:
-    """Adds the ids of request and task to the response headers and records the status."""
+    """Adds the ids of request and task, and `more` headers, to the response and records the status."""
 
-    __slots__ = ("_facts", "_send")
+    __slots__ = ("_facts", "_more", "_send")
 
-    def __init__(self, send: Send, facts: RequestFacts) -> None:
+    def __init__(self, send: Send, facts: RequestFacts, more: Sequence[tuple[bytes, bytes]]) -> None:
         self._send = send
         self._facts = facts
+        self._more = more
 
     def __call__(self, message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             self._facts.status = message["status"]
             request_id = self._facts.request_id.encode("ascii")
-            message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
+            message["headers"] = [*message["headers"], *self._more, (b"x-request-id", request_id)]
             if self._facts.task_id:
                 message["headers"].append((TASK_HEADER, self._facts.task_id.encode("ascii")))
             if self._facts.dialect is Dialect.ANTHROPIC:

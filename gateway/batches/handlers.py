@@ -262,7 +262,6 @@ def _file_headers(file: file_pb.File) -> Headers:
         (b"content-type", b"application/octet-stream"),
         (b"content-length", str(file.byte_count).encode()),
         (b"content-disposition", f"attachment; filename*=UTF-8''{name}".encode()),
-        (b"x-content-type-options", b"nosniff"),
     ]
 
 

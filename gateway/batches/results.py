@@ -70,7 +70,6 @@ def _headers(file: file_pb.File) -> Headers:
         (b"content-type", media_type.encode()),
         (b"content-length", str(file.byte_count).encode()),
         (b"content-disposition", b"inline" if is_shown else b"attachment"),
-        (b"x-content-type-options", b"nosniff"),
         (b"content-security-policy", b"default-src 'none'; sandbox"),
         # The URL is the permission, so it must not reach shared caches or other sites.
         (b"cache-control", b"private, max-age=3600"),

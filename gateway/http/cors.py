@@ -1,4 +1,4 @@
-"""Cross-origin requests of web pages (CORS): allowed origins, the gateway's own names, and preflights.
+"""Requests of web pages of other origins: allowed origins (CORS), the gateway's own names, preflights, and embedding.
 
 Starlette's middleware makes the headers. It does not wrap the application, because errors are answered outside of it
 and a disallowed origin gets no header at all. Credentials are never allowed: pages send their key as a header.
@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.config import WEB_SCHEMES, GatewayConfig
+from gateway.result_links import RESULTS_PATH
 from weft.kernel.address import is_address, is_any_host
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -123,6 +124,43 @@ def is_allowed_origin(origin: bytes, host: bytes, config: GatewayConfig) -> bool
         return text.partition("://")[2].encode("latin-1") == host.lower()
     called = host_name(f"//{host.decode('latin-1')}")
     return is_own_host(name, config) or (is_any_host(config.host) and is_address(name) and name == called)
+
+
+_ELSEWHERE = (b"cross-site", b"same-site")
+"""Values of Sec-Fetch-Site for pages of other origins; other ports of this machine are `same-site`."""
+_PAGE_FILE = re.compile(r"/ui/[0-9a-f]{16}/.+")
+"""Paths of the workbench's files, below the digest of all of them."""
+_NO_SNIFF = (b"x-content-type-options", b"nosniff")
+_POLICY = b"cross-origin-resource-policy"
+ISOLATED = (_NO_SNIFF, (_POLICY, b"same-origin"))
+"""Headers of answers that pages of other origins may not embed."""
+_EMBEDDED = (_NO_SNIFF, (_POLICY, b"cross-origin"))
+
+
+def is_page_file(scope: Scope) -> bool:
+    """Whether a request is for a file of the workbench, which holds no data."""
+    return scope["method"] == "GET" and _PAGE_FILE.fullmatch(scope["path"]) is not None
+
+
+def may_be_embedded(scope: Scope) -> bool:
+    """Whether any page may load what is requested: files of the workbench, and results by their signed URLs."""
+    return is_page_file(scope) or (scope["method"] == "GET" and scope["path"].startswith(f"{RESULTS_PATH}/"))
+
+
+def embedding_headers(scope: Scope) -> tuple[tuple[bytes, bytes], ...]:
+    """Returns the headers of every answer that tell browsers which pages may load it, and as what."""
+    return _EMBEDDED if may_be_embedded(scope) else ISOLATED
+
+
+def is_embedded_elsewhere(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
+    """Whether a request without an Origin is from a foreign page, such as for an image or a script.
+
+    A page's requests in the mode `cors` have an Origin; those without are of applications that switch its check off.
+    """
+    if headers.get(b"sec-fetch-site") not in _ELSEWHERE or headers.get(b"sec-fetch-mode") == b"cors":
+        return False
+    is_opened = headers.get(b"sec-fetch-mode") == b"navigate" and headers.get(b"sec-fetch-dest") == b"document"
+    return not (may_be_embedded(scope) or (is_opened and scope["method"] == "GET"))
 
 
 class CrossOrigin:

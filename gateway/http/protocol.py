@@ -22,6 +22,7 @@ from uvicorn.server import ServerState
 
 from gateway.config import MAX_HEADER_COUNT, ConnectionLimits
 from gateway.errors import EdgeError, envelope, error_headers, http_status
+from gateway.http.cors import ISOLATED
 from gateway.http.disconnect import ABORT_KEY, DISCONNECT_KEY, DisconnectNotifier
 from gateway.http.framing import DECLARED_BODY_KEY, MAX_CHUNK_LINE_BYTES, framing_fault, open_chunk_bytes, without_offer
 from gateway.http.head_turns import HeadTurns
@@ -444,6 +445,7 @@ class EdgeProtocol(HttpToolsProtocol):
         body = envelope(error, request_id)
         headers = [
             *error_headers(error, body),
+            *ISOLATED,
             (b"x-request-id", request_id.encode("ascii")),
             (b"connection", b"close"),
         ]

@@ -11,7 +11,14 @@ from starlette.types import Scope
 from gateway.auth.authentication import require_once
 from gateway.config import MAX_HEADER_COUNT, GatewayConfig
 from gateway.errors import EdgeError
-from gateway.http.cors import LOOPBACK_NAMES, host_name, is_allowed_origin, may_be_called
+from gateway.http.cors import (
+    LOOPBACK_NAMES,
+    host_name,
+    is_allowed_origin,
+    is_embedded_elsewhere,
+    is_page_file,
+    may_be_called,
+)
 from gateway.intake.request_model import HandledRequest
 from gateway.request_facts import Headers, RequestFacts, facts_of, headers_of
 from weft.dispatch.agents import name_asked_for, require_model_name
@@ -59,9 +66,6 @@ _ONCE = frozenset({b"x-tenant-id", b"origin"})
 _HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^\s/?#@\\:\[\]]+)(?::[0-9]{0,5})?")
 """A name or an address, and a port; no user information or path."""
 
-_PAGE_FILE = re.compile(r"/ui/[0-9a-f]{16}/.+")
-"""Paths of the workbench's files, below the digest of all of them."""
-
 Choice = TypeVar("Choice")
 
 
@@ -79,16 +83,17 @@ def validate_head(scope: Scope, config: GatewayConfig) -> None:
     if host is not None:
         _require_own_host(host, config)
     origin = headers.get(b"origin")
-    if origin is not None and not (is_allowed_origin(origin, host or b"", config) or _is_frame_script(scope, origin)):
+    if origin is None:
+        is_foreign = is_embedded_elsewhere(scope, headers)
+    else:
+        # A sandboxed frame of the page has no origin.
+        is_frame_script = origin == b"null" and is_page_file(scope)
+        is_foreign = not (is_frame_script or is_allowed_origin(origin, host or b"", config))
+    if is_foreign:
         raise WeftError(
             Reason.PERMISSION_DENIED,
             "pages of this origin may not call this gateway; allow it with `gateway.cors.allowed_origins`",
         )
-
-
-def _is_frame_script(scope: Scope, origin: bytes) -> bool:
-    """Whether a sandboxed frame of the page, which has no origin, loads a file of the page: it holds no data."""
-    return origin == b"null" and scope["method"] == "GET" and _PAGE_FILE.fullmatch(scope["path"]) is not None
 
 
 def require_bounded_head(scope: Scope, config: GatewayConfig) -> None:

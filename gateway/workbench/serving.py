@@ -110,7 +110,7 @@ def _response(file: PageFile, request: Request, headers: dict[str, str]) -> Resp
     body = file.body
     if file.policy:
         headers = {"content-security-policy": file.policy, **headers}
-    headers = {**headers, "x-content-type-options": "nosniff", "vary": "accept-encoding"}
+    headers = {**headers, "vary": "accept-encoding"}
     if file.compressed is not None and "gzip" in request.headers.get("accept-encoding", ""):
         body = file.compressed
         headers["content-encoding"] = "gzip"

@@ -19,6 +19,8 @@ from normal_form import NormalForm
 TIMEOUT_SECONDS = 20.0
 POLL_SECONDS = 0.1
 UNSHOWN = frozenset({"date", "content-length", "connection", "transfer-encoding", "keep-alive", "server"})
+OF_ALL = {("x-content-type-options", "nosniff"), ("cross-origin-resource-policy", "same-origin")}
+"""Headers of every answer but those that any page may embed."""
 MAX_TEXT_CHARS = 20_000
 SOUND = b"RIFF\x24\0\0\0WAVEfmt " + bytes(20)
 PIXEL = base64.b64decode(
@@ -163,7 +165,7 @@ class HttpSession:
         shown += [
             f"< {name}: {form.member(name.replace('-', '_'), value)}"
             for name, value in sorted(headers.items())
-            if name not in UNSHOWN
+            if name not in UNSHOWN and (name, value) not in OF_ALL
         ]
         return "\n".join((*shown, _body_text(form, exchange.shows, headers.get("content-type", ""), body)))
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from file_script import MemoryFiles
 from gateway_script import RawResponse, ScriptedDispatcher, delta, serving
 from kit.keys import Keys, bearer
 from messages_script import body as message
@@ -15,6 +16,7 @@ from gateway.config import CorsConfig, GatewayConfig
 from gateway.endpoints import GATEWAY_ROUTERS
 from gateway.http.cors import EXPOSED_HEADERS, METHODS, REQUEST_HEADERS, host_name, is_allowed_origin, may_be_called
 from gateway.routing import routes_of
+from gateway.workbench.page_files import PageFiles
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
@@ -88,7 +90,7 @@ async def test_answer_and_receipt_headers_are_readable() -> None:
         answer = await gateway.request("POST", "/v1/chat/completions", CHAT, {"Origin": PAGE})
     assert answer.status == 200
     require_readable(answer)
-    told = {name for name in answer.headers if name.startswith("x-")}
+    told = {name for name in answer.headers if name.startswith("x-")} - {"x-content-type-options"}
     assert told <= set(EXPOSED_HEADERS)
     assert {"x-request-id", "x-queue-wait-ms", "x-cache-hit"} <= told
 
@@ -143,6 +145,74 @@ async def test_request_of_another_page_is_rejected_without_cors_headers_and_not_
         answer = await gateway.request(method, "/v1/chat/completions", CHAT, headers)
         assert gateway.dispatcher.calls == []
     assert (answer.status, cors_headers(answer)) == (403, {})
+
+
+IMAGE = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"}
+OPENED = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+FETCHED = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "cors", "Sec-Fetch-Dest": "empty"}
+PAGE_FILE = f"/ui/{PageFiles().version}/diagram.html"
+
+
+@pytest.mark.parametrize("path", ["/v1/models/tiny", "/api/v1/watch", "/ui/", "/health", "/metrics", "/", "/nowhere"])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        IMAGE,
+        {**IMAGE, "Sec-Fetch-Site": "same-site"},
+        {**IMAGE, "Sec-Fetch-Dest": "script"},
+        {**IMAGE, "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {**FETCHED, "Origin": "https://evil.example"},
+    ],
+)
+async def test_foreign_page_cannot_embed_or_read(path: str, headers: dict[str, str]) -> None:
+    async with serving(config=CONFIG) as gateway:
+        answers = [await gateway.request(method, path, headers=headers) for method in ("GET", "HEAD")]
+    assert [(each.status, cors_headers(each)) for each in answers] == [(403, {})] * 2
+    assert answers[0].error["code"] == "permission_denied"
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/ui/", OPENED, 200),
+        ("/v1/models", {**OPENED, "Sec-Fetch-Site": "same-site"}, 200),
+        (PAGE_FILE, IMAGE, 200),
+        (PAGE_FILE, {**FETCHED, "Origin": "null"}, 200),
+        ("/v1/results/file-1?tenant=default&expires=9&signature=x", IMAGE, 404),
+        ("/v1/models", {**FETCHED, "Origin": PAGE}, 200),
+        ("/v1/models", {"Sec-Fetch-Site": "same-origin"}, 200),
+        ("/v1/models", {"Sec-Fetch-Site": "none"}, 200),
+        ("/v1/models", FETCHED, 200),
+    ],
+    ids=[
+        *("opened page", "opened document", "page file", "file of a sandboxed frame", "signed result"),
+        *("allowed origin", "own page", "typed address", "application that checks no origins"),
+    ],
+)
+async def test_page_may_be_opened_and_load_what_holds_no_data(path: str, headers: dict[str, str], status: int) -> None:
+    async with serving(config=CONFIG, files=MemoryFiles(), result_key=bytes(32)) as gateway:
+        assert (await gateway.request("GET", path, headers=headers)).status == status
+
+
+@pytest.mark.parametrize(
+    ("request_line", "policy"),
+    [
+        ("GET /v1/models", "same-origin"),
+        ("GET /ui/", "same-origin"),
+        ("GET /nowhere", "same-origin"),
+        ("POST /v1/chat/completions", "same-origin"),
+        ("BREW /v1/models", "same-origin"),
+        (f"GET {PAGE_FILE}", "cross-origin"),
+        ("GET /v1/results/file-1", "cross-origin"),
+    ],
+)
+async def test_every_answer_tells_browsers_who_may_embed_it_and_as_what(request_line: str, policy: str) -> None:
+    async with serving(config=CONFIG, files=MemoryFiles(), result_key=bytes(32)) as gateway:
+        method, path = request_line.split()
+        answer = await gateway.request(method, path, CHAT if method == "POST" else b"")
+    assert answer.headers["cross-origin-resource-policy"] == policy
+    assert answer.headers["x-content-type-options"] == "nosniff"
 
 
 @pytest.mark.parametrize(

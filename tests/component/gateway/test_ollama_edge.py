@@ -127,7 +127,7 @@ async def test_browser_page_must_send_json_and_thus_a_preflight() -> None:
         for name, value in {
             "Origin": "http://localhost:3000",
             "Referer": "http://a/",
-            "Sec-Fetch-Site": "same-site",
+            "Sec-Fetch-Site": "same-origin",
         }.items():
             for path in (CHAT, GENERATE, "/api/show"):
                 for headers in (FORM, {"Content-Type": "text/plain"}):
