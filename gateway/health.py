@@ -15,11 +15,9 @@ from weft.dispatch.fleet import FleetView
 from weft.kernel.errors import WeftError
 from weft.kernel.health import LIVEZ, READYZ, probe_answer
 from weft.kernel.json_lines import encode_json
-from weft.kernel.principal import Access, Resource, Role
+from weft.kernel.principal import VIEW_TELEMETRY
 from weft.kernel.reasons import Reason
 
-VIEW_TELEMETRY = Access(Resource.TELEMETRY, Role.VIEW)
-"""Access required to see components besides the status."""
 MAX_AUTHORITY_BYTES = 65_536
 
 

@@ -5,7 +5,6 @@ from gateway.admin.join_tokens import NewJoinTokenBody
 from gateway.admin.keys import NewKeyBody, RotateBody
 from gateway.admin.schemas import FlushBody, LoadBody, PullBody, SourceLoadBody, UnloadBody
 from gateway.admin.secrets import NewSecretBody, SecretValueBody
-from gateway.health import VIEW_TELEMETRY
 from gateway.openapi import answers, json_body
 from gateway.routing import ApiRouter
 from weft.api.gateway.v1.admin_model_pb2 import AdminModel, AdminModelList, GpuMemory
@@ -31,6 +30,7 @@ from weft.kernel.principal import (
     OPERATE,
     VIEW_REQUESTS,
     VIEW_RUNNERS,
+    VIEW_TELEMETRY,
     Access,
     Resource,
     Role,

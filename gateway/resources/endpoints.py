@@ -2,7 +2,6 @@
 
 from functools import partial
 
-from gateway.health import VIEW_TELEMETRY
 from gateway.openapi import answers, json_body, json_or_yaml_body
 from gateway.resources import handlers as resources
 from gateway.resources.documents import APPLY_ANSWER, POOL_MEMBERS, ApplyRequest, MeshConfig, page_schema
@@ -14,7 +13,16 @@ from weft.api.registry.v1.registry_service_pb2 import ListEventsResponse
 from weft.documents.kinds import DECLARED_KINDS, KINDS
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.schemas import resource_schema
-from weft.kernel.principal import EDIT_MODELS, EDIT_SETTINGS, VIEW_MODELS, VIEW_RUNNERS, Access, Resource, Role
+from weft.kernel.principal import (
+    EDIT_MODELS,
+    EDIT_SETTINGS,
+    VIEW_MODELS,
+    VIEW_RUNNERS,
+    VIEW_TELEMETRY,
+    Access,
+    Resource,
+    Role,
+)
 
 _API = "/api/v1"
 _DELETABLE = (*DECLARED_KINDS, ResourceKind.RUNNER)

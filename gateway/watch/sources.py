@@ -19,11 +19,10 @@ from weft.api.router.v1.task_service_pb2 import WatchTasksResponse
 from weft.durable.requests import RequestClient
 from weft.durable.tasks import TaskClient
 from weft.kernel.json_lines import encode_json
-from weft.kernel.principal import VIEW_REQUESTS, Access, Resource, Role
+from weft.kernel.principal import VIEW_REQUESTS, VIEW_TELEMETRY, Access, Resource, Role
 
 R = TypeVar("R")
 
-_VIEW_TELEMETRY = Access(Resource.TELEMETRY, Role.VIEW)
 _VIEW_OPERATIONS = Access(Resource.OPERATIONS, Role.VIEW)
 PAST_EVENTS = 100
 PAST_OPERATIONS = 100
@@ -54,7 +53,7 @@ def event_source(registry: RegistryClient) -> WatchSource:
     def change_of(event: Event | None) -> Change:
         return synced() if event is None else put_message(str(event.sequence), event)
 
-    return _followed("event", _VIEW_TELEMETRY, lambda _: registry.follow_events(PAST_EVENTS), change_of)
+    return _followed("event", VIEW_TELEMETRY, lambda _: registry.follow_events(PAST_EVENTS), change_of)
 
 
 def operation_source(operations: OperationsClient) -> WatchSource:
@@ -165,7 +164,7 @@ def figures_of_mesh(requests: RequestClient, renewed_after: int = 360) -> WatchS
                 yield _put_figures(await requests.figures())
                 yield synced()
 
-    return WatchSource(kind="figures", access=_VIEW_TELEMETRY, changes=changes)
+    return WatchSource(kind="figures", access=VIEW_TELEMETRY, changes=changes)
 
 
 def _put_figures(figures: Figures) -> Change:

@@ -111,6 +111,8 @@ RUN_PROGRAMS = (ANY_SOURCE, USE_SECRETS, Access(Resource.KEYS, Role.EDIT))
 """Required for naming a program: it runs as the mesh's user, who can read secrets and create keys."""
 MAY_LEAVE = Access(Resource.REMOTE, Role.CREATE)
 """Required for requests to remote models, besides the tenant's permission."""
+VIEW_TELEMETRY = Access(Resource.TELEMETRY, Role.VIEW)
+"""Required for metrics, events, and statistics of clients."""
 KEY_VARIABLES = frozenset({"WEFT_API_KEY", "WEFT_SERVICE_KEY", "WEFT_JOIN_TOKEN", "WEFT_JOIN_URL"})
 """Environment variables with mesh keys, removed from the environment of programs that a runner starts."""
 DEFAULT_SCOPES = ("inference:create", "inference:edit", "models:view")

@@ -25,6 +25,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.principal import (
     LOCAL,
     MESH_ACCESS,
+    VIEW_TELEMETRY,
     Access,
     KeyRing,
     Principal,
@@ -165,7 +166,7 @@ def access_of(method: str) -> Access | None:
     if service in _OPEN:
         return None
     if service in _REFLECTION:
-        return Access(Resource.TELEMETRY, Role.VIEW)
+        return VIEW_TELEMETRY
     scope = _option(method, access_pb2.access) or ""
     resource, _, role = scope.partition(":")
     return Access(Resource(resource), Role(role)) if scope else MESH_ACCESS

@@ -41,7 +41,7 @@ RegistryOption = Annotated[
 ]
 MetricsOption = Annotated[
     str | None,
-    typer.Option("--metrics", help="Also serve /metrics here, without keys: such as 127.0.0.1:9464, or unix:/path."),
+    typer.Option("--metrics", help="Also serve /metrics here, such as 127.0.0.1:9464, or unix:/path."),
 ]
 
 

@@ -163,7 +163,7 @@ async def serve_central(config: WeftConfig, home: WeftHome, listen: str | None, 
         follower = CentralModelsFollower(runner, channel, SystemClock(), config.drain_seconds)
         monitor = HealthMonitor([*runner.health_checks, *CertificateExpiry(config).health_checks()], SystemClock())
         page = None if config.metrics.listen is None else runner_page(config, runner, CENTRAL_RUNNER)
-        figures = metrics_services(config, page, "runner", monitor)
+        figures = metrics_services(config, page, "runner", monitor, keys)
         companions: list[Service] = [follower, *key_followers(keys, registry, security), *figures]
         process = ProcessService(monitor)
         companions.append(process)

@@ -253,8 +253,9 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
     page.add_spans(remote.tracing)
     checks = [router_check(remote.routers), fleet_check(remote.fleet), *CertificateExpiry(config).health_checks()]
     monitor = HealthMonitor(checks, remote.clock)
-    figures = metrics_services(config, page, "gateway", monitor)
-    edge = gateway_config(with_edge_certificate(config, home))
+    config = with_edge_certificate(config, home)
+    figures = metrics_services(config, page, "gateway", monitor, remote.keys)
+    edge = gateway_config(config)
     service = gateway.service.build(edge, remote.ports(monitor), metrics=page, socket_path=home.http_socket())
     # Serves the gateway's health and this machine's commands.
     own = GrpcHost(guard=None if remote.keys is None else remote.keys.interceptor())

@@ -9,6 +9,7 @@ from weft.kernel.clock import SystemClock
 from weft.kernel.health import HealthSource
 from weft.kernel.service import Service
 from weft_app.compose.certificate_expiry import CertificateExpiry
+from weft_app.compose.security import KeyCheck
 from weft_app.config.config import WeftConfig
 
 if TYPE_CHECKING:
@@ -43,11 +44,11 @@ def runner_page(config: WeftConfig, runner: "RunnerService", name: str) -> "Metr
 
 
 def metrics_services(
-    config: WeftConfig, page: "MetricsPage | None", service: str, health: HealthSource
+    config: WeftConfig, page: "MetricsPage | None", service: str, health: HealthSource, keys: KeyCheck | None
 ) -> tuple[Service, ...]:
     """Returns the services of a page: the loop delay samples, and the admin port, if any.
 
-    The port's probes report `health`.
+    The port's probes report `health`; `keys` admit its callers beyond loopback.
     """
     if page is None:
         return ()
@@ -56,6 +57,9 @@ def metrics_services(
     delay = LoopDelay(page, SystemClock(), service)
     if config.metrics.listen is None:
         return (delay,)
-    from weft_app.compose.metrics_server import MetricsServer  # noqa: PLC0415
+    from weft_app.compose.metrics_server import MetricsAccess, MetricsServer  # noqa: PLC0415
 
-    return (delay, MetricsServer(page, config.metrics.listen, health))
+    tls = config.gateway.tls if config.gateway.tls.is_set else config.tls
+    files = None if tls.certificate_file is None else tls.files
+    access = MetricsAccess(tls=files, keys=keys, is_insecure=config.metrics.insecure)
+    return (delay, MetricsServer(page, config.metrics.listen, health, access))

@@ -2,18 +2,27 @@
 
 import asyncio
 import errno
+import re
+import ssl
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from aiohttp import web
 from typing_extensions import override
 
 from weft.client._home import is_served
-from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.address import is_loopback
+from weft.kernel.errors import WeftError, invalid_field, renaming_fields
 from weft.kernel.health import HEALTH, LIVEZ, READYZ, HealthSource, probe_answer
 from weft.kernel.log import get_logger
 from weft.kernel.metrics import MetricsPage
+from weft.kernel.principal import VIEW_TELEMETRY, authenticate
 from weft.kernel.reasons import Reason
+from weft.kernel.rpc_auth import presented_key
 from weft.kernel.service import Service
+from weft.kernel.tls import TlsFiles, TlsSource
+from weft_app.compose.security import KeyCheck, is_on_loopback
 
 log = get_logger("weft.metrics")
 
@@ -27,13 +36,40 @@ UNIX_PREFIX = "unix:"
 _FIELD = "metrics.listen"
 _BACKLOG = 16
 _PATHS = ("/metrics", LIVEZ, READYZ, HEALTH)
+_UNPROTECTED = (
+    "beyond loopback, metrics need a certificate (gateway.tls or tls.certificate_file) and keys (auth.required: true), "
+    "or metrics.insecure: true for plain HTTP without keys"
+)
+_PORT = re.compile(r":[0-9]*$")
+_OF_NO_FOREIGN_PAGE = ("none", "same-origin")
+"""Values of Sec-Fetch-Site of requests that no page of another origin makes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsAccess:
+    """Protection of a page at an address that other machines reach."""
+
+    tls: TlsFiles | None = None
+    """None: no certificate is configured."""
+    keys: KeyCheck | None = None
+    """None: keys are not required."""
+    is_insecure: bool = False
+    """Whether the operator wants plain HTTP without keys."""
 
 
 class MetricsServer(Service):
-    """Serves a metrics page without keys, on loopback or at a configured address."""
+    """Serves a metrics page: on loopback and a Unix socket without keys, elsewhere over TLS to callers with a key."""
 
-    def __init__(self, page: MetricsPage, listen: str, health: HealthSource | None = None) -> None:
+    def __init__(
+        self,
+        page: MetricsPage,
+        listen: str,
+        health: HealthSource | None = None,
+        access: MetricsAccess = MetricsAccess(),
+    ) -> None:
         """`listen` is `host:port`, or `unix:` and a path. Raises INVALID_ARGUMENT for another form."""
+        self._access = access
+        self._is_open, self._is_loopback = True, False
         self._page = page
         self._health = health or HealthSource()
         self._path = Path(listen.removeprefix(UNIX_PREFIX)) if listen.startswith(UNIX_PREFIX) else None
@@ -48,7 +84,8 @@ class MetricsServer(Service):
         if self._path is not None:
             return f"{UNIX_PREFIX}{self._path}"
         host, port = self._address
-        return f"http://[{host}]:{port}/metrics" if ":" in host else f"http://{host}:{port}/metrics"
+        scheme = "http" if self._is_open or self._access.tls is None else "https"
+        return f"{scheme}://[{host}]:{port}/metrics" if ":" in host else f"{scheme}://{host}:{port}/metrics"
 
     @override
     async def start(self) -> None:
@@ -61,6 +98,11 @@ class MetricsServer(Service):
             return http() if len(http.connections) < MAX_CONNECTIONS else _Refusing()
 
         loop = asyncio.get_running_loop()
+        if self._path is None:
+            with renaming_fields(lambda _: _FIELD):
+                self._is_loopback = is_on_loopback(self._address[0])
+            self._is_open = self._is_loopback or self._access.is_insecure
+        context = None if self._is_open else self._context()
         if self._path is not None and is_served(self._path):
             raise _taken(self.url)
         try:
@@ -70,11 +112,13 @@ class MetricsServer(Service):
                 self._path.chmod(0o600)
             else:
                 host, port = self._address
-                self._server = await loop.create_server(connected, host, port, backlog=_BACKLOG)
+                self._server = await loop.create_server(connected, host, port, backlog=_BACKLOG, ssl=context)
                 self._address = host, self._server.sockets[0].getsockname()[1]
         except OSError as error:
             raise _bind_error(error, self.url) from None
         log.info("listens", surface="metrics", url=self.url)
+        if not self._is_open and (context is None or self._access.keys is None):
+            log.warning("metrics are refused", why=_UNPROTECTED)
 
     @override
     async def stop(self, grace_seconds: float) -> None:
@@ -94,6 +138,8 @@ class MetricsServer(Service):
             return web.Response(status=404, text=f"only {', '.join(_PATHS)} are here\n")
         if request.method not in {"GET", "HEAD"}:
             return web.Response(status=405, headers={"allow": "GET, HEAD"}, text="only GET and HEAD\n")
+        if (refusal := self._refusal(request)) is not None:
+            return refusal
         if request.path != _PATHS[0]:
             is_healthy, document = probe_answer(request.path, self._health)
             return web.json_response(document, status=200 if is_healthy else 503)
@@ -107,6 +153,33 @@ class MetricsServer(Service):
         response = web.Response(body=page.body, headers={"content-type": page.content_type})
         response.enable_compression()
         return response
+
+    def _context(self) -> ssl.SSLContext | None:
+        if self._access.tls is None:
+            return None
+        from gateway.http.tls import following_context  # noqa: PLC0415 - a runner has no gateway
+
+        return following_context(TlsSource(self._access.tls))
+
+    def _refusal(self, request: web.BaseRequest) -> web.Response | None:
+        """Returns the answer to a caller who may not read a page; None: it may. Probes need no key."""
+        host = _PORT.sub("", request.headers.get("host", "localhost").lower()).strip("[]")
+        # On loopback a name of another site is DNS rebinding.
+        is_foreign = self._is_loopback and not is_loopback(host)
+        if is_foreign or request.headers.get("sec-fetch-site", "none") not in _OF_NO_FOREIGN_PAGE:
+            return web.Response(status=403, text="pages of other origins may not read this\n")
+        keys = self._access.keys
+        if self._is_open or request.path != _PATHS[0]:
+            return None
+        if keys is None or self._access.tls is None:
+            return web.Response(status=403, text=f"{_UNPROTECTED}\n")
+        try:
+            shown = presented_key({name.lower(): value for name, value in request.headers.items()})
+            authenticate(keys.known_ring(), shown, datetime.now(UTC)).require(VIEW_TELEMETRY)
+        except WeftError as error:
+            challenge = {"www-authenticate": "Bearer"} if error.reason is Reason.UNAUTHENTICATED else {}
+            return web.Response(status=error.traits.http_status, text=f"{error.message}\n", headers=challenge)
+        return None
 
 
 class _Refusing(asyncio.Protocol):

@@ -49,7 +49,7 @@ async def serve_registry(config: WeftConfig, home: WeftHome, listen: str | None,
             schemas=(service,),
             watching=service.watching.listed,
         ),
-        *metrics_services(config, page, "registry", monitor),
+        *metrics_services(config, page, "registry", monitor, keys),
     ]
     try:
         await serve_until_stopped(

@@ -92,7 +92,7 @@ async def serve_router(
                 *key_followers(keys, registry, channel_security(config)),
                 announcement,
                 *(() if last else (listeners,)),
-                *metrics_services(config, page, "router", monitor),
+                *metrics_services(config, page, "router", monitor, keys),
                 ProcessService(monitor, schemas=(database,)),
             ],
             monitor=monitor,

@@ -248,7 +248,7 @@ async def serve_runner(
     page = None
     if make_http_api is not None or config.metrics.listen is not None:
         page = runner_page(config, service, section.name)
-    companions += metrics_services(config, page, "runner", monitor)
+    companions += metrics_services(config, page, "runner", monitor, keys)
     if make_http_api is None or page is None:
         await serve_until_stopped(
             host, service, config, lambda: announce(address), companions=companions, monitor=monitor

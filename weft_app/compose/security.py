@@ -62,9 +62,10 @@ class KeyCheck:
 
     def interceptor(self) -> AuthInterceptor:
         """Returns the interceptor that checks the keys of calls; SERVICE_UNAVAILABLE until they are loaded."""
-        return AuthInterceptor(self._known_ring, self._clock)
+        return AuthInterceptor(self.known_ring, self._clock)
 
-    def _known_ring(self) -> KeyRing:
+    def known_ring(self) -> KeyRing:
+        """Returns the keys. Raises SERVICE_UNAVAILABLE until they are loaded."""
         if not self.is_ready:
             raise WeftError(Reason.SERVICE_UNAVAILABLE, "the API keys are not loaded yet", retry_after_seconds=1)
         return self.ring

@@ -402,7 +402,7 @@ class UpHost:
             names_waited_for=stores.tasks.names_waited_for,
             clock=self._clock,
         )
-        for figures in metrics_services(self._config, self._page, "mesh", self._monitor):
+        for figures in metrics_services(config, self._page, "mesh", self._monitor, keys):
             self._stack.push_async_callback(figures.stop, 0.0)
             await figures.start()
         RunnerPages(self._page, self._home.metrics_socket, lambda: self._children.pids, self._clock)

@@ -197,8 +197,11 @@ class MetricsSettings(MetricLimits):
     """Prometheus metrics: see metrics.md."""
 
     listen: Annotated[str | None, PUBLIC] = None
-    """Address and port of a separate `/metrics` endpoint, such as `127.0.0.1:9464`, or `unix:` and a path. It needs no
-    key: use an address that only scrapers can reach. Default: off; the HTTP API always serves `/metrics`."""
+    """Address and port of a separate `/metrics` endpoint, such as `127.0.0.1:9464`, or `unix:` and a path. On loopback
+    and a Unix socket it needs no key; elsewhere HTTPS and a key, or `metrics.insecure`. Default: off; the HTTP API
+    always serves `/metrics`."""
+    insecure: Annotated[bool, PUBLIC] = False
+    """Whether the separate endpoint serves plain HTTP without keys on any address. Only its scrapers may reach it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

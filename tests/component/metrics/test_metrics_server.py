@@ -1,19 +1,23 @@
 """The admin port of a service, over real sockets."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
 import pytest
+from kit.keys import Keys, bearer
 
 from weft.kernel.errors import WeftError
 from weft.kernel.health import HealthCheck, down
 from weft.kernel.health_monitor import HealthMonitor
 from weft.kernel.metrics import MetricsPage
 from weft.kernel.reasons import Reason
-from weft_app.compose.metrics_server import MAX_CONNECTIONS, MAX_SCRAPES, MetricsServer
+from weft.kernel.tls import TlsFiles
+from weft_app.compose.metrics_server import MAX_CONNECTIONS, MAX_SCRAPES, MetricsAccess, MetricsServer
+from weft_app.compose.security import KeyCheck
+from weft_testing.certificates import Authority
 from weft_testing.fake_clock import FakeClock
 
 
@@ -126,7 +130,7 @@ async def test_connections_over_the_limit_are_closed() -> None:
         reader, _ = opened[-1]
         assert await reader.read() == b""
         reader, writer = opened[0]
-        writer.write(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        writer.write(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
         assert (await reader.read()).startswith(b"HTTP/1.1 200")
         for _, writer in opened:
             writer.close()
@@ -144,6 +148,84 @@ async def test_address_in_use_is_reported() -> None:
 def test_address_without_a_host_or_port_is_rejected(listen: str) -> None:
     with pytest.raises(WeftError, match=r"metrics\.listen"):
         MetricsServer(MetricsPage(), listen)
+
+
+@asynccontextmanager
+async def _everywhere(access: MetricsAccess) -> AsyncGenerator[tuple[str, aiohttp.ClientSession]]:
+    """A page on all addresses: its URL on this machine, and a client that trusts it."""
+    server = MetricsServer(MetricsPage(), "0.0.0.0:0", access=access)
+    await server.start()
+    try:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=False)) as http:
+            yield server.url.replace("0.0.0.0", "127.0.0.1"), http
+    finally:
+        await server.stop(0)
+
+
+async def _status(http: aiohttp.ClientSession, url: str, headers: Mapping[str, str] | None = None) -> int:
+    async with http.get(url, headers=headers) as answer:
+        return answer.status
+
+
+def _files(folder: Path) -> TlsFiles:
+    return Authority().issue("mesh").write(folder)
+
+
+def _key_check(scopes: Sequence[str]) -> KeyCheck:
+    keys = KeyCheck(FakeClock())
+    keys.use(lambda: Keys(scopes).ring)
+    return keys
+
+
+@pytest.mark.parametrize(
+    ("scopes", "headers", "status"),
+    [
+        (["telemetry:view"], {}, 401),
+        (["telemetry:view"], bearer("abcdefghijk9"), 401),
+        (["models:view"], bearer(), 403),
+        (["telemetry:view"], bearer(), 200),
+    ],
+    ids=["no key", "unknown key", "another scope", "key"],
+)
+async def test_page_beyond_loopback_needs_tls_and_a_key_of_its_scope(
+    tmp_path: Path, scopes: list[str], headers: dict[str, str], status: int
+) -> None:
+    access = MetricsAccess(tls=_files(tmp_path), keys=_key_check(scopes))
+    async with _everywhere(access) as (url, http):
+        assert url.startswith("https://")
+        assert await _status(http, url, headers) == status
+        assert await _status(http, url.replace("/metrics", "/livez")) == 200, "probes need no key"
+
+
+@pytest.mark.parametrize(("has_certificate", "has_keys"), [(False, True), (True, False), (False, False)])
+async def test_unprotected_page_beyond_loopback_is_refused_and_tells_what_is_missing(
+    tmp_path: Path, *, has_certificate: bool, has_keys: bool
+) -> None:
+    access = MetricsAccess(
+        tls=_files(tmp_path) if has_certificate else None,
+        keys=_key_check(["*:*"]) if has_keys else None,
+    )
+    async with _everywhere(access) as (url, http), http.get(url, headers=bearer()) as answer:
+        assert answer.status == 403
+        assert "metrics.insecure: true" in await answer.text()
+
+
+async def test_page_is_open_beyond_loopback_if_the_operator_says_so(tmp_path: Path) -> None:
+    access = MetricsAccess(tls=_files(tmp_path), keys=_key_check(["*:*"]), is_insecure=True)
+    async with _everywhere(access) as (url, http):
+        assert url.startswith("http://")
+        assert await _status(http, url) == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"Host": "evil.example"}, {"Host": "evil.example:9464"}, {"Sec-Fetch-Site": "cross-site"}],
+    ids=["rebound name", "rebound name with a port", "image of a page"],
+)
+async def test_foreign_page_reads_no_metrics_on_loopback(headers: dict[str, str]) -> None:
+    async with _serving() as server, aiohttp.ClientSession() as http:
+        assert await _status(http, server.url, headers) == 403
+        assert await _status(http, server.url, {"Host": "LOCALHOST:9464"}) == 200
 
 
 async def test_unstarted_server_can_be_stopped_twice() -> None:
