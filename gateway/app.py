@@ -406,7 +406,9 @@ class EdgeMiddleware:
         error = with_visible_names(error, self._fleet.view, facts.principal)
         facts.error = error
         if not facts.was_dispatched:
-            log.info("refused", request_id=facts.request_id, reason=error.reason.name.lower(), message=error.message)
+            log.info(
+                "refused", request_id=facts.request_id, reason=error.reason.name.lower(), message=error.log_message
+            )
         if facts.status:
             # The response has begun and cannot be replaced: raising aborts the connection.
             raise error

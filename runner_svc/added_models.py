@@ -152,8 +152,8 @@ class AddedModels:
             try:
                 await self._restore_model(added)
             except WeftError as error:
-                self._not_served[added.name] = error.message
-                log.error("added model cannot be served", model=added.name, why=error.message)  # noqa: TRY400
+                self._not_served[added.name] = error.log_message
+                log.error("added model cannot be served", model=added.name, why=error.log_message)  # noqa: TRY400
 
     async def _restore_model(self, added: added_model_pb2.AddedModel) -> None:
         if self._host.is_served(added.name) or self._servers.is_reserved(added.name):
@@ -315,7 +315,7 @@ class AddedModels:
         try:
             await self._servers.follow(self._server(added))
         except WeftError as error:
-            log.error("attached server is not followed", server=added.name, why=error.message)  # noqa: TRY400
+            log.error("attached server is not followed", server=added.name, why=error.log_message)  # noqa: TRY400
 
     def _attached_at(self, place: str) -> added_model_pb2.AddedModel | None:
         """Returns the server attached at an address in any spelling; None: there is none."""

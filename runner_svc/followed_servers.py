@@ -241,8 +241,8 @@ class FollowedServers:
             await self._host.serve(server.serve(model))
         except WeftError as error:
             following.models.forget(model.upstream)
-            following.failures[model.upstream] = error.message
-            log.error("model of a server is not served", server=server.name, model=model.name, why=error.message)  # noqa: TRY400
+            following.failures[model.upstream] = error.log_message
+            log.error("model of a server is not served", server=server.name, model=model.name, why=error.log_message)  # noqa: TRY400
 
     def _complain(self, following: _Following, what: str) -> None:
         if what and following.said != what:

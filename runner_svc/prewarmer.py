@@ -128,7 +128,7 @@ class Prewarmer(IdleWork):
             while (prefix := self._expected.take_due(load, self._clock.monotonic())) is not None:
                 await self._while_idle(prefix)
         except WeftError as error:
-            log.debug("agents were not read for prewarming", model=self._instance.model, message=error.message)
+            log.debug("agents were not read for prewarming", model=self._instance.model, message=error.log_message)
         except Exception:
             log.exception("prewarming failed", model=self._instance.model)
 
@@ -198,7 +198,7 @@ class Prewarmer(IdleWork):
                     return
                 token_count = await self._send(payload, turn, call)
         except WeftError as error:
-            log.warning("prompt was not prewarmed", model=model, agent=prefix.agent, message=error.message)
+            log.warning("prompt was not prewarmed", model=model, agent=prefix.agent, message=error.log_message)
             return
         self._expected.note_processed(prefix)
         self._caches.note_prewarmed(model, token_count)

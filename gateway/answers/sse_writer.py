@@ -258,7 +258,9 @@ class StreamedAnswer(SseResponse):
             log.warning("failure after a complete answer", request_id=facts.request_id, reason=error.reason.name)
             return
         if writer.is_committed and not facts.was_dispatched:
-            log.info("refused", request_id=facts.request_id, reason=error.reason.name.lower(), message=error.message)
+            log.info(
+                "refused", request_id=facts.request_id, reason=error.reason.name.lower(), message=error.log_message
+            )
         await super()._fail(error, writer, facts)
 
     @override

@@ -441,7 +441,7 @@ class EdgeProtocol(HttpToolsProtocol):
             _notify_disconnect(running)
         self._server_config.on_refused(http_status(error))
         request_id = new_id("req")
-        log.info("refused", request_id=request_id, reason=error.reason.name.lower(), message=error.message)
+        log.info("refused", request_id=request_id, reason=error.reason.name.lower(), message=error.log_message)
         body = envelope(error, request_id)
         headers = [
             *error_headers(error, body),

@@ -157,7 +157,7 @@ class Executor:
             text = f"it took longer than {self._settings.timeout_seconds:g} s"
             return _failed(Reason.DEADLINE_EXCEEDED, f"{text}; {left_over}" if left_over else text)
         if isinstance(error, WeftError):
-            return _failed(error.reason, _cleaned(error.message))
+            return _failed(error.reason, _cleaned(error.log_message))
         assert error is not None, "work that was not cancelled has a result or an error"
         raise error
 

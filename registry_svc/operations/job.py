@@ -168,7 +168,7 @@ class Job:
                 await self._unload_patiently(runner, model, until, while_there=True)
             except WeftError as error:
                 if error.reason not in _NOTHING_TO_UNLOAD and self._deps.directory.is_active(runner):
-                    failures.append(f"{model}: {error.message}")
+                    failures.append(f"{model}: {error.log_message}")
         return "" if not failures else "could not be unloaded: " + "; ".join(failures[:MAX_NAMED_FAILURES])
 
     async def _load(self, load: pb.LoadModel) -> None:

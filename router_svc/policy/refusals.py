@@ -21,7 +21,7 @@ MAX_RETRY_SECONDS = 60.0
 def unknown_target(request: Request) -> Rejects:
     """Return the refusal for an unknown target. Only the edge knows which similar names its caller may see."""
     error = unknown_names.unknown_target(request.spec.model)
-    return Rejects(key=request.key, reason=error.reason, message=error.message, metadata=error.metadata)
+    return Rejects(key=request.key, reason=error.reason, message=error.log_message, metadata=error.metadata)
 
 
 def no_candidate_can(request: Request, summary: GateSummary) -> Rejects:

@@ -118,7 +118,7 @@ def after_failed_attempt(
     A runner that is full, stopped on purpose, or dead but still listed costs no attempt: a task may be granted to it
     repeatedly until the mesh has noticed.
     """
-    reason, message = error.reason, error.message
+    reason, message = error.reason, error.log_message
     if is_lasting(error):
         return GivesUp(reason, message)
     is_free = reason in _NOT_ITS_FAULT or (reason in _LOST and not was_taken)
@@ -146,7 +146,7 @@ def is_lasting(error: WeftError) -> bool:
 def after_refused_offer(error: WeftError, refusals: int) -> OfferAgain | GivesUp:
     """Return what follows a refusal before the claim; `refusals`: how many since the last claim, this one included."""
     if error.reason in _HOPELESS:
-        return GivesUp(error.reason, error.message)
+        return GivesUp(error.reason, error.log_message)
     pause = doubled(FIRST_OFFER_PAUSE_SECONDS, refusals, MAX_OFFER_PAUSE_SECONDS)
     requested = min(error.retry_after_seconds or 0.0, MAX_OFFER_PAUSE_SECONDS)
     return OfferAgain(max(pause, requested), whole_lane=error.reason not in _OF_THE_TASK)

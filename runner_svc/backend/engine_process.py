@@ -19,7 +19,7 @@ from runner_svc.policy.engine_failures import (
     MemoryKill,
     explain_foreign_build,
     explain_out_of_memory,
-    without_tracebacks,
+    load_cause,
 )
 from runner_svc.policy.host_memory import OOM_SCORE
 from runner_svc.policy.memory_estimate import MEBIBYTE
@@ -40,7 +40,6 @@ from weft.kernel.reasons import Reason
 DEATH_NOTICE_SECONDS = 0.5
 """Maximum delay between a broken connection and the exit of its process."""
 LOAD_CHECK_SECONDS = 0.5
-CRASH_LOG_LINES = 5
 LOADING = "while it loaded"
 WORKING = "while it processed the request"
 _Result = TypeVar("_Result")
@@ -201,8 +200,9 @@ class ProcessBackend(Backend):
 
     def _death(self, how: str, when: str) -> WeftError:
         report = self._report(how)
-        lines = " | ".join(without_tracebacks(self._last_lines)[-CRASH_LOG_LINES:]) if when == LOADING else ""
-        error = WeftError(report.reason, f"the engine died {when} ({report.how}){': ' + lines if lines else ''}")
+        is_known = when != LOADING or report.how != report.exit
+        cause = "" if is_known else load_cause(tuple(self._last_lines))
+        error = WeftError(report.reason, f"the engine died {when} ({report.how}{': ' + cause if cause else ''})")
         error.engine_exit = report.exit
         return error
 

@@ -251,7 +251,7 @@ class PromptKeeper:
         try:
             await self._backend.restore_slot(slot, name)
         except WeftError as error:
-            log.warning("saved prompt was not restored", model=self._model, message=error.message)
+            log.warning("saved prompt was not restored", model=self._model, message=error.log_message)
             return False
         return True
 
@@ -298,7 +298,7 @@ class PromptKeeper:
             saved = await self._backend.save_slot(slot, name)
         except WeftError as error:
             # For example a model with a projector, which llama.cpp cannot save.
-            log.warning("prompts are kept in slots only", model=self._model, message=error.message)
+            log.warning("prompts are kept in slots only", model=self._model, message=error.log_message)
             self._works = False
             saved = SavedSlot()
         token_count = saved.token_count or token_count

@@ -66,7 +66,7 @@ class RestoreChecks:
         except TimeoutError:
             check = RestoreCheck(None, f"the test took longer than {CHECK_SECONDS:g} s")
         except WeftError as error:
-            check = RestoreCheck(None, error.message)
+            check = RestoreCheck(None, error.log_message)
         self._found[identity] = check
         while len(self._found) > MAX_CHECKS:
             del self._found[next(iter(self._found))]
@@ -87,7 +87,7 @@ async def _checked(backend: Backend) -> RestoreCheck:
     except WeftError as error:
         if error.reason not in (Reason.BACKEND_ERROR, Reason.UNSUPPORTED_OPERATION):
             raise
-        return RestoreCheck(resumes=False, reason=error.message)
+        return RestoreCheck(resumes=False, reason=error.log_message)
     finally:
         backend.delete_saved([_NAME])
     # llama.cpp#26676: the number of restored tokens that a server reports says nothing.

@@ -20,6 +20,7 @@ from runner_svc.policy.lifecycle import Command, Phase
 from runner_svc.policy.load_plan import AS_CONFIGURED, STAY_LOADED, LoadPlan, LoadSpec
 from runner_svc.request_records import RequestRecords
 from runner_svc.waiting import within
+from weft.dispatch.placement import MAX_ATTEMPT_LOG_BYTES, MAX_ATTEMPT_LOG_LINES
 from weft.kernel.abilities import Abilities, complete_list, known_abilities
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
@@ -40,8 +41,6 @@ LOADING_RETRY_SECONDS = 1.0
 YIELDING_MEMORY = "yielding its memory to another model"
 """The state in errors of requests that arrive while the instance yields its memory."""
 LOADED_OTHERWISE = "it was loaded with other options meanwhile"
-MAX_ATTEMPT_LOG_LINES, MAX_ATTEMPT_LOG_BYTES = 10, 2_048
-"""Last lines of the engine log, and their UTF-8 bytes, in an attempt's error for its record."""
 
 
 class Instance:

@@ -11,7 +11,6 @@ from runner_svc.instance.restart_log import RestartLog
 from runner_svc.instance.settings import HibernationSettings, RunRecipe, ServedModel
 from runner_svc.instance.watchdog import Watchdog
 from runner_svc.memory.model_memory import ModelMemory
-from runner_svc.policy.engine_failures import without_tracebacks
 from runner_svc.policy.keep_alive import keep_alive, seconds_to_sleep
 from runner_svc.policy.kept_prompts import KeptPrompt
 from runner_svc.policy.lifecycle import (
@@ -25,7 +24,7 @@ from runner_svc.policy.lifecycle import (
     needs_restart,
     step,
     verdict_on,
-    with_last_lines,
+    with_log_command,
 )
 from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
 from runner_svc.request_records import RequestRecords
@@ -45,8 +44,6 @@ REQUESTS_END_SECONDS = 1.0
 """How long failed requests may take to release their backend before it is ended."""
 BEFORE_END_SECONDS = 5.0
 """How long the prompts of an engine may take to be saved before it is ended."""
-CRASH_LOG_LINES = 10
-"""Number of the backend's last output lines in the detail of a crash loop."""
 INTERNAL_ERROR = "an internal error; the runner's log has the details"
 UNLOADED = "it was unloaded meanwhile"
 
@@ -214,7 +211,8 @@ class LifecycleLoop:
         self._remember(event, transition.state)
         after = transition.state
         if transition.command is Command.PAUSE:
-            after = with_last_lines(after, tuple(without_tracebacks(self.loader.last_lines())[-CRASH_LOG_LINES:]))
+            if self.loader.was_started:
+                after = with_log_command(after, self.loader.config.name)
             log.error("engine start is delayed", model=self.loader.config.name, detail=after.detail)
         changed = (after.phase, after.detail) != (self.state.phase, self.state.detail)
         self.state = after
@@ -291,7 +289,7 @@ class LifecycleLoop:
             return Event(
                 EventKind.LOAD_FAILED,
                 error.reason,
-                error.message,
+                error.log_message,
                 otherwise=self.loader.is_otherwise,
                 unfetched=self.loader.fetches,
                 unstarted=not self.loader.was_started,
@@ -327,7 +325,7 @@ class LifecycleLoop:
                 if self._memory.lost.is_set():
                     fault = self._memory.lost_error()
                 if fault is not None:
-                    return Event(EventKind.FAULTED, fault.reason, fault.message)
+                    return Event(EventKind.FAULTED, fault.reason, fault.log_message)
                 left = self.idle_timer.seconds_to_sleep(stays_awake=self.stopping)
                 if left == 0 or self._sleep_asked.is_set():
                     return Event(EventKind.SLEEP_ASKED)
@@ -370,11 +368,11 @@ class LifecycleLoop:
             if sleep is not None and sleep.action is not None and not self._memory.lost.is_set():
                 await self._run_recipe(sleep.action, sleep.max_wait_seconds)
         except WeftError as error:
-            log.warning("model did not go to sleep", model=self.loader.config.name, message=error.message)
+            log.warning("model did not go to sleep", model=self.loader.config.name, message=error.log_message)
             self._sleep_asked.clear()
             self._next_plan = None
             self._end_of_process_asked.clear()
-            self.asleep.settle(WeftError(Reason.BACKEND_ERROR, f"the model did not go to sleep: {error.message}"))
+            self.asleep.settle(WeftError(Reason.BACKEND_ERROR, f"the model did not go to sleep: {error.log_message}"))
             return Event(EventKind.SLEEP_FAILED)
         self.keeps_process = await self._sleeps_in_place()
         if not self.keeps_process:
@@ -422,7 +420,7 @@ class LifecycleLoop:
             try:
                 await within(self._clock, limit, self._bring_up())
             except WeftError as error:
-                reason, why = error.reason, error.message
+                reason, why = error.reason, error.log_message
             except TimeoutError:
                 why = f"it was not ready within {limit:g} s" + (f": {self._obstacle}" if self._obstacle else "")
             else:
@@ -443,7 +441,7 @@ class LifecycleLoop:
             except WeftError as error:
                 if not self._hibernation.attached or error.reason not in _NOT_UP_YET:
                     raise
-                self._obstacle = error.message
+                self._obstacle = error.log_message
             await self._clock.sleep(ATTACH_POLL_SECONDS)
 
     async def _seek(self) -> Event:
@@ -451,7 +449,7 @@ class LifecycleLoop:
             try:
                 await self._start_backend()
             except WeftError as error:
-                self._note(Event(EventKind.MISSING, how=error.message))
+                self._note(Event(EventKind.MISSING, how=error.log_message))
             else:
                 return Event(EventKind.LOADED)
         return Event(EventKind.WAKE_ASKED)

@@ -8,7 +8,7 @@ from runner_svc.engine_http.faults import BadHeadError, HttpFaultError, Unconnec
 from runner_svc.openai_upstream.errors import REPEATS
 from weft.kernel.clock import within
 from weft.kernel.content_coding import CODINGS
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import WeftError, quoting_engine
 from weft.kernel.reasons import Reason
 
 DRAIN_SECONDS = 1.0
@@ -46,11 +46,9 @@ def head_fault(fault: HttpFaultError) -> str:
 def require_content_type(answer: Answer, expected: str) -> None:
     """Raises BACKEND_PROTOCOL_ERROR if the response has another media type."""
     if answer.content_type != expected:
-        raise WeftError(
-            Reason.BACKEND_PROTOCOL_ERROR,
-            f"the engine answered with {shown(answer.content_type)}, not {expected}",
-            metadata=REPEATS,
-        )
+        message = f"the engine answered with {shown(answer.content_type)}, not {expected}"
+        error = WeftError(Reason.BACKEND_PROTOCOL_ERROR, message, metadata=REPEATS)
+        raise quoting_engine(error, f"the engine answered with another media type than {expected}")
 
 
 def content_encoding(answer: Answer) -> str | None:
@@ -62,7 +60,8 @@ def require_plain(answer: Answer) -> None:
     """Raises BACKEND_PROTOCOL_ERROR if the body has an encoding that is not decoded."""
     if (encoding := content_encoding(answer)) is not None:
         message = f"the engine answered with Content-Encoding {shown(encoding)}, which was not requested"
-        raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, message, metadata=REPEATS)
+        error = WeftError(Reason.BACKEND_PROTOCOL_ERROR, message, metadata=REPEATS)
+        raise quoting_engine(error, "the engine answered with a Content-Encoding that was not requested")
 
 
 def shown(header: str) -> str:

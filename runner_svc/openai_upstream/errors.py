@@ -14,7 +14,7 @@ import msgspec
 from runner_svc.policy.answer_room import blames_answer_limit
 from runner_svc.policy.engine_failures import last_words, refuses_content, refuses_length, without_tracebacks
 from weft.kernel.decoding import DECODE_FAULTS
-from weft.kernel.errors import LASTING, WeftError, invalid_field
+from weft.kernel.errors import LASTING, WeftError, invalid_field, quoting_engine
 from weft.kernel.reasons import Reason
 
 JSON_FAULTS = DECODE_FAULTS
@@ -25,7 +25,8 @@ REPEATS = MappingProxyType({LASTING: "true"})
 def malformed(what: str, error: Exception) -> WeftError:
     """Returns the error for unreadable JSON; its message starts with `what`."""
     why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-    return WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"{what} {why}", metadata=REPEATS)
+    found = WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"{what} {why}", metadata=REPEATS)
+    return quoting_engine(found, f"{what} unreadable JSON")
 
 
 MAX_ERROR_CHARS = 500
@@ -63,7 +64,7 @@ def _for_callers(message: str) -> str:
     """Returns an engine's message without tracebacks, cut to MAX_ERROR_CHARS."""
     if not message.strip():
         return ""
-    return "\n".join(without_tracebacks(message.splitlines(), is_output=False))[:MAX_ERROR_CHARS] or _NO_MESSAGE
+    return "\n".join(without_tracebacks(message.splitlines()))[:MAX_ERROR_CHARS] or _NO_MESSAGE
 
 
 def error_fields(body: bytes) -> tuple[str, str]:
@@ -111,6 +112,31 @@ _WRONG_PLACE = frozenset({404, 405})
 
 def refusal(status: int, body: bytes, headers: Mapping[str, str]) -> WeftError:
     """Returns the error for a response with a status other than 200. `headers` has lower-case names."""
+    error = _refusal(status, body, headers)
+    return quoting_engine(error, f"the engine answered {status}: {cause_words(error.reason, len(body))}")
+
+
+_CAUSES = MappingProxyType(
+    {
+        Reason.BACKEND_NOT_READY: "not ready",
+        Reason.BACKEND_PROTOCOL_ERROR: "malformed answer",
+        Reason.BACKEND_REJECTED: "request refused",
+        Reason.CONTEXT_LENGTH_EXCEEDED: "context too long",
+        Reason.INVALID_ARGUMENT: "invalid field",
+        Reason.OUT_OF_MEMORY: "out of memory",
+        Reason.RATE_LIMIT_EXCEEDED: "too many requests",
+        Reason.REPEATED_LINE_LOOP: "repeated output",
+        Reason.UNSUPPORTED_OPERATION: "not supported",
+    }
+)
+
+
+def cause_words(reason: Reason, size: int) -> str:
+    """Returns the cause of an engine's error for logs and records; `size`: the length of its message or answer."""
+    return f"{_CAUSES.get(reason, 'internal error')} ({size:,} characters, not kept)"
+
+
+def _refusal(status: int, body: bytes, headers: Mapping[str, str]) -> WeftError:
     said, kind = error_fields(body)
     message = _for_callers(said)
     text = f"the engine answered {status}: {message}"
@@ -142,6 +168,12 @@ def stated_error(error: ErrorBody | str, *, has_begun: bool) -> WeftError:
 
     After content the request had been accepted, so the fault is the server's.
     """
+    said = error if isinstance(error, str) else error.message or ""
+    found = _stated_error(error, has_begun=has_begun)
+    return quoting_engine(found, f"the engine reported: {cause_words(found.reason, len(said))}")
+
+
+def _stated_error(error: ErrorBody | str, *, has_begun: bool) -> WeftError:
     said = (error if isinstance(error, str) else error.message or "")[:_MAX_READ_CHARS]
     message = _for_callers(said)
     text = f"the engine reported: {message}"

@@ -38,7 +38,7 @@ from runner_svc.openai_upstream.request import Json, json_object, model_field, w
 from runner_svc.policy.parameters import admit
 from weft.api.common.v1 import audio_pb2, chat_pb2, event_pb2, image_pb2, usage_pb2
 from weft.dispatch.frames import Frame, has_content
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import WeftError, quoting_engine
 from weft.kernel.reasons import Reason
 
 MAX_IMAGE_BODY_BYTES = 48 * 1024 * 1024
@@ -264,7 +264,8 @@ async def speak(
         async for media_type, chunk in chunks:
             if not _SOUND.fullmatch(media_type):
                 fault = f"the engine speaks {shown(media_type)}, which is not audio"
-                raise stated_answer(chunk) or WeftError(Reason.BACKEND_PROTOCOL_ERROR, fault)
+                other = WeftError(Reason.BACKEND_PROTOCOL_ERROR, fault)
+                raise stated_answer(chunk) or quoting_engine(other, "the engine sent no audio")
             is_empty = False
             yield SpeechPart(chunk, media_type)
     if is_empty:

@@ -360,7 +360,9 @@ def restore_names(frame: Frame, own_names: Mapping[str, str]) -> None:
 def refuses_tool_schemas(error: WeftError, body: Json) -> bool:
     """Whether an engine has probably rejected a request because of a function's schema."""
     return (
-        bool(body.get("tools")) and error.reason is Reason.BACKEND_REJECTED and bool(_SCHEMA_WORDS.search(str(error)))
+        bool(body.get("tools"))
+        and error.reason is Reason.BACKEND_REJECTED
+        and bool(_SCHEMA_WORDS.search(error.message))
     )
 
 

@@ -40,18 +40,18 @@ _ESCAPED_BREAK = re.compile(re.escape(_TRACEBACK) + r"((?:\\{1,8}r)?\\{1,8}n)")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 
 
-def without_tracebacks(lines: Sequence[str], *, is_output: bool = True) -> list[str]:
+def without_tracebacks(lines: Sequence[str]) -> list[str]:
     """Returns the non-empty lines, with each Python traceback replaced by its exception.
 
-    A logger may prefix each line, and line breaks may be escaped. `is_output`: other lines may separate frames from
-    the start of their traceback; elsewhere frames without it are recognized only in the first lines.
+    A logger may prefix each line, and line breaks may be escaped. Frames without the start of their traceback are
+    recognized only in the first lines.
     """
     kept: list[str] = []
     prefix, is_inside = "", False
     for line, after in pairwise((*lines, "")):
         if escaped := _ESCAPED_BREAK.search(line):
             parts = re.split(rf"(?<!\\){re.escape(escaped[1])}", line)
-            if rest := without_tracebacks(parts, is_output=is_output):
+            if rest := without_tracebacks(parts):
                 kept.append(escaped[1].join(rest))
             continue
         found = line.find(_TRACEBACK)
@@ -61,7 +61,7 @@ def without_tracebacks(lines: Sequence[str], *, is_output: bool = True) -> list[
                 kept.append(prefix.rstrip())
             continue
         text = line.removeprefix(prefix)
-        is_inside = is_inside or ((is_output or not kept) and _FRAME.match(text) is not None)
+        is_inside = is_inside or (not kept and _FRAME.match(text) is not None)
         if not text.strip() or (is_inside and text.startswith((" ", "\t"))):
             continue
         is_inside = False
@@ -94,8 +94,30 @@ def explain_out_of_memory(how: str, lines: Sequence[str], *, kill: MemoryKill | 
     if kill is not None:
         cause, advice = kill.value
         return f"{how}: the kernel killed it because {cause}; {advice}"
-    words = None if _KILLED in how else last_words(lines)
-    return None if words is None else f"{how}: it ran out of memory ({words.strip()}); {ADVICE}"
+    has_words = _KILLED not in how and last_words(lines) is not None
+    return f"{how}: it ran out of memory; {ADVICE}" if has_words else None
+
+
+_LOAD_CAUSES = (
+    (r"(unknown|invalid|unrecognized) (command line )?(argument|option)", "it does not accept one of its arguments"),
+    (r"address already in use|couldn't bind|failed to bind", "its port is in use"),
+    (r"(unknown|unsupported) (model )?architecture", "it does not support the architecture of the model"),
+    (r"(bad|invalid) magic|failed to (load|open|read) .{0,20}model", "it cannot read the model's file"),
+    (r"no module named|importerror|cannot open shared object", "a library is missing"),
+    (r"no cuda-capable device|driver version is insufficient|no accelerator", "it cannot use the accelerator"),
+    (r"permission denied", "it may not open a file"),
+    (r"no such file", "it misses a file"),
+)
+"""Output of engines that do not start, in lower case, and its meaning."""
+
+
+def load_cause(lines: Sequence[str]) -> str:
+    """Returns why an engine did not start, as one of a fixed list of causes; empty: unknown.
+
+    Its output itself may quote prompts, if it has served before or keeps a log, and is only for readers of its log.
+    """
+    output = "\n".join(lines[-LAST_LINES:]).lower()
+    return next((cause for pattern, cause in _LOAD_CAUSES if re.search(pattern, output)), "")
 
 
 NATIVE_OFF = "-DGGML_NATIVE=OFF"

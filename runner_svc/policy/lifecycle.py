@@ -218,14 +218,9 @@ def is_unmet(event: Event) -> bool:
     return event.unfetched or event.reason in UNMET or (event.otherwise and event.reason in _HOPELESS)
 
 
-def with_last_lines(state: LifeState, lines: tuple[str, ...]) -> LifeState:
-    """Adds the backend's last output to the detail of a state, without repetition and up to its limit."""
-    new = [line for line in lines if line.strip() and line.strip() not in state.detail]
-    return (
-        state
-        if not new
-        else replace(state, detail=f"{state.detail}; last output: {' | '.join(new)}"[:MAX_DETAIL_CHARS])
-    )
+def with_log_command(state: LifeState, model: str) -> LifeState:
+    """Adds the command that shows the backend's output, which is not in a state because it may quote prompts."""
+    return replace(state, detail=f"{state.detail}; output: weft logs {model}"[:MAX_DETAIL_CHARS])
 
 
 def _at(state: LifeState, doing: Command, phase: Phase, detail: str = "") -> LifeState:

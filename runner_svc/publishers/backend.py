@@ -44,7 +44,7 @@ class PublishedModel(UnmanagedServer[UpstreamSettings]):
     async def wait_exit(self) -> ExitReport:
         await self._session.ended.wait()
         error = self._session.end_error
-        return ExitReport(reason=Reason.CONNECT_FAILED, how="" if error is None else error.message)
+        return ExitReport(reason=Reason.CONNECT_FAILED, how="" if error is None else error.log_message)
 
     @override
     def _client(self, endpoint: Endpoint) -> OpenAiHttp:

@@ -216,7 +216,7 @@ class StartedServer(ServerCalls, ProcessBackend, Generic[Model]):
             self._sleeps = await self.free_memory(http, self._order)
         except WeftError as error:
             what = f"{self.noun} did not go to sleep"
-            log.warning(what, model=self.model.name, message=error.message)
+            log.warning(what, model=self.model.name, message=error.log_message)
         if self._sleeps:
             await self.figures.end()
             self.note_emptied_cache()
@@ -269,7 +269,7 @@ class StartedServer(ServerCalls, ProcessBackend, Generic[Model]):
             await self.while_loading(self.take_memory(http))
         except WeftError as error:
             what = f"{self.noun} did not wake; it is restarted"
-            log.warning(what, model=self.model.name, message=error.message)
+            log.warning(what, model=self.model.name, message=error.log_message)
             return None
         self._sleeps, self._order = False, order
         self.figures.begin(http, self.metrics_page)

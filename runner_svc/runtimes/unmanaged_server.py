@@ -209,7 +209,7 @@ class UnmanagedServer(ServerCalls, Generic[Model]):
         if wait > 0.0 and why is not None:
             is_limit = why.reason is Reason.RATE_LIMIT_EXCEEDED
             reason = Reason.RATE_LIMIT_EXCEEDED if is_limit else Reason.NO_SLOT_AVAILABLE
-            message = f"the server is busy and has not been asked again: {why.message}"
+            message = f"the server is busy and has not been asked again: {why.log_message}"
             raise WeftError(reason, message, metadata={UNSENT: "true"}, retry_after_seconds=wait)
 
     async def _open_unless_busy(self, open_response: Open) -> Answer:

@@ -151,7 +151,7 @@ def log_failure(call: CallInfo, model: str, error: WeftError) -> None:
         trace_id=trace_id_of(call.traceparent),
         model=model,
         reason=error.reason.name.lower(),
-        message=None if quotes_model(error.reason) else error.message,
+        message=None if quotes_model(error.reason) else error.log_message,
     )
 
 

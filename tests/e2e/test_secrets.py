@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from indiscreet_server import indiscreet_runner
 from kit.counting_provider import Reply, counting_provider
 from kit.otlp_receiver import running_receiver
 from mesh_process import COLD_WEFT, MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
@@ -203,3 +204,44 @@ async def test_keys_and_prompts_are_in_no_log_error_trace_metric_command_line_or
     assert len(keys) == 2
     assert _found(said, secrets) == []
     assert set(cores.values()) == {0}, cores
+
+
+async def test_prompts_in_words_of_engines_reach_no_one_else(
+    tmp_path: Path,
+) -> None:
+    runners = [indiscreet_runner(mode) for mode in ("prints", "echoes")]
+    config = write_config(tmp_path, *runners, log={"level": "debug"}, auth={"required": True})
+    home, given = tmp_path / "home", {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 3}
+    with running_mesh(home, "--config", str(config), weft=COLD_WEFT) as mesh:
+        admin, owner, other = [
+            (await mesh.weft("keys", "create", "--role", role, "--tenant", tenant, "-o", "name")).strip()
+            for role, tenant in (("admin", "clinic"), ("user", "clinic"), ("user", "other"))
+        ]
+
+        async def ask(key: str, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[str, str]:
+            headers = {"Authorization": f"Bearer {key}", "X-Request-Timeout-Seconds": "10"}
+            async with (
+                aiohttp.ClientSession(headers=headers) as http,
+                http.request(method, mesh.url + path, json=body) as response,
+            ):
+                assert response.status != 401
+                return await response.text(), response.headers.get("x-request-id", "")
+
+        seen: dict[str, str] = {}
+        echoed, _ = await ask(owner, "POST", "/v1/chat/completions", given | {"model": "echoes"})
+        assert PROMPT in echoed, "the words of an engine's error are its caller's"
+        died, request = await ask(owner, "POST", "/v1/chat/completions", given | {"model": "prints"})
+        hello = {"model": "prints", "messages": [{"role": "user", "content": "hello"}]}
+        seen["answer to another tenant"], _ = await ask(other, "POST", "/v1/chat/completions", hello)
+        paths = ("/api/v1/models", "/api/v1/models/prints", "/api/v1/events?limit=500", "/v1/requests?state=failed")
+        for path in (*paths, "/api/v1/runners", *PATHS, f"/v1/requests/{request}"):
+            for who, key in (("admin", admin), ("another tenant", other)):
+                seen[f"{path} ({who})"], _ = await ask(key, "GET", path)
+        assert PROMPT in await mesh.weft("logs", "prints"), "readers of the runner's log see what its engine printed"
+        engine_words = seen.pop(f"/v1/requests/{request} (admin)")
+    assert "out of memory" in died
+    assert PROMPT in engine_words, "as do readers of the request's record who may see runners"
+    seen |= {str(path): path.read_bytes().decode("latin-1") for path in home.rglob("*") if path.is_file()}
+    seen["console"] = (tmp_path / "home.out").read_text()
+    assert _found(seen, {"plain": {"prints"}}), "nothing was searched"
+    assert _found(seen, {"prompt": {PROMPT}}) == []

@@ -48,6 +48,8 @@ CANCELLED_BY = "cancelled_by"
 MAX_CANCELLER_CHARS = 256
 MAX_ATTEMPT_MESSAGE_CHARS = 512
 """Maximum characters of an attempt's error in the request's record."""
+MAX_ATTEMPT_LOG_LINES, MAX_ATTEMPT_LOG_BYTES = 10, 2_048
+"""Last lines of the engine log, and their UTF-8 bytes, in an attempt's error for its record."""
 
 
 def request_cancelled(cancelled_by: str) -> WeftError:

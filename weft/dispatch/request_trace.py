@@ -11,9 +11,9 @@ from weft.api.registry.v1 import model_pb2
 from weft.api.router.v1.placement_service_pb2 import Granted
 from weft.dispatch.frames import Frame
 from weft.dispatch.payload_description import TokenCounter
-from weft.dispatch.placement import MAX_ATTEMPT_MESSAGE_CHARS, Decision
+from weft.dispatch.placement import MAX_ATTEMPT_LOG_LINES, MAX_ATTEMPT_MESSAGE_CHARS, Decision
 from weft.dispatch.prices import price_of
-from weft.kernel.errors import UNSENT, WeftError
+from weft.kernel.errors import ENGINE_CAUSE, UNSENT, WeftError
 from weft.kernel.failures import quotes_model
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
@@ -134,8 +134,10 @@ class AttemptRecord:
         self.is_unsent = error.reason in _NOTHING_SENT or UNSENT in error.metadata
         # Internal errors are only logged, and text from a model is only for the caller.
         is_kept = error.reason is not Reason.INTERNAL and not quotes_model(error.reason)
-        self.message = error.message[:MAX_ATTEMPT_MESSAGE_CHARS] if is_kept else ""
+        self.message = error.log_message[:MAX_ATTEMPT_MESSAGE_CHARS] if is_kept else ""
         self.engine_exit, self.engine_log = error.engine_exit, error.engine_log
+        if ENGINE_CAUSE in error.metadata:
+            self.engine_log = (*self.engine_log, error.message[:MAX_ATTEMPT_MESSAGE_CHARS])[-MAX_ATTEMPT_LOG_LINES:]
         error.engine_exit, error.engine_log = "", ()
 
     @property
@@ -398,7 +400,7 @@ def log_receipt(context: RequestContext, receipt: receipt_pb2.Receipt, duration_
 
 def log_internal(context: RequestContext, error: WeftError) -> None:
     """Logs details of an internal error that callers do not get, such as another process's message."""
-    log.error("request ended with an internal error", request_id=context.request_id, error=error.message)
+    log.error("request ended with an internal error", request_id=context.request_id, error=error.log_message)
 
 
 def _note_outside(receipt: receipt_pb2.Receipt) -> None:

@@ -20,6 +20,8 @@ UNSENT = "unsent"
 """Metadata key, "true" if the runner has sent nothing of the request, although its reason leaves that open."""
 LASTING = "lasting"
 """Metadata key, "true" if the engine would fail in the same way again: another format, a refused key, a wrong URL."""
+ENGINE_CAUSE = "engine_cause"
+"""Metadata key of errors whose message quotes an engine: the cause in weft's own words; see `log_message`."""
 LACKED_ROUTER = "lacked_router"
 """Metadata key, "true" if the request ended because no router answered."""
 
@@ -51,12 +53,17 @@ class WeftError(Exception):
         self.engine_log: tuple[str, ...] = ()
 
     @property
+    def log_message(self) -> str:
+        """The message for logs, states, traces and records: without an engine's words, which may quote a prompt."""
+        return self.metadata.get(ENGINE_CAUSE, self.message)
+
+    @property
     def traits(self) -> ReasonTraits:
         """What the reason means on each surface."""
         return traits(self.reason)
 
     def __str__(self) -> str:
-        return f"{self.reason.name}: {self.message}"
+        return f"{self.reason.name}: {self.log_message}"
 
 
 class FieldError(WeftError):
@@ -70,6 +77,12 @@ class FieldError(WeftError):
 def invalid_field(field: str, message: str) -> FieldError:
     """Returns an INVALID_ARGUMENT error; `field` is a path such as `messages[2].role`."""
     return FieldError(field, message)
+
+
+def quoting_engine(error: WeftError, cause: str) -> WeftError:
+    """Marks an error whose message quotes an engine. `cause`: what logs and records keep instead, in weft's words."""
+    error.metadata[ENGINE_CAUSE] = cause
+    return error
 
 
 def with_field(error: WeftError, field: str) -> WeftError:

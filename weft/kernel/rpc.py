@@ -322,7 +322,9 @@ def error_from_details(status: status_pb2.Status) -> WeftError | None:
     reason = Reason.__members__.get(info.reason, Reason.INTERNAL)
     if reason is Reason.INVALID_ARGUMENT and "field" in info.metadata:
         field = info.metadata["field"]
-        return FieldError(field, status.message.removeprefix(f"{field}: "))
+        invalid = FieldError(field, status.message.removeprefix(f"{field}: "))
+        invalid.metadata.update(info.metadata)
+        return invalid
     found = WeftError(
         reason,
         status.message,

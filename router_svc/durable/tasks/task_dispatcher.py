@@ -189,7 +189,7 @@ class TaskDispatcher:
         state = self._put_back(task)
         if state is None:
             return
-        state.refusal_message = error.message
+        state.refusal_message = error.log_message
         is_another_round = max(state.paused_until, state.refused_until) <= now
         # Tasks that were offered together are refused together, which counts once.
         state.refusals += is_another_round and not is_unwritten

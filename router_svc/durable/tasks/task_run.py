@@ -408,7 +408,7 @@ class TaskRun:
 
     async def _fail(self, claim: Claim, error: WeftError, chunks: Sequence[NewChunk]) -> None:
         if canceller_of(error):
-            failure = task_error(error.reason, error.message)
+            failure = task_error(error.reason, error.log_message)
             await self._end(claim, task_pb2.TASK_STATE_CANCELLED, chunks, failure)
             return
         limits = self._deps.limits
@@ -422,13 +422,13 @@ class TaskRun:
             max_seconds=limits.max_retry_delay_seconds,
         )
         if isinstance(error, ResultsFullError):
-            verdict = GivesUp(error.reason, error.message)
+            verdict = GivesUp(error.reason, error.log_message)
         if isinstance(verdict, GivesUp):
             failure = task_error(verdict.reason, verdict.message)
             kept = () if error.reason is Reason.REQUEST_TOO_LARGE else chunks
             await self._end(claim, task_pb2.TASK_STATE_FAILED, kept, failure)
         else:
-            failure = task_error(error.reason, error.message)
+            failure = task_error(error.reason, error.log_message)
             await self._revert(claim, failure, verdict)
 
     async def _end(

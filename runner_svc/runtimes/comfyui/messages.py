@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import WeftError, quoting_engine
 from weft.kernel.media_types import image_type_of
 from weft.kernel.reasons import Reason
 
@@ -169,9 +169,11 @@ def refused_prompt(status: int, document: object) -> WeftError:
             if isinstance(problems, list) and problems:
                 kind = shown(found.get("class_type", ""), 64)
                 message = f"ComfyUI refuses node {shown(node, 64)} ({kind}): {_problem(problems[0])}"
-                return WeftError(Reason.BACKEND_REJECTED, message, metadata={"node": shown(node, 64)})
+                refused = WeftError(Reason.BACKEND_REJECTED, message, metadata={"node": shown(node, 64)})
+                return quoting_engine(refused, "ComfyUI refuses a node of the prompt")
     what = _problem(error) if error is not None else f"status {status}"
-    return WeftError(Reason.BACKEND_REJECTED, f"ComfyUI refuses the prompt: {what}")
+    refused = WeftError(Reason.BACKEND_REJECTED, f"ComfyUI refuses the prompt: {what}")
+    return quoting_engine(refused, f"ComfyUI refuses the prompt: status {status}")
 
 
 def _problem(error: object) -> str:
@@ -226,7 +228,8 @@ def end_error(entry: Mapping[str, Any]) -> WeftError | None:
             if message[0] == "execution_interrupted":
                 node = shown(message[1].get("node_id", ""), 64)
                 text = f"the prompt was interrupted in ComfyUI by someone else, at node {node}"
-                return WeftError(Reason.BACKEND_ERROR, text, metadata={"node": node})
+                interrupted = WeftError(Reason.BACKEND_ERROR, text, metadata={"node": node})
+                return quoting_engine(interrupted, "the prompt was interrupted in ComfyUI by someone else")
     return WeftError(Reason.BACKEND_ERROR, "ComfyUI could not run the workflow and reported no reason")
 
 
@@ -236,8 +239,10 @@ def _node_error(data: Mapping[str, Any]) -> WeftError:
     where = f"node {node} ({kind})"
     if any(sign in f"{exception} {message}".lower().replace("_", "") for sign in _OUT_OF_MEMORY):
         text = f"{where} ran out of accelerator memory; {_ADVICE}"
-        return WeftError(Reason.OUT_OF_MEMORY, text, metadata={"node": node})
-    return WeftError(Reason.BACKEND_ERROR, f"{where} failed: {exception}: {message}", metadata={"node": node})
+        lacking = WeftError(Reason.OUT_OF_MEMORY, text, metadata={"node": node})
+        return quoting_engine(lacking, f"a node ran out of accelerator memory; {_ADVICE}")
+    failed = WeftError(Reason.BACKEND_ERROR, f"{where} failed: {exception}: {message}", metadata={"node": node})
+    return quoting_engine(failed, "a node of the ComfyUI prompt failed")
 
 
 def shown(value: object, limit: int = MAX_ERROR_CHARS) -> str:

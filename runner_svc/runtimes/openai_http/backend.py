@@ -152,7 +152,7 @@ class AttachedServer(UnmanagedServer[OpenAiHttpModel]):
         try:
             return bool(await self._is_ready(http, max_age_seconds))
         except WeftError as error:
-            self._why_gone = error.message
+            self._why_gone = error.log_message
             return False
 
     async def _is_ready(self, http: OpenAiHttp, max_age_seconds: float = 0.0) -> bool | None:

@@ -158,7 +158,7 @@ class ServerBackend(StartedServer[ServerModel]):
         try:
             status, _ = await stranger.call_route("POST", CHAT, LIST_SECONDS)
         except WeftError as error:
-            return error.message
+            return error.log_message
         finally:
             await stranger.close()
         return None if status in _REFUSED else f"a request without the key returned status {status}"
@@ -168,7 +168,7 @@ class ServerBackend(StartedServer[ServerModel]):
         try:
             result = await self.tokenize(tokenize_pb2.TokenizePayload(text="one two three"), call)
         except WeftError as error:
-            return f"counting tokens: {error.message}"
+            return f"counting tokens: {error.log_message}"
         return None if result.count > 0 else "it counted no tokens in a text"
 
     @override

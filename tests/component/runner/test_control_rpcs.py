@@ -56,13 +56,14 @@ async def test_runner_hides_engine_addresses_if_configured(tmp_path: Path) -> No
             assert "127.0.0.1" not in "\n".join(lines)
 
 
-async def test_engine_failure_messages_hide_addresses_too(tmp_path: Path) -> None:
+async def test_output_of_a_dead_engine_is_in_its_log_only_without_addresses(tmp_path: Path) -> None:
     model = fake_model(engine={"command": ("/bin/sh", "-c", "echo lost http://127.0.0.1:41045; exit 3")})
     async with running_runner(tmp_path, [model], conceals_local_addresses=True) as runner:
-        state = await runner.until_state(lambda state: "lost" in state.detail)
-        assert "lost <local>" in state.detail
-        described = await runner.described()
-        assert "127.0.0.1" not in described.last_restart_reason
+        state = await runner.until(Phase.CRASH_LOOP)
+        assert "lost" not in state.detail
+        described = (await runner.control.Describe(pb.DescribeRequest(log_line_count=10))).instances[0]
+        assert "lost" not in described.last_restart_reason
+        assert "lost <local>" in described.log_lines
 
 
 @pytest.mark.parametrize("count", [-1, 1001])

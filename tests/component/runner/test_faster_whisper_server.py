@@ -226,8 +226,9 @@ async def test_oversized_recording_is_rejected_and_the_process_continues(
 async def test_invalid_recording_is_rejected_without_exposing_the_runner_path(model: Path) -> None:
     async with _running(model) as (backend, _):
         payload = audio_pb2.TranscriptionPayload(audio=chat_pb2.MediaPart(data=b"text", media_type="audio/wav"))
-        with pytest.raises(WeftError, match="file: is not a readable recording: Invalid data") as refused:
+        with pytest.raises(WeftError) as refused:
             await _frames(backend, payload)
+    assert refused.value.message.startswith("file: is not a readable recording: Invalid data")
     assert "/" not in refused.value.message
 
 

@@ -56,7 +56,7 @@ async def test_engine_out_of_memory_during_a_request_is_reported_with_advice() -
         report = await asyncio.wait_for(backend.wait_exit(), 5.0)
     assert report.reason is Reason.OUT_OF_MEMORY
     assert "SIGABRT" in report.how
-    assert "CUDA error: out of memory" in report.how
+    assert "CUDA error" not in report.how, "the engine's own words may quote a prompt"
 
 
 async def test_model_that_does_not_fit_is_reported_as_such_instead_of_a_death() -> None:
@@ -106,14 +106,17 @@ async def test_output_of_an_earlier_start_does_not_explain_a_later_death() -> No
     assert report.reason is Reason.SERVER_DIED
 
 
-async def test_death_while_loading_is_reported_with_the_output_of_that_start_only(tmp_path: Path) -> None:
-    counter, words = tmp_path / "starts", 'n=$(cat "$0" 2>/dev/null || echo 0); echo $((n + 1)) >"$0"; echo "start $n"'
+async def test_death_while_loading_is_reported_with_the_cause_of_that_start_only(tmp_path: Path) -> None:
+    counter, words = (
+        tmp_path / "starts",
+        'n=$(cat "$0" 2>/dev/null || echo 0); echo $((n + 1)) >"$0"; [ $n = 0 ] && echo "unknown argument: -x"',
+    )
     command = ("/bin/sh", "-c", f"{words}; exit 1", str(counter))
     backend = fake_engine(command=command)
-    for number in range(2):
+    for cause in (": it does not accept one of its arguments", ""):
         with pytest.raises(WeftError) as failed:
             await backend.start()
-        assert failed.value.message == f"the engine died while it loaded (exit code 1): start {number}"
+        assert failed.value.message == f"the engine died while it loaded (exit code 1{cause})"
 
 
 async def test_server_closing_kept_alive_connections_fails_no_request() -> None:

@@ -72,8 +72,9 @@ async def test_a_whole_answer_in_place_of_a_stream_is_read() -> None:
     assert [event.delta.finish_reason for event in events].count(event_pb2.FINISH_REASON_LENGTH) == 1
     assert events[-1].finished.receipt.usage.completion_tokens == 2
     async with _answering({"status": "ok"}) as http:
-        with pytest.raises(WeftError, match="not text/event-stream"):
+        with pytest.raises(WeftError) as raised:
             _ = [frame async for frame in http.generate(_chat(), CALL)]
+    assert "not text/event-stream" in raised.value.message
 
 
 @pytest.mark.parametrize(
@@ -282,5 +283,6 @@ async def test_vectors_in_base64_are_read() -> None:
 async def test_an_error_in_an_answer_of_status_200_is_the_error() -> None:
     """It was shown as embeddings that are malformed."""
     async with _answering({"error": {"message": "the input is empty", "code": 400}}) as http:
-        with pytest.raises(WeftError, match="the input is empty"):
+        with pytest.raises(WeftError) as raised:
             await http.embed(INPUTS, CALL)
+    assert "the input is empty" in raised.value.message

@@ -34,7 +34,7 @@ from weft.dispatch.placement import (
 )
 from weft.dispatch.request_trace import RequestContext
 from weft.durable.trials import TrialSender
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import WeftError, quoting_engine
 from weft.kernel.placement_request import PlacementRequest, PrefixHolder
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Handling, Operation, Priority, Skill
@@ -397,6 +397,20 @@ async def test_generated_text_reaches_the_caller_and_no_record(tmp_path: Path, r
     (told,) = scheduler.receipts
     assert told is not None
     assert (Reason(told.attempts[0].reason), told.attempts[0].message) == (reason, "")
+
+
+async def test_words_of_an_engine_reach_the_caller_and_readers_of_its_log_but_no_stored_field(tmp_path: Path) -> None:
+    refused = quoting_engine(WeftError(Reason.BACKEND_REJECTED, "answered 422: my secret"), "answered 422: refused")
+    async with _runner(tmp_path, [STARTED, refused]) as address:
+        scheduler = _giving_up(ScriptedScheduler(address))
+        _, failure, _ = await _generate(scheduler)
+    assert isinstance(failure, WeftError)
+    assert failure.message == refused.message
+    assert "secret" not in str(failure), "tracebacks are logged"
+    (told,) = scheduler.receipts
+    assert told is not None
+    assert told.attempts[0].message == "answered 422: refused"
+    assert list(told.attempts[0].engine_log) == [refused.message], "kept in memory for those who may see runners"
 
 
 async def test_internal_error_text_is_logged_under_its_request_id() -> None:

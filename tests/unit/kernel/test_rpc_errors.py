@@ -7,7 +7,7 @@ import grpc
 import pytest
 from grpc_status import rpc_status
 
-from weft.kernel.errors import FieldError, WeftError, invalid_field
+from weft.kernel.errors import FieldError, WeftError, invalid_field, quoting_engine
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import CONNECTION_LOST, calling, error_from_call, error_to_status, open_channel
 
@@ -39,6 +39,12 @@ def test_engine_observations_of_a_runner_round_trip() -> None:
     sent.engine_exit, sent.engine_log = "signal SIGKILL", ("loaded", "busy")
     got = _over_the_wire(sent)
     assert (got.engine_exit, got.engine_log) == ("signal SIGKILL", ("loaded", "busy"))
+
+
+@pytest.mark.parametrize("error", [WeftError(Reason.BACKEND_REJECTED, "no: x"), invalid_field("messages", "no: x")])
+def test_cause_of_an_error_that_quotes_an_engine_round_trips(error: WeftError) -> None:
+    got = _over_the_wire(quoting_engine(error, "refused"))
+    assert (got.message, got.log_message) == (error.message, "refused")
 
 
 def test_field_error_names_its_field_once_after_a_round_trip() -> None:

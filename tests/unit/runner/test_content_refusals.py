@@ -19,7 +19,7 @@ from runner_svc.openai_upstream.errors import (
 )
 from runner_svc.openai_upstream.stream import StreamReader
 from runner_svc.policy.engine_failures import without_tracebacks
-from weft.kernel.errors import LASTING, WeftError
+from weft.kernel.errors import LASTING, WeftError, with_field
 from weft.kernel.failures import FailureKind, classify
 from weft.kernel.reasons import Reason
 
@@ -252,10 +252,32 @@ def test_refused_key_and_wrong_address_of_a_provider_are_lasting(status: int) ->
 def test_answer_of_another_format_is_lasting_and_an_overload_is_not() -> None:
     with pytest.raises(WeftError) as raised:
         require_content_type(cast("Answer", SimpleNamespace(content_type="text/html")), "text/event-stream")
-    assert raised.value.metadata == {LASTING: "true"}
-    assert malformed("the engine sent", ValueError("<html>")).metadata == {LASTING: "true"}
+    assert LASTING in raised.value.metadata
+    assert LASTING in malformed("the engine sent", ValueError("<html>")).metadata
     for status in (500, 502, 503, 429):
         assert LASTING not in refusal(status, b"<html>Bad Gateway</html>", {}).metadata
+
+
+QUOTES = "prompt of a patient"
+
+
+@pytest.mark.parametrize("status", [400, 401, 422, 429, 500, 501, 503])
+@pytest.mark.parametrize("said", [QUOTES, f"CUDA out of memory: {QUOTES}", f"exceeds the context size: {QUOTES}"])
+def test_words_of_an_engine_are_in_the_message_and_not_in_what_is_logged(status: int, said: str) -> None:
+    detail = json.dumps({"detail": [{"loc": ["body"], "msg": "a string is required", "input": said}]}).encode()
+    error = {"error": {"message": said, "type": "invalid_field"}}
+    for found in (
+        refusal(status, detail, {}),
+        refusal(status, said.encode(), {}),
+        refusal(status, json.dumps(error).encode(), {}),
+        provider_refusal(400, detail, {}),
+        stated_error(ErrorBody(message=said), has_begun=False),
+        stated_error(said, has_begun=True),
+        malformed("the engine sent", ValueError(said)),
+    ):
+        assert QUOTES in found.message
+        assert QUOTES not in found.log_message
+        assert QUOTES not in str(with_field(found, "messages"))
 
 
 DATE = "Sat, 01 Jan 2000 00:00:00 GMT"

@@ -4,11 +4,13 @@ import pytest
 from kit.presence import present
 
 from runner_svc.policy.engine_failures import (
+    ADVICE,
     LAST_LINES,
     MemoryKill,
     explain_foreign_build,
     explain_out_of_memory,
     last_words,
+    load_cause,
     program_name,
 )
 from runner_svc.runtimes.library_server import program_command
@@ -86,8 +88,7 @@ def test_engine_specific_out_of_memory_messages_are_recognized(line: str) -> Non
     why = present(
         explain_out_of_memory("exit code 1", ["loading", line, "main: exiting due to model loading error"], kill=None)
     )
-    assert line in why
-    assert "fewer slots" in why
+    assert why == f"exit code 1: it ran out of memory; {ADVICE}", "the line itself may quote a prompt"
 
 
 @pytest.mark.parametrize(
@@ -103,6 +104,23 @@ def test_engine_specific_out_of_memory_messages_are_recognized(line: str) -> Non
 def test_other_messages_are_not_out_of_memory(lines: list[str]) -> None:
     assert last_words(lines) is None
     assert explain_out_of_memory("exit code 1", lines, kill=None) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("error: unknown argument: --fast", "it does not accept one of its arguments"),
+        ("OSError: [Errno 98] Address already in use", "its port is in use"),
+        ("llama_model_load: error loading model: unknown model architecture: 'new'", "it does not support the arch"),
+        ("gguf_init_from_file: invalid magic characters: 'abcd'", "it cannot read the model's file"),
+        ("ModuleNotFoundError: No module named 'torch'", "a library is missing"),
+        ("Received request: prompt: hello", ""),
+    ],
+)
+def test_cause_of_a_failed_load_is_from_a_fixed_list(line: str, cause: str) -> None:
+    found = load_cause(["loading", line, "exiting"])
+    assert found.startswith(cause)
+    assert bool(found) is bool(cause)
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from instance_stage import living
 from kit.failures import fails
 from kit.presence import present
 
-from runner_svc.instance.instance import MAX_ATTEMPT_LOG_BYTES, MAX_ATTEMPT_LOG_LINES
 from runner_svc.instance.loader import MAX_CRASH_BYTES
 from runner_svc.instance.restart_log import MAX_RESTARTS, RestartLog
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.request_records import RequestRecords, RequestState
+from weft.dispatch.placement import MAX_ATTEMPT_LOG_BYTES, MAX_ATTEMPT_LOG_LINES
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
@@ -134,9 +134,9 @@ async def test_unreachable_attached_server_is_absent_immediately_and_polled() ->
         assert not stage.instance.restart_log.all
 
 
-async def test_crash_loop_shows_and_keeps_its_reason_and_last_lines() -> None:
+async def test_crash_loop_shows_its_reason_and_keeps_its_last_lines_for_readers_of_the_log() -> None:
     async with living(load_error=WeftError(Reason.SERVER_DIED, "exit code 1"), limits={"max_deaths": 2}) as stage:
-        assert stage.state == (Phase.CRASH_LOOP, "exit code 1; next start in 10 s; last output: start 2 | last words")
+        assert stage.state == (Phase.CRASH_LOOP, "exit code 1; next start in 10 s; output: weft logs m")
         stage.backend.load_error = None
         await stage.advance(10.0)
         assert stage.instance.phase is Phase.READY

@@ -21,7 +21,7 @@ from runner_svc.policy.lifecycle import (
     Phase,
     needs_restart,
     step,
-    with_last_lines,
+    with_log_command,
 )
 from weft.kernel.reasons import Reason
 
@@ -226,11 +226,9 @@ def test_request_failures_that_require_a_restart(reason: Reason, ours: bool, att
     assert needs_restart(reason, attached=True) is attached
 
 
-def test_last_lines_are_reported_once_within_the_bound() -> None:
-    state = LifeState(detail="exit code 1: bad magic")
-    assert with_last_lines(state, ("bad magic", "")) == state
-    assert with_last_lines(state, ("first", "bad magic")).detail == "exit code 1: bad magic; last output: first"
-    assert len(with_last_lines(state, ("x" * 5000,)).detail) == MAX_DETAIL_CHARS
+def test_state_after_a_crash_names_the_command_for_the_output_within_the_bound() -> None:
+    assert with_log_command(LifeState(detail="exit code 1"), "qwen").detail == "exit code 1; output: weft logs qwen"
+    assert len(with_log_command(LifeState(detail="x" * 5000), "qwen").detail) == MAX_DETAIL_CHARS
 
 
 STEPS = st.lists(st.tuples(st.integers(0, len(KINDS) - 1), st.sampled_from(FAULTS), st.floats(0.0, 40.0)), max_size=80)

@@ -506,8 +506,8 @@ class Attempt(google.protobuf.message.Message):
     model: builtins.str
     """Model of the attempt, by its name in the mesh; a pool or route may try several."""
     message: builtins.str
-    """Error message of the attempt, as the caller gets it if no other attempt follows; at most 512 characters. Empty: no
-    error.
+    """Error message of the attempt, as the caller gets it if no other attempt follows; at most 512 characters. An engine's
+    own words, which may quote a prompt, are in `engine_log` instead. Empty: no error.
     """
     engine_exit: builtins.str
     """How the engine ended during the attempt, such as "exit code 1" or "signal SIGKILL". Empty: it did not end, or the
@@ -515,8 +515,8 @@ class Attempt(google.protobuf.message.Message):
     """
     @property
     def engine_log(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Last lines of the engine log at the failure, oldest first; at most 10 lines and 2,048 bytes. They may quote any
-        request of that engine, so routers keep them in memory only, and only GetRequest returns them, to callers with
+        """Last lines of the engine log at the failure, oldest first, at most 10 lines and 2,048 bytes; then the engine's own
+        error message, at most 512 characters. They may quote any request of that engine, so routers keep them in memory only, and only GetRequest returns them, to callers with
         `runners:view`. The caller of the request never gets them.
         """
 
