@@ -329,7 +329,7 @@ class Scheduler:
         if late is not None:
             self._requests.leave(request)
             return late
-        queue.note_placed(request.spec.priority, request.waited_seconds, now)
+        queue.note_placed(request.spec.tenant, request.spec.priority, request.waited_seconds, now)
         return self._placements.place(request, choice, now)
 
     def _take_in(self, request: Request, queue: Queue, now: float) -> list[Decision]:
@@ -424,7 +424,7 @@ class Scheduler:
             if queue.waiting and queue.name in wanted_by and queue.name != granted.request_class.queue
         ]
         for queue in others:
-            queue.note_passed_over(granted.priority, 1.0 / len(others))
+            queue.note_passed_over(granted.head.tenant, granted.priority, 1.0 / len(others))
 
     def _try(self, chosen: QueueEntry, now: float) -> Decision | None:
         """Place the chosen request; None: no candidate is free for it."""

@@ -1,4 +1,4 @@
-"""Starvation bounds on waits for a load, beside a free slot, and behind higher priority classes.
+"""Starvation bounds on waits for a load, beside a free slot, and behind what goes first.
 
 The bounds are computed from the scenario with a margin; exceeding one means that a request starves.
 """
@@ -11,6 +11,7 @@ from typing import NamedTuple
 from router_svc.policy.endpoints.candidates import Candidate, Needs, Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.limits import SchedulerLimits
+from router_svc.policy.queue.request_class import BAND_OF, BANDS
 from router_svc.policy.request import Request
 from router_svc.simulation.hosts import HOLDS_MEMORY, Instance, Targets, World, lacks
 from router_svc.simulation.scenario import FailureMode, Scenario
@@ -29,6 +30,27 @@ class Kind(NamedTuple):
     needs: Needs
 
 
+class Behind(NamedTuple):
+    """Requests of a queue that go after others: a tenant's of a class, or all of a band (no tenant)."""
+
+    queue: str
+    priority: Priority
+    tenant: str = ""
+
+    @staticmethod
+    def of(queue: str, request: Request, *, as_band: bool) -> "Behind":
+        """Returns what a request belongs to."""
+        priority, tenant = request.spec.priority, request.spec.tenant
+        return Behind(queue, BANDS[BAND_OF[priority]][0]) if as_band else Behind(queue, priority, tenant)
+
+    def goes_after(self, placed: Request) -> bool:
+        """Whether they go after the placed request: by their band, or by their class within its tenant."""
+        before = placed.spec.priority
+        if not self.tenant:
+            return BAND_OF[self.priority] > BAND_OF[before]
+        return (self.tenant, BAND_OF[self.priority]) == (placed.spec.tenant, BAND_OF[before]) and self.priority > before
+
+
 class StarvationDetector:
     """Tracks how long requests are passed over."""
 
@@ -42,9 +64,9 @@ class StarvationDetector:
         self._turn_seconds = longest_turn(scenario)
         self._cold_since: dict[Kind, float] = {}
         self._beside_since: dict[Kind, float] = {}
-        self._passed_over: dict[tuple[str, Priority], tuple[frozenset[int], int]] = {}
-        """By queue and priority class: the requests last passed over, and how often in a row."""
-        self._passed_over_for: dict[tuple[str, Priority], tuple[frozenset[int], int]] = {}
+        self._passed_over: dict[Behind, tuple[frozenset[int], int]] = {}
+        """The requests last passed over, and how often in a row."""
+        self._passed_over_for: dict[Behind, tuple[frozenset[int], int]] = {}
         """The same for grants to other queues."""
         self._reported_at: dict[str, float] = {}
         self._ledger_read_at = 0.0
@@ -69,42 +91,47 @@ class StarvationDetector:
                 del self._cold_since[kind]
 
     def overtaken(self, placed: Request, candidate: Candidate, passed_by: Sequence[Request], now: float) -> str | None:
-        """Returns a message if this grant passes over lower priority classes too often.
+        """Returns a message if this grant passes over lower classes of its tenant, or lower bands, too often.
 
         `passed_by`: waiting requests of all queues that may run.
         """
-        own, band, limits = self._queue(placed), placed.spec.priority, self._scenario.limits
-        self._passed_over.pop((own, band), None)
-        self._passed_over_for.pop((own, band), None)
+        own, limits = self._queue(placed), self._scenario.limits
+        for behind in (Behind.of(own, placed, as_band=False), Behind.of(own, placed, as_band=True)):
+            self._passed_over.pop(behind, None)
+            self._passed_over_for.pop(behind, None)
         wanted: dict[Kind, bool] = {}
-        below: dict[tuple[str, Priority], list[Request]] = {(own, lower): [] for lower in Priority if lower > band}
+        below: dict[Behind, list[Request]] = {
+            each: [] for each in self._passed_over if each.queue == own and each.goes_after(placed)
+        }
         for each in passed_by:
             kind = Kind(self._queue(each), each.needs)
             if kind not in wanted:
                 wanted[kind] = self._could_take(candidate, kind)
-            if each.spec.priority > band and wanted[kind]:
-                below.setdefault((kind.queue, each.spec.priority), []).append(each)
-        for (queue, lower), waiting in below.items():
-            every = _turn_every(lower, limits)
+            as_band = BAND_OF[each.spec.priority] > BAND_OF[placed.spec.priority]
+            behind = Behind.of(kind.queue, each, as_band=as_band)
+            if wanted[kind] and behind.goes_after(placed):
+                below.setdefault(behind, []).append(each)
+        for behind, waiting in below.items():
+            every, queue = _turn_every(behind.priority, limits), behind.queue
             counts, most = self._passed_over, every + SLACK_GRANTS
             if queue != own:
                 counts, most = self._passed_over_for, every * self._queue_count + SLACK_GRANTS
-            count = self._count(counts, (queue, lower), waiting, now)
+            count = self._count(counts, behind, waiting, now)
             if count > most:
-                return f"{lower.name.lower()} requests of {queue} were passed over {count} times in a row for {own}"
+                name = behind.priority.name.lower()
+                return f"{name} requests of {queue} were passed over {count} times in a row for {own}"
         return None
 
     def _count(
         self,
-        counts: dict[tuple[str, Priority], tuple[frozenset[int], int]],
-        key: tuple[str, Priority],
+        counts: dict[Behind, tuple[frozenset[int], int]],
+        key: Behind,
         waiting: Sequence[Request],
         now: float,
     ) -> int:
         """Returns how often in a row the same requests were passed over, including this time."""
-        _, band = key
         # The share of durable requests applies from their arrival.
-        long_seconds = 0.0 if band is Priority.DURABLE else self._scenario.limits.lower_band_patience_seconds
+        long_seconds = 0.0 if key.priority is Priority.DURABLE else self._scenario.limits.lower_band_patience_seconds
         is_long = _all_waited(waiting, now, long_seconds)
         patient = frozenset(each.key for each in waiting) if is_long else frozenset[int]()
         before, count = counts.get(key, (frozenset[int](), 0))

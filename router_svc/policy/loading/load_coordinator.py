@@ -14,7 +14,7 @@ from router_svc.policy.loading.load_plan import Demand, LoadGate, LoadPlan, Resi
 from router_svc.policy.loading.load_planner import LoadPlanner
 from router_svc.policy.loading.wake_tracker import WakeTracker
 from router_svc.policy.queue.queues import Queues
-from router_svc.policy.queue.request_class import RequestClass
+from router_svc.policy.queue.request_class import FirstRequest, RequestClass, order_of
 from weft.kernel.request import Priority
 
 Shape = tuple[str, tuple[str, ...], int, bool]
@@ -28,9 +28,9 @@ class _Group:
 
     asleep: tuple[Candidate, ...]
     capacity: Capacity
+    first: FirstRequest
+    """The next request of all classes."""
     classes: list[RequestClass] = field(default_factory=list)
-    priority: Priority = Priority.LOW
-    account: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,9 @@ def demands_of(
         shape = (request_class.queue, models, capacity.slots, request_class.kind.durable)
         group = groups.get(shape)
         if group is None:
-            group = groups[shape] = _Group(asleep, capacity, priority=first[0], account=first[1].account)
+            group = groups[shape] = _Group(asleep, capacity, first)
         group.classes.append(request_class)
-        group.account = min(group.account, first[1].account)
-        group.priority = min(group.priority, first[0])
+        group.first = min(group.first, first, key=order_of)
     widest: dict[tuple[str, bool], Shape] = {}
     for shape in groups:
         known = widest.get((shape[0], shape[3]))
@@ -80,17 +79,18 @@ def _named(shape: Shape, *, is_widest: bool) -> str:
 
 
 def _demand(label: str, group: _Group, now: float) -> Demand:
-    classes = group.classes
+    classes, (priority, head) = group.classes, group.first
     deadlines = [deadline for request_class in classes if (deadline := request_class.earliest_deadline()) is not None]
     return Demand(
         queue=label,
         asleep=group.asleep,
         waiting=sum(request_class.waiting for request_class in classes),
-        priority=group.priority,
+        priority=priority,
         oldest_arrived_at=min(each.oldest_arrived_at() for each in classes),
         waited_seconds=max(0.0, sum(each.waiting * now - each.arrived_sum for each in classes)),
         queued_tokens=sum(request_class.queued_tokens for request_class in classes),
-        account=group.account,
+        tenant=head.tenant,
+        account=head.account,
         ready_slots=group.capacity.slots,
         loading_slots=group.capacity.loading_slots,
         deadline_at=min(deadlines, default=None),
@@ -107,8 +107,7 @@ class _QueuedDemand:
 
     queued_tokens: float = 0.0
     durable_tokens: float = 0.0
-    account: float = math.inf
-    priority: Priority | None = None
+    first: FirstRequest | None = None
 
 
 class LoadCoordinator:
@@ -263,10 +262,10 @@ class LoadCoordinator:
     def first_for(self, candidate: Candidate) -> tuple[Priority, int | None]:
         """Return the priority class and key of the first request that a candidate is woken for."""
         heads = (each.head() for each, capacity in self._demanding.items() if candidate in capacity.asleep)
-        firsts = [(priority, head.place) for priority, head in filter(None, heads)]
+        firsts = [(*order_of(first), first[1].place) for first in filter(None, heads)]
         if not firsts:
             return Priority.NORMAL, None
-        priority, (_, _, key) = min(firsts)
+        *_, priority, (_, _, key) = min(firsts)
         return priority, key
 
     def _worth_loading(self, capacity: Capacity, now: float) -> tuple[Candidate, ...]:
@@ -297,8 +296,9 @@ class LoadCoordinator:
             durable_active=sum(self._durable_on.get(each.key, 0) for each in sharing),
             queued_tokens=state.queued_tokens,
             durable_tokens=state.durable_tokens,
-            account=state.account,
-            priority=state.priority,
+            tenant="" if state.first is None else state.first[1].tenant,
+            account=math.inf if state.first is None else state.first[1].account,
+            priority=None if state.first is None else state.first[0],
             last_granted_at=max(self._granted_at.get(each.model, -math.inf) for each in sharing),
             last_used_at=max(self._used_at.get(each.model, -math.inf) for each in sharing),
             since=since,
@@ -316,8 +316,6 @@ class LoadCoordinator:
                 else:
                     state.queued_tokens += request_class.queued_tokens
                 first = request_class.head()
-                if first is None:
-                    continue
-                state.priority = first[0] if state.priority is None else min(state.priority, first[0])
-                state.account = min(state.account, first[1].account)
+                if first is not None:
+                    state.first = min(state.first or first, first, key=order_of)
         return state

@@ -22,8 +22,10 @@ class Demand:
     waited_seconds: float
     """Sum over all waiting requests."""
     queued_tokens: float
+    tenant: str = ""
+    """Tenant of its next request ..."""
     account: float = 0.0
-    """Account of its next request's tenant; see fair_share."""
+    """... and its account; see fair_share."""
     ready_slots: int = 0
     """Slots of its ready members, free or not; 0: it is cold."""
     loading_slots: int = 0
@@ -48,8 +50,10 @@ class Resident:
     """Tokens that callers' requests wait for in its queues."""
     durable_tokens: float = 0.0
     """Tokens that durable requests wait for."""
+    tenant: str = ""
+    """The tenant that is served next; empty: no request waits."""
     account: float = math.inf
-    """Account of the tenant that is served next; infinity: no request waits."""
+    """Its account; infinity: no request waits."""
     priority: Priority | None = None
     """Priority class of the next request; None: no request waits."""
     last_granted_at: float = -math.inf

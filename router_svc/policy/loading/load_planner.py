@@ -37,7 +37,8 @@ from router_svc.policy.loading.memory_gate import (
     held_until_idle,
     refused_lately,
 )
-from router_svc.policy.loading.swap_cost import PRIORITY_WEIGHTS, SwapCosts
+from router_svc.policy.loading.swap_cost import SwapCosts
+from router_svc.policy.queue.request_class import BAND_OF
 from weft.kernel.names import ROUTE_PREFIX
 from weft.kernel.request import Priority
 
@@ -103,8 +104,8 @@ class LoadCase:
 
 DemandKey = tuple[str, bool]
 """A model, and whether the demand is durable."""
-OptionsKey = tuple[tuple[str, ...], Priority, bool]
-"""The models that may be loaded, the priority class of the waiting requests, and whether others serve them
+OptionsKey = tuple[tuple[str, ...], Priority, str, bool]
+"""The models that may be loaded, the priority class and tenant of the waiting requests, and whether others serve them
 meanwhile."""
 
 
@@ -120,10 +121,11 @@ class Review:
     waiting: dict[DemandKey, int] = field(default_factory=dict)
     """Waiting requests over all queues by the models that could serve them, durable ones separately."""
     waited: dict[DemandKey, float] = field(default_factory=dict)
-    """Their waiting times in seconds, weighted by priority class."""
+    """Their waiting times in seconds."""
     planned: dict[str, list[PlannedLoad]] = field(default_factory=dict)
     """By queue."""
-    losses: dict[CandidateKey, float] = field(default_factory=dict)
+    losses: dict[tuple[CandidateKey, str | None], float] = field(default_factory=dict)
+    """By model, and the tenant of the demand."""
     options: dict[OptionsKey, list[LoadOption]] = field(default_factory=dict)
     """Cached options, valid until the next reservation."""
     loading: Container[str] = frozenset()
@@ -160,12 +162,9 @@ class Review:
     def note(self, demand: Demand) -> None:
         """Add the waiting requests of a demand to the totals."""
         for candidate in demand.asleep:
-            key, counted = (
-                (candidate.model, demand.is_durable),
-                PRIORITY_WEIGHTS[demand.priority] * demand.waited_seconds,
-            )
+            key = (candidate.model, demand.is_durable)
             self.waiting[key] = self.waiting.get(key, 0) + demand.waiting
-            self.waited[key] = self.waited.get(key, 0.0) + counted
+            self.waited[key] = self.waited.get(key, 0.0) + demand.waited_seconds
 
     def waiting_for(self, model: str, *, durable: bool) -> int:
         """Return how many waiting requests the model could serve; for durable ones including callers, who go first."""
@@ -173,10 +172,9 @@ class Review:
         return callers + self.waiting.get((model, True), 0) if durable else callers
 
     def combined(self, demand: Demand, candidate: Candidate) -> Demand:
-        """Return the demand plus other queues' requests that `candidate` would also serve, weighted by class."""
+        """Return the demand plus other queues' requests that `candidate` would also serve."""
         key = (candidate.model, demand.is_durable)
-        waited_seconds = self.waited[key] / PRIORITY_WEIGHTS[demand.priority]
-        return replace(demand, waiting=self.waiting[key], waited_seconds=waited_seconds)
+        return replace(demand, waiting=self.waiting[key], waited_seconds=self.waited[key])
 
     def reserve(self, space: HostSpace, candidate: Candidate, evicted: Iterable[CandidateKey], **other: bool) -> None:
         """Reserve memory as `HostSpace.reserve` does, and drop the cached options."""
@@ -283,13 +281,14 @@ class LoadPlanner:
         unloaded = max((self._last_resident.get(each.model, -math.inf) for each in demand.asleep), default=-math.inf)
         return max(demand.oldest_arrived_at, unloaded) + self._limits.max_cold_wait_seconds
 
-    def _turn(self, demand: Demand, now: float) -> tuple[bool, float, int, float, float, float]:
+    def _turn(self, demand: Demand, now: float) -> tuple[bool, float, int, float, int, float, float]:
         """Return the sort key of a demand; the lowest is considered first."""
         due_at = self._due_at(demand)
         is_due = due_at <= now
         deadline = math.inf if demand.deadline_at is None else demand.deadline_at
         due_order = due_at if is_due else math.inf
-        return (not is_due, due_order, demand.priority, demand.account, deadline, demand.oldest_arrived_at)
+        band = BAND_OF[demand.priority]
+        return (not is_due, due_order, band, demand.account, demand.priority, deadline, demand.oldest_arrived_at)
 
     def _keep_planned(self, demands: Mapping[str, Demand], review: Review) -> None:
         """Drop finished and unwanted loads, reserve memory for the others, and begin those that can begin."""
@@ -333,7 +332,7 @@ class LoadPlanner:
             victim for victim in review.present(planned) if self._costs.may_be_evicted_for(demand, victim, review.now)
         ]
         able = [victim for victim in evictable if space.is_evictable(victim)]
-        needed = space.victims(now_asleep, able, lambda victim: (0.0, self._costs.loss(victim, review.now)))
+        needed = space.victims(now_asleep, able, lambda victim: (0.0, self._costs.loss(victim, demand, review.now)))
         if needed is None:
             return False
         planned.victims = frozenset(victim.candidate.key for victim in needed)
@@ -364,9 +363,9 @@ class LoadPlanner:
             for resident in review.residents.get(planned.candidate.host, ())
             if space.is_evictable(resident)
             and not (planned.is_durable and resident.serves_callers)
-            and not self._costs.turn_left(resident, Priority.LOW, review.now)
+            and not self._costs.turn_left(resident, None, review.now)
         ]
-        evicted = space.victims(planned.candidate, over, lambda each: (0.0, self._loss(each, review))) or ()
+        evicted = space.victims(planned.candidate, over, lambda each: (0.0, self._loss(each, None, review))) or ()
         planned.victims = frozenset(victim.candidate.key for victim in evicted)
 
     def _consider(self, demand: Demand, review: Review) -> None:
@@ -410,7 +409,7 @@ class LoadPlanner:
             and candidate.model not in self._planned
             and self._no_memory_until.get(candidate.model, -math.inf) <= review.now
         ]
-        key = (tuple(candidate.model for candidate in candidates), demand.priority, demand.ready_slots > 0)
+        key = (tuple(each.model for each in candidates), demand.priority, demand.tenant, demand.ready_slots > 0)
         found = review.options.get(key)
         if found is None:
             found = review.options[key] = [self._option(demand, candidate, review) for candidate in candidates]
@@ -437,8 +436,10 @@ class LoadPlanner:
                 effort_seconds=cost + load_seconds,
             )
         able = self._able(demand, candidate, review)
-        turns = {each.candidate.key: self._costs.turn_left(each, demand.priority, review.now) for each in able}
-        victims = space.victims(candidate, able, lambda each: (turns[each.candidate.key], self._loss(each, review)))
+        turns = {each.candidate.key: self._costs.turn_left(each, demand, review.now) for each in able}
+        victims = space.victims(
+            candidate, able, lambda each: (turns[each.candidate.key], self._loss(each, demand, review))
+        )
         cost = self._costs.cost(demand, candidate, victims or (), review.now)
         turn_left = max((turns[victim.candidate.key] for victim in victims or ()), default=0.0)
         return LoadOption(
@@ -450,10 +451,11 @@ class LoadPlanner:
             effort_seconds=turn_left + cost + load_seconds,
         )
 
-    def _loss(self, resident: Resident, review: Review) -> float:
-        known = review.losses.get(resident.candidate.key)
+    def _loss(self, resident: Resident, demand: Demand | None, review: Review) -> float:
+        key = (resident.candidate.key, None if demand is None else demand.tenant)
+        known = review.losses.get(key)
         if known is None:
-            known = review.losses[resident.candidate.key] = self._costs.loss(resident, review.now)
+            known = review.losses[key] = self._costs.loss(resident, demand, review.now)
         return known
 
     def _decide(self, demand: Demand, option: LoadOption, *, is_first: bool, review: Review) -> None:
@@ -543,7 +545,7 @@ class LoadPlanner:
         evicts = f"it evicts {', '.join(victim.candidate.model for victim in victims)}"
         if case.is_due:
             return f"{case.demand.queue} waited as long as a queue without a loaded model may; {evicts}"
-        value = self._costs.value(case.combined)
+        value = self._costs.value(case.combined, victims)
         return f"waiting is worth {value:.1f} s, the swap costs {option.cost:.1f} s; {evicts}"
 
     def _gate_word(self, case: LoadCase, victims: Sequence[Resident], now: float) -> LoadGate:

@@ -6,15 +6,15 @@ from router_svc.policy.decisions import Rejects
 from router_svc.policy.endpoints.capacity import Capacity
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.queue.queue import Queue
+from router_svc.policy.queue.request_class import CALLERS
 from router_svc.policy.refusals import FULL_RETRY_SECONDS, of_queue
 from router_svc.policy.request import Request
 from weft.kernel.reasons import Reason
-from weft.kernel.request import CALLER_BANDS, Priority
+from weft.kernel.request import Priority
 from weft.kernel.value import value_class
 
 OVERLOAD_FILL = 0.8
 """Maximum share of the queue timeout that a request's estimated wait may take during overload."""
-LOWEST_FIRST = tuple(sorted(CALLER_BANDS, reverse=True))
 
 
 @value_class()
@@ -66,8 +66,8 @@ class Admission:
     def was_evicted(self, request: Request, queue: Queue, capacity: Capacity, now: float) -> Rejects:
         """Return the refusal of a request that was evicted for another one."""
         message = (
-            f"the queue for {request.spec.model} is full; this request was evicted for one of another priority class, "
-            "or of a tenant that was served less"
+            f"the queue for {request.spec.model} is full; this request was evicted for one of another priority class "
+            "of its tenant, or of a tenant that was served less"
         )
         return self._refuse(request, queue, capacity, message, now)
 
@@ -112,12 +112,8 @@ class Admission:
         return self._refuse(request, queue, capacity, words, now)
 
     def _behind_all(self, request: Request, queue: Queue, capacity: Capacity, now: float) -> float:
-        """Return the expected wait behind all requests that go first, in seconds; 0: unknown.
-
-        Of higher priority classes, only those count that go first before this class has its guaranteed grant.
-        """
-        in_class = self._limits.lower_band_every * (queue.waiting_in(request.spec.priority) + 1)
-        return self._slot_wait(queue, capacity, min(queue.position_of(request), in_class), now) or 0.0
+        """Return the expected wait behind all requests that go first, in seconds; 0: unknown."""
+        return self._slot_wait(queue, capacity, queue.position_of(request), now) or 0.0
 
     def _behind_own(self, request: Request, queue: Queue, now: float) -> float:
         """Return the expected wait in seconds behind its tenant's requests in its class; 0: rate not steady."""
@@ -133,37 +129,32 @@ class Admission:
     def _victim(self, request: Request, queue: Queue, depth: int) -> int | None:
         """Return the request to evict from a full queue; None: none.
 
-        It is of a lower class, else of a tenant that was served more, else of a higher class; in a class it is the last
-        request of the most served tenant. A class keeps the same share of places as of grants, so higher classes can
-        neither evict its last request nor lock it out.
+        It is of a tenant that would be served after it, else of its own tenant: of a lower class, else of a higher one.
+        A class keeps the same share of a tenant's places as of its grants, so higher classes can neither evict its last
+        request nor lock it out.
         """
-        priority, kept = request.spec.priority, depth // self._limits.lower_band_every
-        lower = next((each for each in LOWEST_FIRST if each > priority and queue.waiting_in(each) > kept), None)
-        if lower is not None:
-            return _last_of(queue.last_of_furthest(lower, None, request.cost))
         better_served = self._better_served(request, queue)
-        if better_served is not None or queue.waiting_in(priority) >= kept:
+        priority, tenant = request.spec.priority, request.spec.tenant
+        if better_served is not None or priority is Priority.SYSTEM:
             return better_served
-        higher = max((each for each in LOWEST_FIRST if each < priority), key=queue.waiting_in, default=None)
-        if higher is None or queue.waiting_in(higher) <= kept:
+        every = self._limits.lower_band_every
+        kept = min(depth // every, max(1, queue.callers_of(tenant) // every))
+        waiting = {each: queue.waiting_of(tenant, each) for each in CALLERS}
+        others = [each for each in reversed(CALLERS) if each != priority and waiting[each] > kept]
+        if not others or (others[0] < priority and waiting[priority] >= kept):
             return None
-        return _last_of(queue.last_of_furthest(higher, None, request.cost))
+        return queue.last_of(tenant, others[0] if others[0] > priority else max(others, key=waiting.__getitem__))
 
     def _better_served(self, request: Request, queue: Queue) -> int | None:
-        """Return the request of its class to evict for it: the last one of a tenant that would be served after it.
+        """Return the request to evict for it: the last one of a tenant that would be served after it.
 
         Grants go by accounts, so a less served tenant is entitled to a place, however many others hold.
         """
         priority, tenant = request.spec.priority, request.spec.tenant
-        if priority is Priority.SYSTEM:
-            return None
-        furthest = queue.last_of_furthest(priority, tenant, request.cost)
+        is_system = priority is Priority.SYSTEM
+        furthest = queue.last_of_furthest(None if is_system else tenant, request.cost)
         if furthest is None:
             return None
         after, last = furthest
-        own = queue.account_after(tenant, queue.waiting_of(tenant, priority) + 1, request.cost)
-        return last if own < after else None
-
-
-def _last_of(found: tuple[float, int] | None) -> int | None:
-    return None if found is None else found[1]
+        own = queue.account_after(tenant, queue.callers_of(tenant) + 1, request.cost)
+        return last if is_system or own < after else None

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from router_svc.policy.request import QueuePosition
 from weft.kernel.request import Priority
 
-_Entry = tuple[float, QueuePosition, str]
-"""Account, first request, tenant."""
+_Entry = tuple[float, int, str]
+"""Account, turn, tenant."""
 
 _SPARE_ENTRIES = 64
 _SPARE_HEAD = 64
@@ -77,6 +77,7 @@ class TenantHead(NamedTuple):
     """The tenant and request that a fair queue serves next. A tuple, as one is created for every examined queue."""
 
     account: float
+    turn: int
     place: QueuePosition
     tenant: str
 
@@ -91,13 +92,13 @@ class FairQueue:
     """One priority class of a request class. Tenants at their concurrency cap are set aside until reactivated."""
 
     priority: Priority
-    account_of: Callable[[str], float]
+    standing_of: Callable[[str], tuple[float, int]]
+    """See `FairShare.standing`."""
     may_run: Callable[[str], bool]
     """Whether a tenant may have another request running."""
     _tenants: dict[str, SortedPositions] = field(default_factory=dict)
     _heap: list[_Entry] = field(default_factory=list)
-    """Heap by account and first request, corrected lazily: both only rise, except when a new request precedes the first
-    one, which adds a new entry of its tenant."""
+    """Heap by account and turn, corrected lazily as both only rise."""
     _entries: dict[str, _Entry] = field(default_factory=dict)
     """The valid heap entry of each tenant that is not set aside."""
     _aside: set[str] = field(default_factory=set)
@@ -108,10 +109,9 @@ class FairQueue:
         places = self._tenants.get(tenant)
         if places is None:
             places = self._tenants[tenant] = SortedPositions()
+            self._enter(tenant)
         places.add(place)
         self.waiting += 1
-        if places.first is place and tenant not in self._aside:
-            self._enter(tenant, places)
 
     def remove(self, tenant: str, place: QueuePosition) -> None:
         """Remove a waiting request of a tenant."""
@@ -127,16 +127,16 @@ class FairQueue:
         """Return the tenant and request to serve next; None: no waiting tenant is below its cap."""
         heap = self._heap
         while heap:
-            entry = account, place, tenant = heap[0]
+            entry = account, turn, tenant = heap[0]
             if self._entries.get(tenant) is not entry:
                 heapq.heappop(heap)
                 continue
-            current, first = self.account_of(tenant), self._tenants[tenant].first
-            if current != account or first != place:
-                self._entries[tenant] = (current, first, tenant)
+            current = self.standing_of(tenant)
+            if current != (account, turn):
+                self._entries[tenant] = (*current, tenant)
                 heapq.heapreplace(heap, self._entries[tenant])
             elif self.may_run(tenant):
-                return TenantHead(account, place, tenant)
+                return TenantHead(account, turn, self._tenants[tenant].first, tenant)
             else:
                 heapq.heappop(heap)
                 del self._entries[tenant]
@@ -147,7 +147,7 @@ class FairQueue:
         """Reactivate a tenant that left its cap."""
         if tenant in self._aside:
             self._aside.discard(tenant)
-            self._enter(tenant, self._tenants[tenant])
+            self._enter(tenant)
 
     def ahead_of(self, tenant: str, place: QueuePosition) -> int:
         """Return the number of the tenant's requests before this one."""
@@ -172,8 +172,8 @@ class FairQueue:
         """Return the keys of all requests, tenant by tenant."""
         return [key for places in self._tenants.values() for key in places.request_keys()]
 
-    def _enter(self, tenant: str, places: SortedPositions) -> None:
-        entry = self._entries[tenant] = (self.account_of(tenant), places.first, tenant)
+    def _enter(self, tenant: str) -> None:
+        entry = self._entries[tenant] = (*self.standing_of(tenant), tenant)
         heapq.heappush(self._heap, entry)
         if len(self._heap) > 2 * len(self._tenants) + _SPARE_ENTRIES:
             self._heap = list(self._entries.values())

@@ -8,6 +8,7 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 
 MIN_COST = 1.0
 """Minimum tokens charged per request, so that grants rotate even if costs are unknown."""
@@ -30,6 +31,9 @@ class Account:
     was_charged: bool = False
     live: int = 0
     """Waiting and running requests."""
+    waiting: int = 0
+    turn: int = 0
+    """Rises when it begins to wait and with each charge: the lower one of two equal accounts is served first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +117,7 @@ class FairShare:
         self._ceiling = 0.0
         """Upper bound of all active accounts."""
         self._ceiling_is_exact = True
+        self._turns = count(1)
 
     def enter(self, tenant: str) -> None:
         """Record a new request of a tenant.
@@ -152,6 +157,17 @@ class FairShare:
         self._idle[tenant] = account
         self._forget_idle()
 
+    def begin_wait(self, tenant: str) -> None:
+        """Record that a request of an active tenant waits."""
+        account = self.active[tenant]
+        if not account.waiting:
+            account.turn = next(self._turns)
+        account.waiting += 1
+
+    def end_wait(self, tenant: str) -> None:
+        """Record that a request of a tenant waits no longer."""
+        self.active[tenant].waiting -= 1
+
     def _forget_idle(self) -> None:
         """Forget the tenant that has been inactive longest if too many are stored."""
         if len(self._idle) > self._max_remembered:
@@ -170,6 +186,7 @@ class FairShare:
         account.served = self.account(tenant) + (cost - used)
         account.mean_cost += (COST_WEIGHT if account.was_charged else 1.0) * (cost - account.mean_cost)
         account.was_charged = True
+        account.turn = next(self._turns)
         self._ceiling = max(self._ceiling, account.served)
         return charged
 
@@ -188,6 +205,10 @@ class FairShare:
                 self._ceiling_is_exact = True
             account.served = max(account.served, self._ceiling - self._max_lag)
         return account.served
+
+    def standing(self, tenant: str) -> tuple[float, int]:
+        """Return an active tenant's account and turn: the lowest is served first. Both only rise."""
+        return self.account(tenant), self.active[tenant].turn
 
     def known_account(self, tenant: str) -> float | None:
         """Return the account of a tenant, active or not, without changing it; None: none, or it was forgotten."""

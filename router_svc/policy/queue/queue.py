@@ -1,7 +1,7 @@
 """The queue of one target: a pool, or a route."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from math import ceil, inf
@@ -11,8 +11,8 @@ from router_svc.policy.endpoints.candidates import Needs
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.queue.fair_queue import TenantHead
 from router_svc.policy.queue.fair_share import MIN_COST, Account, FairShare
-from router_svc.policy.queue.request_class import PRIORITIES, RequestClass
-from router_svc.policy.request import Request, RequestKind
+from router_svc.policy.queue.request_class import BAND_OF, BANDS, CALLERS, PRIORITIES, RequestClass, order_of
+from router_svc.policy.request import QueuePosition, Request, RequestKind
 from weft.kernel.request import Priority
 
 if TYPE_CHECKING:
@@ -78,16 +78,15 @@ class GrantRate:
 MAX_TENANTS_COMPARED = 64
 """Tenants that a position considers individually; the others count as their average."""
 
-MAX_TENANTS_WITH_TIES = 4
-"""Maximum number of waiting tenants for which equal accounts are ordered by arrival."""
 MAX_REMEMBERED_KINDS = 1_024
 """Maximum request kinds that a queue caches, as callers choose names of tools freely."""
-Rank = tuple[int, float, tuple[float, float, int]]
-"""Priority class, account, position: the lower one is served first. Class -1: a class that is overdue."""
+Rank = tuple[int, float, int, float, QueuePosition]
+"""Band, the tenant's account and turn, class, position: the lower one is served first. Below 0: overdue."""
 _DURABLE = Priority.DURABLE
+_CALLERS_BAND, _DURABLE_BAND = BAND_OF[Priority.NORMAL], BAND_OF[_DURABLE]
 _MOST_SAVED_GRANTS = 1.0
 """Maximum grants that durable requests carry over in addition to the next one. So a share that is no whole fraction
-evens out over several grants, and a class that could not be served for a while gets no long series of grants."""
+evens out over several grants, and a band that could not be served for a while gets no long series of grants."""
 
 
 class QueueEntry(NamedTuple):
@@ -101,15 +100,16 @@ class QueueEntry(NamedTuple):
 
 @dataclass(slots=True)
 class _TenantBacklog:
-    """A tenant's waiting requests in a priority class, with its account."""
+    """A tenant's waiting requests in a priority class."""
 
-    account: Account
     grant_rate: GrantRate
     count: int = 0
+    passed_over: float = 0.0
+    """The tenant's grants in higher classes since its last one in this class."""
 
 
 class Queue:
-    """Request classes, and which request is granted next: by priority class, then by the tenants' accounts."""
+    """Request classes, and which request is granted next: by band, the tenants' accounts, then a tenant's classes."""
 
     def __init__(self, name: str, limits: SchedulerLimits, shares: FairShare, may_run: Callable[[str], bool]) -> None:
         self.name = name
@@ -130,12 +130,12 @@ class Queue:
         self._shares = shares
         self._may_run = may_run
         self._backlogs: tuple[dict[str, _TenantBacklog], ...] = tuple({} for _ in PRIORITIES)
-        self._places: dict[str, int] = {}
-        """Waiting requests of callers per tenant, over all priority classes."""
-        self._by_priority = [0] * len(PRIORITIES)
+        self._places: tuple[dict[str, int], ...] = tuple({} for _ in BANDS)
+        """Waiting requests per band and tenant."""
+        self._by_band = [0] * len(BANDS)
         self._weight_waiting = 0.0
-        self._passed_over = [0.0] * len(PRIORITIES)
-        """Grants to higher priority classes since the last grant of each class, while requests waited in it."""
+        self._passed_over = [0.0] * len(BANDS)
+        """Grants to higher bands since the last grant of each band, while requests waited in it."""
         self._due_after = _due_after(limits)
         self._first_due_after = min(self._due_after)
 
@@ -146,7 +146,7 @@ class Queue:
         """
         if not self.waiting:
             return False
-        is_due = self._passed_over[_DURABLE] >= self._due_after[_DURABLE]
+        is_due = self._passed_over[_DURABLE_BAND] >= self._due_after[_DURABLE_BAND]
         return priority is _DURABLE or bool(self.callers_waiting) or is_due
 
     def kind_of(self, needs: Needs, *, durable: bool = False) -> RequestKind:
@@ -161,24 +161,26 @@ class Queue:
 
     def add(self, request: Request, now: float) -> None:
         """Add a waiting request."""
+        priority, tenant = request.spec.priority, request.spec.tenant
+        self._shares.begin_wait(tenant)
         found = self.classes.get(request.kind)
         if found is None:
             found = self.classes[request.kind] = self._new_class(request.kind)
         found.add(request)
-        priority, tenant = request.spec.priority, request.spec.tenant
+        band = BAND_OF[priority]
+        places = self._places[band].get(tenant, 0)
+        self._places[band][tenant] = places + 1
+        if band == _CALLERS_BAND and not places:
+            self._weight_waiting += self._shares.weight(tenant)
         if priority is not _DURABLE:
-            places = self._places.get(tenant, 0)
-            self._places[tenant] = places + 1
-            if not places:
-                self._weight_waiting += self._shares.weight(tenant)
             self.callers_waiting += 1
             if self.callers_waiting == 1:
                 self.grant_rate.note_backlog(now, waiting=True)
         backlog = self._backlogs[priority].get(tenant)
         if backlog is None:
-            backlog = self._backlogs[priority][tenant] = self._new_backlog(tenant, now)
+            backlog = self._backlogs[priority][tenant] = self._new_backlog(now)
         backlog.count += 1
-        self._by_priority[priority] += 1
+        self._by_band[band] += 1
         self.waiting += 1
 
     def remove(self, request: Request, now: float) -> None:
@@ -192,26 +194,27 @@ class Queue:
         backlog.count -= 1
         if not backlog.count:
             del self._backlogs[priority][tenant]
-        self._by_priority[priority] -= 1
-        if not self._by_priority[priority]:
-            self._passed_over[priority] = 0.0
+        band = BAND_OF[priority]
+        self._by_band[band] -= 1
+        if not self._by_band[band]:
+            self._passed_over[band] = 0.0
+        self._places[band][tenant] -= 1
+        if not self._places[band][tenant]:
+            del self._places[band][tenant]
+            if band == _CALLERS_BAND:
+                self._weight_waiting -= self._shares.weight(tenant)
+        self._shares.end_wait(tenant)
         self.waiting -= 1
         if priority is _DURABLE:
             return
         self.callers_waiting -= 1
-        places = self._places[tenant] = self._places[tenant] - 1
-        if not places:
-            del self._places[tenant]
-            self._weight_waiting -= self._shares.weight(tenant)
         if not self.callers_waiting:
             self._weight_waiting = 0.0
             self.grant_rate.note_backlog(now, waiting=False)
 
     def entries(self, blocked: set[RequestClass], now: float) -> Iterator[QueueEntry]:
         """Yield the requests that may be granted next, at least one per request class."""
-        overdue: Sequence[Priority] = ()
-        if max(self._passed_over) >= self._first_due_after:
-            overdue = [priority for priority in PRIORITIES if self._passed_over[priority] >= self._due_after[priority]]
+        is_due = max(self._passed_over) >= self._first_due_after
         for request_class in self.classes.values():
             if request_class in blocked or not request_class.waiting:
                 continue
@@ -219,48 +222,55 @@ class Queue:
             if first is None:
                 continue
             priority, head = first
-            yield QueueEntry((priority, head.account, head.place), priority, head, request_class)
-            if overdue:
-                yield from self._overdue(request_class, overdue, now)
+            yield QueueEntry((*order_of(first), head.place), priority, head, request_class)
+            yield from self._overdue_classes(request_class, head, now)
+            if is_due:
+                yield from self._overdue_bands(request_class, now)
 
     def note_grant(self, chosen: QueueEntry, waited_seconds: float, now: float) -> None:
         """Record a grant to a request that is still in the queue."""
-        priority = chosen.priority
-        self._backlogs[priority][chosen.head.tenant].grant_rate.note_grant(waited_seconds, now)
-        self._passed_over[priority] = 0.0 if priority is not _DURABLE else self._still_owed()
-        self.note_placed(priority, waited_seconds, now)
+        priority, tenant = chosen.priority, chosen.head.tenant
+        backlog = self._backlogs[priority][tenant]
+        backlog.grant_rate.note_grant(waited_seconds, now)
+        backlog.passed_over = 0.0
+        self._passed_over[BAND_OF[priority]] = 0.0 if priority is not _DURABLE else self._still_owed()
+        self.note_placed(tenant, priority, waited_seconds, now)
 
-    def note_placed(self, priority: Priority, waited_seconds: float, now: float) -> None:
-        """Record a grant to a request of this class, whether it waited or was placed immediately.
+    def note_placed(self, tenant: str, priority: Priority, waited_seconds: float, now: float) -> None:
+        """Record a grant to a request of a tenant and class, whether it waited or was placed immediately.
 
         The grant rate counts only callers, as status messages and refusals are based on it.
         """
         if priority is not _DURABLE:
             self.grant_rate.note_grant(waited_seconds, now)
         if self.waiting:
-            self.note_passed_over(priority, 1.0)
+            self.note_passed_over(tenant, priority, 1.0)
 
-    def note_passed_over(self, priority: Priority, share: float) -> None:
-        """Record that a request of this class got a model that waiting requests need.
+    def note_passed_over(self, tenant: str, priority: Priority, share: float) -> None:
+        """Record that a request of a tenant and class got a model that waiting requests need.
 
         `share`: the part of the grant that counts for this queue; below 1 if several queues were passed over.
         """
-        for lower in PRIORITIES[priority + 1 :]:
-            if self._by_priority[lower]:
-                self._passed_over[lower] += share
+        band = BAND_OF[priority]
+        for lower_band in range(band + 1, len(BANDS)):
+            if self._by_band[lower_band]:
+                self._passed_over[lower_band] += share
+        for lower in BANDS[band][priority - BANDS[band][0] + 1 :]:
+            if (backlog := self._backlogs[lower].get(tenant)) is not None:
+                backlog.passed_over += share
 
     def places_of(self, tenant: str) -> int:
         """Return the number of waiting requests of a tenant."""
-        return self._places.get(tenant, 0) + self.waiting_of(tenant, _DURABLE)
+        return sum(places.get(tenant, 0) for places in self._places)
+
+    def callers_of(self, tenant: str) -> int:
+        """Return the number of waiting requests of a tenant's callers."""
+        return self._places[_CALLERS_BAND].get(tenant, 0)
 
     def waiting_of(self, tenant: str, priority: Priority) -> int:
         """Return the number of waiting requests of a tenant in a priority class."""
         backlog = self._backlogs[priority].get(tenant)
         return 0 if backlog is None else backlog.count
-
-    def waiting_in(self, priority: Priority) -> int:
-        """Return the number of waiting requests in a priority class."""
-        return self._by_priority[priority]
 
     def grant_rate_of(self, tenant: str, priority: Priority) -> GrantRate | None:
         """Return a tenant's grant rate in a priority class; None: no request of it waits there."""
@@ -269,13 +279,13 @@ class Queue:
 
     def reweigh(self, tenant: str, before: float) -> None:
         """Record that a tenant's weight changed from `before`."""
-        if tenant in self._places:
+        if self.callers_of(tenant):
             self._weight_waiting += self._shares.weight(tenant) - before
 
     def share_of(self, tenant: str) -> float:
         """Return an active tenant's share among all waiting callers and itself, 0 to 1."""
         weight = self._shares.weight(tenant)
-        others = self._weight_waiting - (weight if tenant in self._places else 0.0)
+        others = self._weight_waiting - (weight if self.callers_of(tenant) else 0.0)
         return weight / (max(0.0, others) + weight)
 
     def account_after(self, tenant: str, requests: int, cost: float) -> float:
@@ -287,96 +297,116 @@ class Queue:
         each = account.mean_cost if account.was_charged else max(MIN_COST, cost) / account.weight
         return self._shares.account(tenant) + max(0.0, requests * each - account.credit)
 
-    def last_of_furthest(self, priority: Priority, spared: str | None, cost: float) -> tuple[float, int] | None:
-        """Return the last request of the tenant with the highest account after all its requests of a class are served.
+    def last_of_furthest(self, spared: str | None, cost: float) -> tuple[float, int] | None:
+        """Return the last request of the tenant with the highest account after all its callers' requests are served.
 
-        Returns that account and the request's key; None: there is none. `spared`: a tenant to skip. `cost`: see
-        `account_after`.
+        Returns that account and the request's key; None: there is none. It is of the lowest class that has more than
+        its share of the tenant's places. `spared`: a tenant to skip. `cost`: see `account_after`.
         """
         others = [
-            (self.account_after(tenant, backlog.count, cost), tenant)
-            for tenant, backlog in self._backlogs[priority].items()
+            (self.account_after(tenant, places, cost), tenant)
+            for tenant, places in self._places[_CALLERS_BAND].items()
             if tenant != spared
         ]
         if not others:
             return None
         account, furthest = max(others)
+        kept = self.callers_of(furthest) // self._limits.lower_band_every
+        lowest = next(each for each in reversed(CALLERS) if self.waiting_of(furthest, each) > kept)
+        return account, self.last_of(furthest, lowest)
+
+    def last_of(self, tenant: str, priority: Priority) -> int:
+        """Return the key of a tenant's last request in a priority class; there must be one."""
         fair_queues = (request_class.priorities[priority] for request_class in self.classes.values())
-        lasts = (fair_queue.last_of(furthest) for fair_queue in fair_queues if fair_queue is not None)
-        return account, max(place for place in lasts if place is not None)[2]
+        lasts = (fair_queue.last_of(tenant) for fair_queue in fair_queues if fair_queue is not None)
+        return max(place for place in lasts if place is not None)[2]
 
     def position_of(self, request: Request) -> int:
-        """Return the position in the queue, from 1: exact within a tenant, estimated between tenants."""
-        priority, mine = request.spec.priority, self._shares.active[request.spec.tenant]
+        """Return the position in the queue, from 1: exact within a tenant's class, estimated otherwise."""
+        band, mine = BAND_OF[request.spec.priority], self._shares.active[request.spec.tenant]
         own, passed = self._own_ahead(request), 0
         until = mine.served + own * mine.mean_cost
-        backlogs = self._backlogs[priority]
-        looks_at_ties = len(backlogs) <= MAX_TENANTS_WITH_TIES
-        for other, backlog in islice(backlogs.items(), MAX_TENANTS_COMPARED):
-            account = backlog.account
+        places = self._places[band]
+        for other, waiting in islice(places.items(), MAX_TENANTS_COMPARED):
+            account = self._shares.active[other]
             behind = until - account.served
             if behind < 0 or account is mine:
                 continue
             turns = behind / account.mean_cost
-            if turns >= backlog.count:
-                passed += backlog.count
-                continue
             whole = ceil(turns)
-            if looks_at_ties and whole == turns and self._goes_first(other, whole, request):
+            if whole == turns and _goes_first(account, whole, mine, own):
                 whole += 1
-            passed += whole
-        if len(backlogs) > MAX_TENANTS_COMPARED:
-            passed = int(passed * len(backlogs) / MAX_TENANTS_COMPARED)
-        return 1 + sum(self._by_priority[:priority]) + own + passed
+            passed += min(whole, waiting)
+        if len(places) > MAX_TENANTS_COMPARED:
+            passed = int(passed * len(places) / MAX_TENANTS_COMPARED)
+        return 1 + sum(self._by_band[:band]) + own + passed
 
     def _own_ahead(self, request: Request) -> int:
+        """Return how many of its tenant's requests go first: of its class, and of higher ones up to their share."""
         priority, tenant, place = request.spec.priority, request.spec.tenant, request.place
         ahead = 0
         for request_class in self.classes.values():
             fair_queue = request_class.priorities[priority]
             if fair_queue is not None:
                 ahead += fair_queue.ahead_of(tenant, place)
-        return ahead
+        higher = sum(self.waiting_of(tenant, each) for each in BANDS[BAND_OF[priority]] if each < priority)
+        return min(ahead + higher, self._limits.lower_band_every * (ahead + 1) - 1)
 
-    def _goes_first(self, other: str, turns: int, request: Request) -> bool:
-        """Whether the other tenant's next request precedes this one if accounts are equal after this many grants."""
-        priority, place = request.spec.priority, request.place
-        for request_class in self.classes.values():
-            fair_queue = request_class.priorities[priority]
-            if fair_queue is not None:
-                next_place = fair_queue.queue_position(other, turns)
-                if next_place is not None and next_place < place:
-                    return True
-        return False
+    def _overdue_classes(self, request_class: RequestClass, head: TenantHead, now: float) -> Iterator[QueueEntry]:
+        """Yield the requests of the tenant in turn whose class was passed over for higher ones, most often first."""
+        due_after = self._due_after[_CALLERS_BAND]
+        for priority in CALLERS[1:]:
+            backlog = self._backlogs[priority].get(head.tenant)
+            if backlog is None or backlog.passed_over < due_after:
+                continue
+            place = request_class.first_of(head.tenant, priority)
+            if place is not None and now - place[1] >= self._limits.lower_band_patience_seconds:
+                rank = (_CALLERS_BAND, head.account, head.turn, -backlog.passed_over, place)
+                yield QueueEntry(rank, priority, head._replace(place=place), request_class)
 
-    def _overdue(self, request_class: RequestClass, priorities: Sequence[Priority], now: float) -> Iterator[QueueEntry]:
-        """Yield the request of each overdue class, most often passed over first.
+    def _overdue_bands(self, request_class: RequestClass, now: float) -> Iterator[QueueEntry]:
+        """Yield the request of each overdue band, most often passed over first.
 
         Durable requests waited long before they were offered, so their share counts from the first grant.
         """
-        for priority in priorities:
-            head = request_class.head_in(priority)
+        for band, priorities in enumerate(BANDS):
+            how_often = self._passed_over[band] / self._due_after[band]
+            found = request_class.head_in(priorities) if how_often >= 1.0 else None
+            if found is None:
+                continue
+            priority, head = found
+            deadline_at, arrived_at, key = head.place
             patience = 0.0 if priority is _DURABLE else self._limits.lower_band_patience_seconds
-            if head is not None and now - head.place[1] >= patience:
-                deadline_at, arrived_at, key = head.place
-                how_often = self._passed_over[priority] / self._due_after[priority]
-                yield QueueEntry((-1, -how_often, (arrived_at, deadline_at, key)), priority, head, request_class)
+            if now - arrived_at >= patience:
+                rank = (-1, -how_often, 0, 0.0, (arrived_at, deadline_at, key))
+                yield QueueEntry(rank, priority, head, request_class)
 
     def _still_owed(self) -> float:
         """Return the grants still owed to durable requests when one is granted."""
-        priority = _DURABLE
-        return max(0.0, min(_MOST_SAVED_GRANTS, self._passed_over[priority] - self._due_after[priority]))
+        band = _DURABLE_BAND
+        return max(0.0, min(_MOST_SAVED_GRANTS, self._passed_over[band] - self._due_after[band]))
 
-    def _new_backlog(self, tenant: str, now: float) -> _TenantBacklog:
+    def _new_backlog(self, now: float) -> _TenantBacklog:
         grant_rate = GrantRate(PACE_WINDOW_SECONDS)
         grant_rate.note_backlog(now, waiting=True)
-        return _TenantBacklog(self._shares.active[tenant], grant_rate)
+        return _TenantBacklog(grant_rate)
 
     def _new_class(self, kind: RequestKind) -> RequestClass:
-        return RequestClass(self.name, kind, self._shares.account, self._may_run)
+        return RequestClass(self.name, kind, self._shares.standing, self._may_run)
+
+
+def _goes_first(other: Account, others: int, mine: Account, own: int) -> bool:
+    """Whether another tenant precedes one with an equal account, after this many grants of each."""
+    if others and own and other.mean_cost != mine.mean_cost:
+        # It got its last grant at the lower account, so earlier.
+        return other.mean_cost > mine.mean_cost
+    return (others, other.turn) < (own, mine.turn)
 
 
 def _due_after(limits: SchedulerLimits) -> tuple[float, ...]:
-    """Return for each priority class after how many grants to higher ones it gets one; infinity: never."""
+    """Return for each band after how many grants to higher ones it gets one; infinity: never.
+
+    The figure of callers also holds for each class of a tenant.
+    """
     durable = max(1.0, 1.0 / limits.durable_share - 1.0) if limits.durable_share > 0.0 else inf
-    return tuple(durable if priority is _DURABLE else limits.lower_band_every - 1.0 for priority in PRIORITIES)
+    return (inf, limits.lower_band_every - 1.0, durable)

@@ -1,14 +1,21 @@
 """Request classes: interchangeable requests of a queue."""
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from router_svc.policy.queue.fair_queue import FairQueue, TenantHead
-from router_svc.policy.request import Request, RequestKind
+from router_svc.policy.request import QueuePosition, Request, RequestKind
 from weft.kernel.request import Priority
 
 PRIORITIES = tuple(Priority)
+CALLERS = (Priority.HIGH, Priority.NORMAL, Priority.LOW)
+BANDS: Sequence[Sequence[Priority]] = ((Priority.SYSTEM,), CALLERS, (Priority.DURABLE,))
+"""What is served in this order: the mesh's own work, callers, durable tasks. Only within a tenant do classes of callers
+order requests."""
+BAND_OF = tuple(band for band, priorities in enumerate(BANDS) for _ in priorities)
+"""The band of each priority class."""
+FirstRequest = tuple[Priority, TenantHead]
 _SPARE_ENTRIES = 64
 
 
@@ -18,7 +25,7 @@ class RequestClass:
 
     queue: str
     kind: RequestKind
-    account_of: Callable[[str], float]
+    standing_of: Callable[[str], tuple[float, int]]
     may_run: Callable[[str], bool]
     priorities: list[FairQueue | None] = field(default_factory=lambda: [None] * len(PRIORITIES))
     waiting: int = 0
@@ -45,7 +52,7 @@ class RequestClass:
         fair_queue = self.priorities[request.spec.priority]
         if fair_queue is None:
             fair_queue = self.priorities[request.spec.priority] = FairQueue(
-                request.spec.priority, self.account_of, self.may_run
+                request.spec.priority, self.standing_of, self.may_run
             )
         fair_queue.add(request.spec.tenant, request.place)
         request.waits = True
@@ -74,17 +81,24 @@ class RequestClass:
             self.queued_tokens = self.expected_work = self.arrived_sum = 0.0
             self._arrivals.clear()
 
-    def head(self) -> tuple[Priority, TenantHead] | None:
-        """Return the next request of the highest priority class with one; None: there is none."""
-        for fair_queue in self.priorities:
-            if fair_queue is not None and fair_queue.waiting and (head := fair_queue.head()) is not None:
-                return fair_queue.priority, head
-        return None
+    def head(self) -> FirstRequest | None:
+        """Return the next request of the first band with one; None: there is none."""
+        return next(filter(None, map(self.head_in, BANDS)), None)
 
-    def head_in(self, priority: Priority) -> TenantHead | None:
-        """Return the next request of a priority class; None: there is none."""
+    def head_in(self, priorities: Sequence[Priority]) -> FirstRequest | None:
+        """Return the next request of a band: of the tenant in turn, the first of its highest class; None: none."""
+        first: FirstRequest | None = None
+        for priority in priorities:
+            fair_queue = self.priorities[priority]
+            if fair_queue is not None and fair_queue.waiting and (head := fair_queue.head()) is not None:
+                # A tenant has the same account and turn in all its classes.
+                first = (priority, head) if first is None or head[:2] < first[1][:2] else first
+        return first
+
+    def first_of(self, tenant: str, priority: Priority) -> QueuePosition | None:
+        """Return the tenant's first request of a priority class; None: it has none."""
         fair_queue = self.priorities[priority]
-        return fair_queue.head() if fair_queue is not None and fair_queue.waiting else None
+        return None if fair_queue is None else fair_queue.queue_position(tenant, 0)
 
     def oldest_arrived_at(self) -> float:
         """Return the arrival of the oldest waiting request; there must be one."""
@@ -124,3 +138,9 @@ class RequestClass:
     def stands_still(self, now: float, longest_seconds: float) -> bool:
         """Whether the queue timeout is paused. A wake under way has its own time limit."""
         return self.is_paused and (self.awaited_wake is not None or self.may_pause(now, longest_seconds))
+
+
+def order_of(first: FirstRequest) -> tuple[int, float, int, Priority]:
+    """Return the sort key of the next requests of request classes: band, the tenant's account and turn, its class."""
+    priority, head = first
+    return BAND_OF[priority], head.account, head.turn, priority

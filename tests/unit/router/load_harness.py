@@ -53,10 +53,10 @@ class Queue:
         self._arrived_at += waiting.arrived_at
 
     def first(self, accounts: dict[str, float]) -> Waiting:
-        """The next one: by priority, by what its tenant had, by arrival."""
+        """The next one: by what its tenant had, by priority, by arrival."""
         heads = [line[0] for line in self._lines.values() if line]
         _, first = min(
-            heads, key=lambda head: (head[1].priority, accounts.get(head[1].tenant, 0.0), head[1].arrived_at, head[0])
+            heads, key=lambda head: (accounts.get(head[1].tenant, 0.0), head[1].priority, head[1].arrived_at, head[0])
         )
         return first
 
@@ -231,6 +231,7 @@ class LoadWorld:
             oldest_arrived_at=state.queue.oldest_arrived_at(),
             waited_seconds=state.queue.waited_seconds(self.now),
             queued_tokens=len(state.queue) * state.spec.service_seconds * TOKENS_PER_SECOND,
+            tenant=first.tenant,
             account=self._account(first.tenant),
         )
 
@@ -245,6 +246,7 @@ class LoadWorld:
                     candidate=self.candidate_of(state.spec),
                     active=len(state.running),
                     queued_tokens=len(state.queue) * state.spec.service_seconds * TOKENS_PER_SECOND,
+                    tenant="" if first is None else first.tenant,
                     account=float("inf") if first is None else self._account(first.tenant),
                     priority=None if first is None else first.priority,
                     last_granted_at=state.last_granted_at,

@@ -168,21 +168,23 @@ def _only_due(entries: Any, *asked: Any) -> Iterator[QueueEntry]:
     return (each for each in entries(*asked) if each.priority is not Priority.DURABLE or each.rank[0] < 0)
 
 
-class ServesTheOldestLowerBand(Sound):
-    """A grant to any lower priority class counts for all of them."""
+class ServesTheOldestLowerClass(Sound):
+    """A grant to any lower class of a tenant counts for all of them."""
 
     def __init__(self, scenario: Scenario) -> None:
         super().__init__(scenario)
         for kind in scenario.models:
             line = self.inner._queues.open(kind.name)
-            line._overdue = partial(_oldest_first, line, line._overdue)  # type: ignore[method-assign]  # the planted bug
+            overdue = partial(_oldest_first, line, line._overdue_classes)
+            line._overdue_classes = overdue  # type: ignore[method-assign]  # the planted bug
 
 
 def _oldest_first(line: Queue, overdue: Any, *asked: Any) -> Iterator[QueueEntry]:
     found = list(overdue(*asked))
     if found:
-        first = min(found, key=lambda each: each.rank[2])
-        line._passed_over = [0.0] * len(line._passed_over)
+        first = min(found, key=lambda each: each.rank[4])
+        for each in found:
+            line._backlogs[each.priority][each.head.tenant].passed_over = 0.0
         yield first
 
 

@@ -35,7 +35,7 @@ class Load:
     def ask(self, band: Priority, target: str = "m", **fields: Any) -> list[Decision]:
         key = len(self.priorities) + 1
         self.priorities[key], self.targets[key] = band, target
-        fields = {"tenant": band.name.lower(), "prompt_tokens": 10, **fields}
+        fields = {"tenant": "durable" if band is DURABLE else "caller", "prompt_tokens": 10, **fields}
         decisions = self.mesh.submit(arrival(key, target, priority=band, arrived_at=self.now, **fields), self.now)
         self.hear(decisions)
         return decisions

@@ -1,4 +1,4 @@
-"""The order of waiting requests: tenants by account, within a tenant by deadline and arrival."""
+"""The order of waiting requests of a class: tenants by account and turn, within a tenant by deadline and arrival."""
 
 import math
 from math import inf
@@ -21,7 +21,11 @@ class Desk:
     def __init__(self, **accounts: float) -> None:
         self.accounts = {"a": 0.0, "b": 0.0, "c": 0.0, **accounts}
         self.capped: set[str] = set()
-        self.queue = FairQueue(Priority.NORMAL, self.accounts.__getitem__, lambda tenant: tenant not in self.capped)
+        self.turns = {"a": 1, "b": 2, "c": 3}
+        self.queue = FairQueue(Priority.NORMAL, self.standing, lambda tenant: tenant not in self.capped)
+
+    def standing(self, tenant: str) -> tuple[float, int]:
+        return self.accounts[tenant], self.turns[tenant]
 
     def add(self, key: int, tenant: str, deadline_at: float | None = None, arrived_at: float = 0.0) -> None:
         self.queue.add(tenant, queue_position(key, arrived_at, deadline_at))
@@ -32,6 +36,7 @@ class Desk:
             return None
         self.queue.remove(turn.tenant, turn.place)
         self.accounts[turn.tenant] += cost
+        self.turns[turn.tenant] = max(self.turns.values()) + 1
         return turn.key
 
 
@@ -63,11 +68,11 @@ def test_tenant_whose_newest_request_goes_first_causes_no_extra_lookups() -> Non
     looks: list[str] = []
     desk = Desk()
 
-    def account_of(tenant: str) -> float:
+    def standing_of(tenant: str) -> tuple[float, int]:
         looks.append(tenant)
-        return desk.accounts[tenant]
+        return desk.standing(tenant)
 
-    desk.queue.account_of = account_of
+    desk.queue.standing_of = standing_of
     for key in range(200):
         desk.add(key, "a", deadline_at=1000.0 - key)
     for _ in range(100):
@@ -87,7 +92,7 @@ def test_tenant_whose_newest_request_goes_first_causes_no_extra_lookups() -> Non
         max_size=120,
     )
 )
-def test_next_request_has_the_lowest_account_then_the_first_position(
+def test_next_request_is_of_the_lowest_account_then_the_first_turn_then_the_first_position(
     steps: list[tuple[str, str, float | None, float]],
 ) -> None:
     desk = Desk()
@@ -101,9 +106,7 @@ def test_next_request_has_the_lowest_account_then_the_first_position(
             desk.queue.remove(*waiting.pop(gone))
         elif step == "take":
             expected = (
-                min((desk.accounts[tenant], place, key) for key, (tenant, place) in waiting.items())[2]
-                if waiting
-                else None
+                min((*desk.standing(tenant), place) for tenant, place in waiting.values())[2][2] if waiting else None
             )
             first_of = {tenant: min(p for t, p in waiting.values() if t == tenant) for tenant, _ in waiting.values()}
             assert desk.take(figure) == expected

@@ -273,6 +273,30 @@ def test_request_waiting_for_the_bound_has_it_as_its_eta() -> None:
     assert held(plan) == set()
 
 
+@pytest.mark.parametrize(("tenant", "gains"), [("own", True), ("other", False)])
+def test_class_brings_a_load_forward_only_in_place_of_its_own_tenants_requests(tenant: str, *, gains: bool) -> None:
+    """The class of a tenant's requests neither ends the turn of another tenant's model nor outweighs its waiting."""
+    begun: dict[Priority, bool] = {}
+    for priority in (Priority.HIGH, Priority.NORMAL):
+        desk = Desk()
+        for model in ("a", "b"):
+            desk.estimates.note_load(candidate(model), 8.0)
+        asked = demand("b", candidate("b"), priority=priority, tenant="own", waited_seconds=20.0)
+        incumbent = busy("a", active=0, tenant=tenant, since=97.0)
+        begun[priority] = bool(desk.review([asked], [incumbent], book(("a", 4.0))).begin)
+    assert begun == {Priority.HIGH: gains, Priority.NORMAL: False}
+
+
+def test_class_of_its_requests_does_not_keep_a_model_from_another_tenant() -> None:
+    held_for: dict[Priority, set[str]] = {}
+    for priority in (Priority.HIGH, Priority.NORMAL, Priority.LOW):
+        desk = Desk()
+        asked = demand("b", candidate("b"), tenant="own", waited_seconds=1000.0)
+        incumbent = busy("a", tenant="other", priority=priority)
+        held_for[priority] = held(desk.review([asked], [incumbent], book(("a", 4.0))))
+    assert held_for == {priority: {"a"} for priority in held_for}
+
+
 def test_waiting_load_is_planned_again_if_its_memory_is_gone() -> None:
     desk = Desk()
     asked = [demand("b", candidate("b"), waited_seconds=1000.0)]

@@ -73,6 +73,26 @@ def test_tenant_below_its_share_displaces_the_tenant_with_most_requests_in_a_ful
     assert rejected(mesh.submit(arrival(9, tenant="quiet", arrived_at=9.0), 9.0)) == {9: Reason.QUEUE_FULL}
 
 
+def test_class_displaces_no_request_of_a_tenant_with_fewer_in_a_full_queue() -> None:
+    mesh = scheduler(candidate(), queue_depth_per_runner=4)
+    for key in (1, 2, 3, 4):
+        mesh.submit(arrival(key, tenant="loud", priority=Priority.HIGH), 0.0)
+    mesh.submit(arrival(5, tenant="quiet", priority=Priority.LOW), 0.0)
+    assert rejected(mesh.submit(arrival(6, tenant="loud", priority=Priority.HIGH), 0.0)) == {6: Reason.QUEUE_FULL}
+    assert rejected(mesh.submit(arrival(7, tenant="new", priority=Priority.LOW), 0.0)) == {4: Reason.QUEUE_FULL}
+
+
+def test_low_class_keeps_a_place_among_few_of_its_tenant_in_a_full_queue() -> None:
+    mesh = scheduler(candidate(), queue_depth_per_runner=8)
+    for key in range(1, 6):
+        mesh.submit(arrival(key, tenant="other"), 0.0)
+    for key, band in ((11, Priority.HIGH), (12, Priority.HIGH), (13, Priority.HIGH), (14, Priority.HIGH)):
+        mesh.submit(arrival(key, priority=band), 0.0)
+    assert rejected(mesh.submit(arrival(15, priority=Priority.LOW), 0.0)) == {14: Reason.QUEUE_FULL}
+    assert rejected(mesh.submit(arrival(16, priority=Priority.LOW), 0.0)) == {16: Reason.QUEUE_FULL}
+    assert rejected(mesh.submit(arrival(17, priority=Priority.HIGH), 0.0)) == {17: Reason.QUEUE_FULL}
+
+
 def test_system_requests_are_never_displaced() -> None:
     mesh = scheduler(candidate(), queue_depth_per_runner=2)
     for key in (1, 2, 3):
@@ -255,7 +275,7 @@ def test_flood_of_a_higher_class_leaves_a_lower_class_its_part_of_the_queue() ->
     mesh = scheduler(candidate(), queue_depth_per_runner=16)
     for key in range(1, 18):
         mesh.submit(arrival(key, priority=Priority.NORMAL), 0.0)
-    low = [mesh.submit(arrival(key, priority=Priority.LOW, tenant="batch"), 0.0) for key in (21, 22, 23)]
+    low = [mesh.submit(arrival(key, priority=Priority.LOW), 0.0) for key in (21, 22, 23)]
     assert [rejected(each) for each in low] == [
         {17: Reason.QUEUE_FULL},
         {16: Reason.QUEUE_FULL},
@@ -285,7 +305,7 @@ def test_lower_class_gets_its_part_of_the_throughput_in_overload() -> None:
         for band in (Priority.NORMAL, Priority.NORMAL, Priority.NORMAL, Priority.LOW):
             key += 1
             priorities[key] = band
-            mesh.submit(arrival(key, priority=band, tenant=band.name, arrived_at=now), now)
+            mesh.submit(arrival(key, priority=band, arrived_at=now), now)
         mesh.tick(now)
         (running,) = placed(mesh.finish(running, now))
         served.append(priorities[running])

@@ -1,10 +1,12 @@
-"""Who is served next: bands, tenants by what they had, caps, and no model before another's door."""
+"""Who is served next: tenants by what they had, a tenant's classes, caps, and no model before another's door."""
 
 from collections import Counter
 from itertools import pairwise
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scheduler_harness import Mesh, arrival, candidate, placed, plain, rejected, scheduler
 
 from router_svc.policy.decisions import Decision, Served, WaitKind, Waits
@@ -13,7 +15,7 @@ from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.endpoints.routes import Route
 from router_svc.policy.settings import PoolSettings, Settings, TenantSettings
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
+from weft.kernel.request import CALLER_BANDS, Priority
 
 TOOK = Served(prompt_tokens=100, cached_tokens=0, output_tokens=100)
 
@@ -80,6 +82,58 @@ def test_earlier_deadline_goes_first_within_a_tenant() -> None:
     mesh.submit(arrival(3, deadline_at=500.0), 0.0)
     mesh.submit(arrival(4, deadline_at=300.0), 0.0)
     assert serve_in_turn(mesh, 1, 3) == [4, 3, 2]
+
+
+def test_tenant_that_says_high_gets_no_more_than_its_share() -> None:
+    """Two tenants, one slot: the one that said high with each request got 23 of 25 turns."""
+    mesh = scheduler(candidate(), queue_depth_per_runner=200)
+    fill(mesh, "greedy", range(1, 31), priority=Priority.HIGH)
+    fill(mesh, "honest", range(100, 130))
+    assert sum(key >= 100 for key in serve_in_turn(mesh, 1, 25)) >= 12
+
+
+def test_tenant_that_says_high_gets_no_earlier_turn_than_one_that_began_to_wait_before() -> None:
+    """New tenants begin with equal accounts, so a class that decided between those would order all of them."""
+    mesh = scheduler(candidate())
+    mesh.submit(arrival(1, tenant="first"), 0.0)
+    for key, band in ((2, Priority.LOW), (3, Priority.NORMAL), (4, Priority.HIGH)):
+        mesh.submit(arrival(key, tenant=band.name, priority=band), 0.0)
+    assert serve_in_turn(mesh, 1, 3) == [2, 3, 4]
+
+
+ASKED = st.tuples(st.sampled_from("abc"), st.sampled_from(sorted(CALLER_BANDS)), st.sampled_from(("", "x", "y")))
+
+
+@given(st.lists(st.one_of(ASKED, st.none()), max_size=60))
+def test_turns_of_tenants_do_not_depend_on_the_classes_of_requests(
+    steps: list[tuple[str, Priority, str] | None],
+) -> None:
+    """`steps`: a request of a tenant with a class and a tool, or None: one ends."""
+
+    def turns(*, with_classes: bool) -> list[str]:
+        mesh = scheduler(candidate(tools=frozenset("xy")), queue_depth_per_runner=1000, lower_band_patience_seconds=3.0)
+        tenants: dict[int, str] = {}
+        order: list[int] = []
+        for now, step in enumerate([*steps, *[None] * len(steps)]):
+            if step is not None:
+                tenant, band, tool = step
+                tenants[now] = tenant
+                asked = arrival(
+                    now,
+                    tenant=tenant,
+                    priority=band if with_classes else Priority.NORMAL,
+                    tools=frozenset(tool),
+                    arrived_at=float(now),
+                    prompt_tokens=100 * ord(tenant),
+                    max_output_tokens=1,
+                )
+                order += placed(mesh.submit(asked, float(now)))
+            elif order:
+                order += placed(mesh.finish(order[-1], float(now), TOOK))
+        assert sorted(order) == sorted(tenants), "all were served"
+        return [tenants[key] for key in order]
+
+    assert turns(with_classes=True) == turns(with_classes=False)
 
 
 def test_system_class_precedes_all_others() -> None:
@@ -183,11 +237,11 @@ class Rush:
         self.running: list[int] = []
         self.served: list[str] = []
 
-    def asks(self, what: str, target: str, priority: Priority, count: int = 1) -> None:
+    def asks(self, what: str, target: str, priority: Priority, count: int = 1, tenant: str = "t") -> None:
         for _ in range(count):
             self.key += 1
             self.what[self.key] = what
-            asked = arrival(self.key, target, tenant=what, priority=priority, arrived_at=self.now)
+            asked = arrival(self.key, target, tenant=tenant, priority=priority, arrived_at=self.now)
             self._hear(self.mesh.submit(asked, self.now))
 
     def goes_on(self) -> None:
@@ -232,9 +286,9 @@ def test_low_priority_keeps_its_share_while_a_higher_class_waits_for_a_tenant_ca
     """Normal counted as a lower priority class, and its grant reset the count of low."""
     settings = Settings(tenants={"capped": TenantSettings(max_in_flight=1)})
     rush = Rush(roomy(settings, candidate("b", "n")))
-    rush.asks("capped", "n", Priority.HIGH)
+    rush.asks("capped", "n", Priority.HIGH, tenant="capped")
     rush.running.clear()
-    rush.asks("capped", "m", Priority.HIGH)
+    rush.asks("capped", "m", Priority.HIGH, tenant="capped")
     rush.asks("normal", "m", Priority.NORMAL, 300)
     rush.asks("low", "m", Priority.LOW, 300)
     for _ in range(400):

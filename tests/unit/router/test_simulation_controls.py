@@ -24,7 +24,7 @@ from simulation_controls import (
     NeverServesLow,
     OverbooksSlots,
     PlacesTwice,
-    ServesTheOldestLowerBand,
+    ServesTheOldestLowerClass,
     ShedsDurable,
     Sound,
     WaitsForEveryLoad,
@@ -112,20 +112,20 @@ def test_slots_withheld_from_durable_requests_are_detected() -> None:
 
 
 def rush(*shares: tuple[str, Priority, float], route: bool = False, seconds: float = 60.0) -> Scenario:
-    """One model gets more requests than it can serve. `shares`: target, priority class, requests per second."""
+    """One model gets more of a tenant's requests than it can serve. `shares`: target, class, requests per second."""
     return Scenario(
         name="rush",
         hosts=(HostGroup(name="h"),),
         models=(ModelKind(name="m", slots=1, loaded=True),),
-        tenants=tuple(Tenant(name=priority.name.lower(), priorities={priority: 1.0}) for priority in sorted(Priority)),
+        tenants=(Tenant(name="t", priorities={priority: rate for _, priority, rate in shares}),),
         traffic=tuple(
             Traffic(
-                tenant=priority.name.lower(),
+                tenant="t",
                 target=target,
                 rate=Rate(per_second=rate),
                 output_tokens=Amount(mean=10.0, max=10.0),
             )
-            for target, priority, rate in shares
+            for target, _, rate in shares
         ),
         routes={"r": Route(name="r", candidates=("m",))} if route else {},
         limits=SchedulerLimits(queue_depth_per_runner=100, overload_after_seconds=1e9),
@@ -144,7 +144,7 @@ def test_class_waiting_for_the_grants_of_a_lower_class_is_detected() -> None:
     scenario = rush(("m", Priority.HIGH, 10.0), ("m", Priority.NORMAL, 10.0), ("m", Priority.LOW, 10.0), seconds=10.0)
     check_scenario(scenario)
     with pytest.raises(InvariantError, match=r"requests of m were passed over \d+ times in a row for m"):
-        check_scenario(scenario, ServesTheOldestLowerBand)
+        check_scenario(scenario, ServesTheOldestLowerClass)
 
 
 def test_endless_wait_for_one_load_after_another_is_detected() -> None:

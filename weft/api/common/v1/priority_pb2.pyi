@@ -25,11 +25,11 @@ class _PriorityEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     PRIORITY_UNSPECIFIED: _Priority.ValueType  # 0
     """Not set: normal."""
     PRIORITY_HIGH: _Priority.ValueType  # 1
-    """Before all other requests of callers."""
+    """Before all other requests of the tenant's callers."""
     PRIORITY_NORMAL: _Priority.ValueType  # 2
     """The default."""
     PRIORITY_LOW: _Priority.ValueType  # 3
-    """After all other requests of callers."""
+    """After all other requests of the tenant's callers."""
     PRIORITY_SYSTEM: _Priority.ValueType  # 4
     """Requests of the mesh itself, before all others. Only services of the mesh may use it; requests of callers with it
     are refused.
@@ -38,16 +38,16 @@ class _PriorityEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumT
     """Durable tasks, after all interactive requests but with their own share. Only services of the mesh may use it."""
 
 class Priority(_Priority, metaclass=_PriorityEnumTypeWrapper):
-    """Priority is the priority class of a request in the queue."""
+    """Priority is the priority class of a request in the queue. High, normal and low order the requests of one tenant only."""
 
 PRIORITY_UNSPECIFIED: Priority.ValueType  # 0
 """Not set: normal."""
 PRIORITY_HIGH: Priority.ValueType  # 1
-"""Before all other requests of callers."""
+"""Before all other requests of the tenant's callers."""
 PRIORITY_NORMAL: Priority.ValueType  # 2
 """The default."""
 PRIORITY_LOW: Priority.ValueType  # 3
-"""After all other requests of callers."""
+"""After all other requests of the tenant's callers."""
 PRIORITY_SYSTEM: Priority.ValueType  # 4
 """Requests of the mesh itself, before all others. Only services of the mesh may use it; requests of callers with it
 are refused.
