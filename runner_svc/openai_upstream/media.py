@@ -35,7 +35,7 @@ from runner_svc.openai_upstream.media_stream import (
     word_of,
 )
 from runner_svc.openai_upstream.request import Json, json_object, model_field, warning_frame
-from runner_svc.policy.parameters import admit
+from runner_svc.policy.parameters import admit, of_images, plain_name
 from weft.api.common.v1 import audio_pb2, chat_pb2, event_pb2, image_pb2, usage_pb2
 from weft.dispatch.frames import Frame, has_content
 from weft.kernel.errors import WeftError, quoting_engine
@@ -122,7 +122,7 @@ async def _frames(
 
 def _image_call(http: OpenAiHttp, payload: image_pb2.ImagePayload) -> tuple[str, Json | FormBody, Frame]:
     """Returns the path and body of an image request, and warnings for the caller."""
-    is_own, warnings = http.endpoint.is_library_server, Frame()
+    is_own = http.endpoint.is_library_server
     count = payload.count if payload.HasField("count") else 1
     fields: Json = {"prompt": payload.prompt, "n": count, **model_field(http.endpoint.model)}
     for name in ("size", "quality", "output_format"):
@@ -132,20 +132,18 @@ def _image_call(http: OpenAiHttp, payload: image_pb2.ImagePayload) -> tuple[str,
     if not http.endpoint.is_provider:
         # Some servers return a URL to a file by default. OpenAI rejects the parameter.
         fields["response_format"] = "b64_json"
-    extra = json_object(payload.extra_parameters)
-    if is_own:
-        admitted = admit(extra, http.endpoint.parameters)
-        extra, warnings = dict(admitted.send), warning_frame(admitted.warnings)
-    fields.update({name: value for name, value in extra.items() if name not in fields})
+    profile = http.endpoint.parameters if is_own else of_images(http.endpoint.parameters)
+    admitted = admit(json_object(payload.extra_parameters), profile)
+    fields.update({name: value for name, value in admitted.send.items() if plain_name(name) not in fields})
     if payload.partial_images or is_own:
         most = payload.partial_images if is_own else MAX_UPSTREAM_PARTIAL_IMAGES
         fields |= {"stream": True, "partial_images": min(payload.partial_images, most)}
     if not payload.images and not (is_own and payload.HasField("mask")):
-        return IMAGES, fields, warnings
+        return IMAGES, fields, warning_frame(admitted.warnings)
     files = [("image[]" if len(payload.images) > 1 else "image", image) for image in payload.images]
     if payload.HasField("mask"):
         files.append(("mask", payload.mask))
-    return IMAGE_EDITS, form(fields, files), warnings
+    return IMAGE_EDITS, form(fields, files), warning_frame(admitted.warnings)
 
 
 def _whole_images(raw: bytes) -> list[Frame]:

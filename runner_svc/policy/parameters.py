@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -291,10 +291,33 @@ CONTROLLED_BY_MESH = frozenset({
     "chat_format", "chat_parser", "parse_tool_calls", "generation_prompt", "grammar_type", "grammar_lazy",
     "grammar_triggers", "preserved_tokens", "message_delimiters", "continue_final_message", "add_generation_prompt",
     "backend_sampling", "reasoning_control",
+    # what makes an engine open an address or a file, run code, or read another tenant's cache
+    "bootstrap_host", "bootstrap_port", "bootstrap_room", "cache_salt", "chat_template", "custom_logit_processor",
+    "kv_transfer_params", "lora_path",
 })  # fmt: skip
 """Parameters that are never sent, even with `passthrough`."""
 MESH_PREFIX = "x_"
 """Prefix of other parameters that are never sent. The HTTP edge removes them; gRPC callers may send them."""
+
+OF_IMAGES: Mapping[str, Rule] = MappingProxyType(
+    {
+        "background": OneOf(("auto", "opaque", "transparent")),
+        "cfg_scale": Number(0, 100),
+        "clip_skip": Number(0, 12, whole=True),
+        "eta": Number(0, 1),
+        "input_fidelity": OneOf(("high", "low")),
+        "moderation": OneOf(("auto", "low")),
+        "output_compression": Number(0, 100, whole=True),
+        "style": OneOf(("natural", "vivid")),
+    }
+)
+"""Extra parameters of images for servers that are not weft's: numbers and words, no addresses, files or adapters."""
+
+
+def of_images(profile: ParameterProfile) -> ParameterProfile:
+    """Returns the profile for images of a server that is not weft's."""
+    return replace(profile, engine=replace(profile.engine, allowed=OF_IMAGES))
+
 
 _SEARCHES = frozenset({"enable_search", "search_parameters", "web_search_options"})
 """Parameters with which providers search the web before they answer."""

@@ -1,6 +1,8 @@
 """The request parameters of each engine beyond those of the API."""
 
-from runner_svc.policy.parameters import CONTROLLED_BY_MESH
+from collections.abc import Mapping
+
+from runner_svc.policy.parameters import CONTROLLED_BY_MESH, OF_IMAGES, Rule
 from runner_svc.runtimes.table import built_in
 
 _HEAD = """# Engine parameters
@@ -15,9 +17,13 @@ def page() -> str:
     lines = [_HEAD]
     for runtime in built_in():
         if rules := runtime.parameters.allowed:
-            lines += [f"## {runtime.name}\n", "| parameter | value |", "|---|---|"]
-            lines += [f"| `{name}` | {rule} |" for name, rule in sorted(rules.items())]
-            lines.append("")
+            lines += _section(runtime.name, rules)
+    lines += _section("Images of servers that are not weft's", OF_IMAGES)
     lines.append("## Controlled by the mesh\n")
     lines.append("These are never sent as extra parameters, and neither is any field that starts with `x_`:\n")
     return "\n".join((*lines, ", ".join(f"`{name}`" for name in sorted(CONTROLLED_BY_MESH)) + ".", ""))
+
+
+def _section(title: str, rules: Mapping[str, Rule]) -> list[str]:
+    rows = [f"| `{name}` | {rule} |" for name, rule in sorted(rules.items())]
+    return [f"## {title}\n", "| parameter | value |", "|---|---|", *rows, ""]

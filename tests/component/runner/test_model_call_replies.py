@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import math
+import re
 import struct
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -29,6 +30,7 @@ from weft.api.common.v1 import (
     tokenize_pb2,
 )
 from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.json_objects import to_json_object
 from weft.kernel.reasons import Reason
 
 CALL = CallInfo(request_id="r1", traceparent="")
@@ -42,12 +44,18 @@ def _chat(*parts: chat_pb2.ContentPart) -> chat_pb2.ChatPayload:
 
 
 @asynccontextmanager
-async def _answering(reply: Any, media_type: str = "application/json") -> AsyncGenerator[OpenAiHttp]:
+async def _answering(
+    reply: Any, media_type: str = "application/json", seen: list[bytes] | None = None
+) -> AsyncGenerator[OpenAiHttp]:
+    """`seen`: gets the body of each request."""
     body = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
     head = f"HTTP/1.1 200 OK\r\nContent-Type: {media_type}\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
+        request = await reader.readuntil(b"\r\n\r\n")
+        if seen is not None:
+            length = re.search(rb"content-length: (\d+)", request, re.IGNORECASE)
+            seen.append(await reader.readexactly(int(length[1]) if length else 0))
         writer.write(head.encode() + body)
         await writer.drain()
         writer.close()
@@ -142,6 +150,19 @@ def _event(**fields: Any) -> bytes:
 PIXEL = "iVBORw0KGgo="
 PREVIEWED = image_pb2.ImagePayload(prompt="a", partial_images=2)
 SOUND = audio_pb2.TranscriptionPayload(audio=chat_pb2.MediaPart(data=b"sound", media_type="audio/wav"))
+
+
+async def test_image_request_has_no_extra_field_with_an_address_or_a_file() -> None:
+    """Such a server could fetch the address, or read the file, for a caller who may only ask for images."""
+    extra = {"ref_images": ["http://169.254.169.254/"], "file": "/etc/passwd", "lora": "x", "cfg_scale": 7}
+    payload = image_pb2.ImagePayload(prompt="a", extra_parameters=to_json_object(extra, "extra"))
+    seen: list[bytes] = []
+    async with _answering({"data": [{"b64_json": PIXEL}]}, seen=seen) as http:
+        events = [event async for frame in media.generate_images(http, payload, CALL) for event in frame]
+    sent = json.loads(seen[0])
+    assert not sent.keys() & {"ref_images", "file", "lora"}
+    assert sent["cfg_scale"] == 7
+    assert {event.warning.field for event in events if event.HasField("warning")} == {"ref_images", "file", "lora"}
 
 
 async def test_image_stream_has_previews_seeds_and_total_usage() -> None:

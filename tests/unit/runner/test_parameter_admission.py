@@ -131,6 +131,14 @@ def test_mesh_controlled_parameter_is_not_sent_in_another_case(name: str) -> Non
     assert admit({"Temperature": 1, "Mirostat": 1}, LLAMA).send == {}
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["kv_transfer_params", "bootstrap_host", "lora_path", "custom_logit_processor", "chat_template", "cache_salt"],
+)
+def test_passthrough_sends_nothing_that_reaches_other_files_servers_or_tenants(name: str) -> None:
+    assert not admit({name: "x"}, EVERYTHING).send
+
+
 def test_passthrough_sends_parameters_unchecked() -> None:
     extra = {"frobnicate": {"deep": [1]}, "mirostat": "yes"}
     assert admit(extra, EVERYTHING).send == extra
