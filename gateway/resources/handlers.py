@@ -28,7 +28,7 @@ from weft.documents.codec import document_of, word_of
 from weft.documents.kinds import DECLARED_KINDS, KINDS
 from weft.documents.resource_kinds import ResourceKind, parse_kind
 from weft.documents.resources import AnyDocument, PoolDocument, declared_document, plain, pool_document, to_declaration
-from weft.documents.rights import require_declarable, visible_pool
+from weft.documents.rights import require_declarable, require_deletable, stands_for, visible_pool
 from weft.documents.selectors import parse_selector
 from weft.documents.yaml_documents import SourcedDocument, parse_document, read_documents, refuse_repeats
 from weft.kernel.errors import FieldError, WeftError, invalid_field, renaming_fields
@@ -112,11 +112,9 @@ async def delete_resource(kind: ResourceKind, deps: Gateway, request: Request) -
     facts.surface = SURFACE
     require_local_caller(request.scope)
     force = Query(request.scope, frozenset(DELETE_PARAMETERS)).flag("force")
-    name = known_name_of(request, deps)
-    if KINDS[kind].by_name:
-        facts.principal.require_name(EDIT_MODELS, name)
-    elif KINDS[kind].resource is Resource.MODELS:
-        facts.principal.require(EDIT_MODELS)
+    name, view = known_name_of(request, deps), deps.fleet.view
+    unloads = force or (kind is ResourceKind.MODEL and view.is_added(name))
+    require_deletable(facts.principal, kind, name, partial(stands_for, view), unloads=unloads)
     await deps.registry.delete(kind, name, force=force, requested_by=requester(request, keyless_name(request)))
     log.info("resource deleted", request_id=facts.request_id, kind=kind.value, name=name, force=force)
     return Response(status_code=204)
@@ -232,7 +230,7 @@ async def _apply(
     principal = facts_of(request.scope).principal
     wanted = [_with_named_targets(deps, each) for each in documents]
     # The registry sees only the gateway's own key.
-    require_declarable(principal, wanted)
+    require_declarable(principal, wanted, partial(stands_for, deps.fleet.view))
     results = await deps.registry.apply(
         documents, dry_run=dry_run, adopt=adopt, author=author_of(request), expected=expected
     )

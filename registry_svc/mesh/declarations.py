@@ -145,7 +145,7 @@ class Declarations:
             self._require_deletable(kind, name)
             for model in self._loaded(kind, name)[1]:
                 await self._unloader.unload(model, requested_by)
-        if kind is ResourceKind.MODEL and self._is_added(name):
+        if kind is ResourceKind.MODEL and self.is_added(name):
             await self._remove_added(name, requested_by, force=force)
             return
         await self._core.write(lambda: self._delete(kind, name, requested_by, force=force))
@@ -452,7 +452,7 @@ class Declarations:
         if self._core.mesh.model(name) is not None:
             await self._delete(ResourceKind.MODEL, name, requested_by, force=True)
 
-    def _is_added(self, name: str) -> bool:
+    def is_added(self, name: str) -> bool:
         """Whether an active runner serves a model that was added by its source."""
         state = self._core.mesh.publisher_of(name)
         if state is None or not state.pulse.active:

@@ -154,6 +154,14 @@ class ResourceIndex:
         published: Mapping[ResourceKind, Sized] = {ResourceKind.MODEL: self.pools, ResourceKind.AGENT: self.targets}
         return len(published[kind] if kind in published else self.documents[kind])
 
+    def stands_for(self, kind: ResourceKind, name: str) -> Iterable[str]:
+        """Returns the names for which a resource answers besides its own: a model's pool, an alias's pattern."""
+        if kind is ResourceKind.MODEL:
+            pool = self.pools.pool_of(name)
+            return () if pool is None else (pool,)
+        alias = self.documents[kind].shown.get(name) if kind is ResourceKind.ALIAS else None
+        return () if alias is None else (alias.manifest.pattern,)
+
     def declared_model(self, name: str) -> model_pb2.Model | None:
         """Returns the declaration of a model, or None."""
         return self.documents[ResourceKind.MODEL].declared(name)

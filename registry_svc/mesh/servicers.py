@@ -41,9 +41,9 @@ from weft.api.registry.v1 import runner_session_service_pb2 as session_pb
 from weft.api.registry.v1 import settings_service_pb2 as settings_pb
 from weft.api.registry.v1.journal_pb2 import JournalMode
 from weft.api.registry.v1.registry_service_pb2 import ListResourcesRequest
-from weft.documents.kinds import DECLARED_KINDS, KINDS, name_in, packed
+from weft.documents.kinds import KINDS, name_in, packed
 from weft.documents.resource_kinds import ResourceKind
-from weft.documents.rights import require_declarable, view_of, visible_names, visible_pool
+from weft.documents.rights import require_declarable, require_deletable, view_of, visible_names, visible_pool
 from weft.documents.selectors import parse_selector, selects
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import is_model_name, require_name_of_model
@@ -339,7 +339,7 @@ class DeclarationServicer(AnsweringServicer, declaration_service_pb2_grpc.Declar
     async def Apply(self, request: declaration_pb.ApplyRequest, context: Context) -> declaration_pb.ApplyResponse:
         batch = valid_batch(request, self._core.config)
         self._declarations.name_targets(batch.documents)
-        require_declarable(caller(), batch.documents)
+        require_declarable(caller(), batch.documents, self._core.mesh.stands_for)
         results = await self._declarations.apply(batch, author_of(request))
         return declaration_pb.ApplyResponse(results=results)
 
@@ -347,12 +347,8 @@ class DeclarationServicer(AnsweringServicer, declaration_service_pb2_grpc.Declar
     async def Delete(self, request: declaration_pb.DeleteRequest, context: Context) -> declaration_pb.DeleteResponse:
         kind = to_kind(request.kind, "kind")
         name = self._core.name_of(require_name_of_model(request.name, "name"))
-        if kind in DECLARED_KINDS and KINDS[kind].resource is not Resource.MODELS:
-            caller().require(Access(KINDS[kind].resource, Role.EDIT))
-        elif kind in DECLARED_KINDS and KINDS[kind].by_name:
-            caller().require_name(EDIT_MODELS, name)
-        else:
-            caller().require(EDIT_MODELS)
+        unloads = request.force or (kind is ResourceKind.MODEL and self._declarations.is_added(name))
+        require_deletable(caller(), kind, name, self._core.mesh.stands_for, unloads=unloads)
         await self._declarations.delete(kind, name, force=request.force, requested_by=to_actor(request.requested_by))
         return declaration_pb.DeleteResponse()
 

@@ -163,6 +163,13 @@ class FleetView:
         """Returns `name` if it is a target, otherwise `unknown`: metric labels never come from callers."""
         return name if name in self.targets else UNKNOWN_TARGET
 
+    def is_added(self, model: str) -> bool:
+        """Whether a model was added by its source, so that deleting it ends its engine."""
+        found = self.models.get(model)
+        runner = None if found is None else self.runners.get(found.runner)
+        instance = None if runner is None else runner.instances.get(model)
+        return instance is not None and bool(instance.added_source)
+
     def pool_members(self, model_or_pool: str) -> list[ModelView]:
         """Returns the models that serve a name: those of the pool with this name, or of the model's pool.
 

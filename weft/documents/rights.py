@@ -3,11 +3,12 @@
 A caller without name restrictions passes every check of names.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from weft.api.operations.v1.operation_pb2 import OperationAction
 from weft.api.registry.v1.pool_pb2 import Pool
 from weft.dispatch.agents import name_asked_for
+from weft.dispatch.fleet import FleetView
 from weft.documents.kind import DeclaredKind, PointsTo
 from weft.documents.kinds import DECLARED_KINDS, KINDS
 from weft.documents.mesh_state import pool_message
@@ -16,11 +17,17 @@ from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument
 from weft.kernel.principal import EDIT_MODELS, OPERATE, USE_MODELS, VIEW_MODELS, Access, Principal, Resource, Role
 
+StandsFor = Callable[[ResourceKind, str], Iterable[str]]
+"""Returns the names for which a present resource answers besides its own: a model's pool, an alias's pattern."""
 
-def require_declarable(principal: Principal, documents: Iterable[AnyDocument]) -> None:
+
+def require_declarable(
+    principal: Principal, documents: Iterable[AnyDocument], present: StandsFor = lambda *_: ()
+) -> None:
     """Raises PERMISSION_DENIED for the first name that the caller may not edit, or may not refer to.
 
-    Declaring a model also requires permission for its pool, since pool members serve each other's requests. Agents,
+    Declaring a model also requires permission for its pool, since pool members serve each other's requests, and for the
+    names for which the `present` resource answers, since it may end that. Agents,
     routes, aliases and workflows may only refer to names that their author may edit or use, because they give access to
     them. Tenants need the scope for settings. Addresses, variables, programs and tools need their own permission, see
     `weft.documents.reach`.
@@ -31,6 +38,7 @@ def require_declarable(principal: Principal, documents: Iterable[AnyDocument]) -
             principal.require(Access(kind.resource, Role.EDIT))
         elif not principal.may(EDIT_MODELS):
             _require_names(principal, kind, each)
+            _require_edit(principal, present(each.kind, each.name))
         require_reach(principal, each.declared, each.label)
 
 
@@ -41,13 +49,40 @@ def _require_names(principal: Principal, kind: DeclaredKind | None, document: An
         return
     if not kind.by_name:
         principal.require(EDIT_MODELS)
-    for name in kind.names(document.declared):
-        principal.require_name(EDIT_MODELS, name)
+    _require_edit(principal, kind.names(document.declared))
     for reference in kind.references_of(document.manifest):
         is_request = reference.field.to is PointsTo.REQUESTABLE
         name = name_asked_for(reference.target) if is_request else reference.target
         if not principal.may_name(EDIT_MODELS, name):
             principal.require_name(USE_MODELS, name)
+
+
+def _require_edit(principal: Principal, names: Iterable[str]) -> None:
+    for name in names:
+        principal.require_name(EDIT_MODELS, name)
+
+
+def require_deletable(
+    principal: Principal, kind: ResourceKind, name: str, present: StandsFor, *, unloads: bool
+) -> None:
+    """Raises PERMISSION_DENIED unless the caller may delete a resource, and unload the models that this ends."""
+    if kind in DECLARED_KINDS and KINDS[kind].resource is Resource.MODELS and KINDS[kind].by_name:
+        _require_edit(principal, (name, *present(kind, name)))
+    else:
+        principal.require(Access(KINDS[kind].resource, Role.EDIT))
+    if unloads and kind is ResourceKind.MODEL:
+        principal.require_name(OPERATE, name)
+    elif unloads and kind is ResourceKind.RUNNER:
+        principal.require(OPERATE)
+
+
+def stands_for(view: FleetView, kind: ResourceKind, name: str) -> Iterable[str]:
+    """See `StandsFor`."""
+    if kind is ResourceKind.MODEL and (model := view.models.get(name)) is not None:
+        return (model.pool,)
+    if kind is ResourceKind.ALIAS and (alias := view.aliases.get(name)) is not None:
+        return (alias.manifest.pattern,)
+    return ()
 
 
 def view_of(kind: ResourceKind) -> Access:

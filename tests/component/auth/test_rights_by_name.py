@@ -19,6 +19,7 @@ from weft.api.registry.v1 import (
     registry_service_pb2_grpc,
 )
 from weft.api.registry.v1.agent_pb2 import AgentManifest
+from weft.api.registry.v1.alias_pb2 import AliasManifest
 from weft.api.registry.v1.model_pb2 import MODEL_OPERATION_CHAT, ModelDeclaration, ModelManifest
 from weft.api.registry.v1.resource_pb2 import ResourceDocument
 from weft.api.registry.v1.route_pb2 import RouteManifest
@@ -67,8 +68,9 @@ class Caller:
         request = declaration_service_pb2.ApplyRequest(declarations=declarations)
         return (await self.call(self.declarations.Apply, request)).results
 
-    async def delete(self, kind: Any, name: str) -> None:
-        await self.call(self.declarations.Delete, declaration_service_pb2.DeleteRequest(kind=kind, name=name))
+    async def delete(self, kind: Any, name: str, *, force: bool = False) -> None:
+        request = declaration_service_pb2.DeleteRequest(kind=kind, name=name, force=force)
+        await self.call(self.declarations.Delete, request)
 
 
 def a_model(name: str, pool: str = "", owner: str = "") -> ResourceDocument:
@@ -80,6 +82,10 @@ def a_model(name: str, pool: str = "", owner: str = "") -> ResourceDocument:
 
 def an_agent(name: str, model: str) -> ResourceDocument:
     return declared(agent=AgentManifest(name=name, model=model))
+
+
+def an_alias(name: str, pattern: str) -> ResourceDocument:
+    return declared(alias=AliasManifest(name=name, pattern=pattern, target="shared"))
 
 
 def a_route(name: str, *candidates: str) -> ResourceDocument:
@@ -241,10 +247,41 @@ async def test_key_declares_and_deletes_within_its_scopes_and_owns_what_it_creat
             await team.delete(kind, name)
         others = ((MODEL, "other"), (AGENT, "boss"), (ROUTE, "road"), (MODEL, "not-there"), (RUNNER, "team-r"))
         for kind, name in others:
-            async with refused("models"):
+            async with refused("runners:edit" if kind == RUNNER else "models"):
                 await team.delete(kind, name)
         async with refused("the key lacks the scope models:edit"):
             await of("reader000000").delete(MODEL, "team-a")
+
+
+@pytest.mark.parametrize(
+    ("present", "wanted", "missing"),
+    [
+        (an_alias("team-x", "prod-*"), an_alias("team-x", "team-x"), "models/prod-*:edit"),
+        (a_model("team-x", pool="prod"), a_model("team-x"), "models/prod:edit"),
+    ],
+)
+async def test_key_does_not_end_that_a_resource_answers_for_other_names(
+    tmp_path: Path, present: ResourceDocument, wanted: ResourceDocument, missing: str
+) -> None:
+    async with registry(tmp_path) as of:
+        await of("everything00").apply(present)
+        team = of("team00000000")
+        async with refused(missing):
+            await team.apply(wanted)
+        async with refused(missing):
+            await team.delete(present.kind, present.name)
+        # The negative control: it may, once the resource answers for its own names only.
+        await of("everything00").apply(wanted)
+        await team.apply(wanted)
+        await team.delete(present.kind, present.name)
+
+
+async def test_delete_that_unloads_needs_the_scope_for_operations(tmp_path: Path) -> None:
+    async with registry(tmp_path) as of:
+        await of("everything00").apply(a_model("team-c"))
+        async with refused("operations/team-c:create"):
+            await of("team00000000").delete(MODEL, "team-c", force=True)
+        await of("everything00").delete(MODEL, "team-c", force=True)
 
 
 @pytest.mark.parametrize(

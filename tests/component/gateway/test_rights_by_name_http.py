@@ -1,12 +1,14 @@
 """Scopes that are limited to names, over HTTP: which models a key may ask, see, declare and load."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from batch_stage import Stage, line
 from file_script import MemoryBatches, MemoryFiles
 from gateway_script import FixedFleet, RunningGateway, ScriptedDispatcher, model, queued, serving
+from kit.fleet import runner_view
 from kit.keys import Keys, bearer
 from registry_script import ScriptedRegistry
 from task_script import ScriptedTasks
@@ -15,6 +17,8 @@ from gateway.config import GatewayConfig
 from gateway.endpoints import GATEWAY_ROUTERS, RUNNER_ROUTERS
 from gateway.openapi import shown_path
 from gateway.routing import needs_of, routes_of
+from weft.api.registry.v1.alias_pb2 import Alias, AliasManifest
+from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.unknown_names import unknown_field_target, unknown_target
 
@@ -229,6 +233,35 @@ async def test_team_declares_and_deletes_its_own_names_as_their_owner() -> None:
         assert found[0] == 200, found
         assert [(author.name, author.own_only) for author in registry.authors] == [("key:team00000000", True)]
         assert (await ask(gateway, "team00000000", "DELETE", "/api/v1/models/team-b"))[0] == 204
+
+
+async def test_key_does_not_end_that_a_resource_answers_for_other_names() -> None:
+    fleet = FixedFleet.of(model("team-m", pool="prod"), model("team-a"))
+    redirect = Alias(manifest=AliasManifest(name="team-x", pattern="prod-*", target="team-a"))
+    fleet = FixedFleet(replace(fleet.view, aliases={"team-x": redirect}))
+    alias = {"kind": "alias", "name": "team-x", "target": "team-a"}
+    registry = ScriptedRegistry()
+    async with serving(registry=registry, keys=KEYS, fleet=fleet) as gateway:
+        for path, document, missing in (
+            ("aliases/team-x", alias, "models/prod-*:edit"),
+            ("models/team-m", a_model("team-m"), "models/prod:edit"),
+        ):
+            assert missing in why(await ask(gateway, "team00000000", "PUT", f"/api/v1/{path}", document))
+            assert missing in why(await ask(gateway, "team00000000", "DELETE", f"/api/v1/{path}"))
+        assert registry.asked == []
+
+
+async def test_delete_that_unloads_or_removes_needs_the_scope_for_operations() -> None:
+    instance = InstanceState(model="team-b", added_source="hf:acme/tiny")
+    fleet = FixedFleet.of(model("team-a"), model("team-b"))
+    fleet = FixedFleet(replace(fleet.view, runners={"r1": runner_view("r1", instances={"team-b": instance})}))
+    registry = ScriptedRegistry()
+    async with serving(registry=registry, keys=KEYS, fleet=fleet) as gateway:
+        for path in ("team-a?force=true", "team-b"):
+            missing = f"operations/{path.partition('?')[0]}:create"
+            assert missing in why(await ask(gateway, "team00000000", "DELETE", f"/api/v1/models/{path}"))
+            assert (await ask(gateway, "everything00", "DELETE", f"/api/v1/models/{path}"))[0] == 204
+        assert (await ask(gateway, "team00000000", "DELETE", "/api/v1/models/team-a"))[0] == 204
 
 
 async def test_secret_reference_needs_the_secret_scope() -> None:
