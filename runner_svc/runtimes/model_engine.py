@@ -24,6 +24,7 @@ from runner_svc.memory.port import MemoryForecast
 from runner_svc.model_files.gguf import MAX_TEXT_BYTES
 from runner_svc.model_files.tokenizer_folder import read_tokenizer_folder
 from runner_svc.openai_upstream.server_probes import ServerProbes
+from runner_svc.policy.engine_variables import passed_variables
 from runner_svc.policy.memory_estimate import EngineHabits, ModelShape
 from runner_svc.policy.parameters import EngineParameters, ParameterProfile
 from runner_svc.policy.template_abilities import abilities_of_templates
@@ -177,14 +178,12 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 LIBRARY_PATH = "LD_LIBRARY_PATH"
 
 
-def engine_environment(model: StartedModelSettings, context: ModelContext) -> Mapping[str, str]:
-    """Returns the environment of a model's engine: the runner's with the model's own variables.
+def engine_environment(model: StartedModelSettings, context: ModelContext, listed: Sequence[str]) -> Mapping[str, str]:
+    """Returns the environment of a model's engine: the runner's `listed` variables and the model's own.
 
     Records a missing variable of the runner by its setting, never a value. Raises INVALID_ARGUMENT for a library folder
     that does not exist.
     """
-    if not (model.environment or model.library_path):
-        return context.environment
 
     def value_of(found: re.Match[str]) -> str:
         if found[1] not in context.environment:
@@ -192,7 +191,7 @@ def engine_environment(model: StartedModelSettings, context: ModelContext) -> Ma
         return context.environment.get(found[1], "")
 
     own = {name: _VARIABLE.sub(value_of, value) for name, value in model.environment.items()}
-    environment = {**context.environment, **own}
+    environment = {**passed_variables(context.environment, listed), **own}
     folders = [folder.expanduser() for folder in model.library_path]
     for index, folder in enumerate(folders):
         if not folder.is_dir() or os.pathsep in str(folder):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from runner_svc.environments.environment import EngineEnvironment, Variant
 from runner_svc.policy.engine_choice import WeightFormat
+from runner_svc.policy.engine_variables import DEVICE_VARIABLES
 from runner_svc.policy.memory_estimate import EngineHabits
 from runner_svc.policy.model_sizing import EnginePlaces
 from runner_svc.policy.parameters import EngineParameters
@@ -108,8 +109,8 @@ class Runtime(Generic[Settings]):
     find_program_fault: Callable[[Settings, tuple[str, ...] | None, Mapping[str, str]], ModelFault | None] | None = None
     """Checks within seconds whether a model's program is installed, given the runner's `command` and the environment.
     None: its models have no program."""
-    variable_prefix: str | None = None
-    """Prefix of the environment variables that its engine reads; None: it reads none."""
+    variables: Sequence[str] = DEVICE_VARIABLES
+    """Environment variables that its engines get besides the common ones; see `runner_svc.policy.engine_variables`."""
     no_output: str = ""
     """Why weft cannot show the engine's output; empty: it can."""
     advice: Mapping[str, str] = field(default_factory=dict)

@@ -60,7 +60,7 @@ async def test_out_of_memory_death_is_reported_in_its_event(mesh: MeshProcess) -
     assert (status, "out_of_memory" in str(answer)) == (503, True)
     died = [message for reason, message in await _events(mesh, "m-starved") if reason == "died"]
     assert died
-    assert all("signal SIGABRT" in message and "it ran out of memory (CUDA error" in message for message in died)
+    assert all("signal SIGABRT" in message and "it ran out of memory;" in message for message in died)
 
 
 async def test_engine_built_for_another_cpu_is_reported_on_every_surface(mesh: MeshProcess) -> None:

@@ -206,9 +206,7 @@ async def test_keys_and_prompts_are_in_no_log_error_trace_metric_command_line_or
     assert set(cores.values()) == {0}, cores
 
 
-async def test_prompts_in_words_of_engines_reach_no_one_else(
-    tmp_path: Path,
-) -> None:
+async def test_prompts_in_words_of_engines_reach_no_one_else(tmp_path: Path) -> None:
     runners = [indiscreet_runner(mode) for mode in ("prints", "echoes")]
     config = write_config(tmp_path, *runners, log={"level": "debug"}, auth={"required": True})
     home, given = tmp_path / "home", {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 3}

@@ -5,7 +5,7 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -19,8 +19,14 @@ import typer
 
 from router_svc.store.promises import PromiseFile
 from runner_svc.environments.folder import EnvironmentFolder
+from runner_svc.policy.engine_variables import withheld_variables
 from runner_svc.runtimes.runtime import ModelFault
-from runner_svc.runtimes.settings import ModelSettings, SleepingModelSettings, UpstreamSettings
+from runner_svc.runtimes.settings import (
+    ModelSettings,
+    SleepingModelSettings,
+    StartedModelSettings,
+    UpstreamSettings,
+)
 from runner_svc.runtimes.table import DEFAULT_RUNTIME, built_in_names, installed, require_runtime
 from weft.client._home import ADDRESS_VARIABLES
 from weft.documents.resource_kinds import ResourceKind
@@ -189,6 +195,7 @@ def examine(
         lambda: _edge(config),
         lambda: certificate_findings(config),
         lambda: _programs(config),
+        lambda: _withheld(config, os.environ),
         lambda: port_findings(config, running),
         lambda: _engines(home) if running is not None else (),
         lambda: _central_models(home),
@@ -416,6 +423,22 @@ def _programs(config: WeftConfig) -> Iterator[Finding]:
                 yield ok("program", f"{model.name}: its program is installed")
             else:
                 yield failed("program", f"{model.name}: {fault.message}", fault.remedy)
+
+
+def _withheld(config: WeftConfig, environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Yields the names of the variables that engines do not get, once per runtime."""
+    passed: dict[str, set[str]] = {}
+    for runner in configured_runners(config):
+        if runner.engine.starts_engines:
+            models = [model for model in runner.models if isinstance(model, StartedModelSettings)]
+            passed.setdefault(runner.runtime, set()).update(name for model in models for name in model.environment)
+    for runtime, own in passed.items():
+        names = [
+            each for each in withheld_variables(environment, require_runtime(runtime).variables) if each not in own
+        ]
+        if names:
+            detail = f"engines of {runtime} do not get: {', '.join(names)}; a model's `environment` passes more"
+            yield ok("variables", detail)
 
 
 def _keys(config: WeftConfig) -> Iterator[Finding]:

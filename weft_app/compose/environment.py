@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from runner_svc.policy.engine_variables import is_listed
 from runner_svc.runtimes.table import DEFAULT_RUNTIME, find_runtime
 from weft.kernel.errors import invalid_field
 from weft.kernel.names import MAX_TENANT_CHARS, is_token
@@ -72,10 +73,8 @@ class RunnerEnvironment:
 
     def ignored_by(self, config: WeftConfig) -> tuple[tuple[str, str], ...]:
         """Returns the variables that no runner of a configuration reads either, with the reason."""
-        prefixes = tuple(
-            prefix for section in config.runners or () if (prefix := section.engine.variable_prefix) is not None
-        )
-        return tuple((name, why) for name, why in self.ignored if not name.startswith(prefixes))
+        read = [name for section in config.runners or () for name in section.engine.variables]
+        return tuple((name, why) for name, why in self.ignored if not is_listed(name, read))
 
     def applied_to(self, document: Document) -> Document:
         """Adds the environment to what the document does not set. Raises INVALID_ARGUMENT naming the variable."""

@@ -60,7 +60,7 @@ def served_model(
     if isinstance(model, FileModelSettings) and model.path is not None:
         context.require_file("path", model.weights_of(model.file))
     if isinstance(model, StartedModelSettings):
-        context = replace(context, environment=engine_environment(model, context))
+        context = replace(context, environment=engine_environment(model, context, section.engine.variables))
     engine = section.engine.build(model, context)
     category = model.category or category_of(engine.operations)
     hibernation = _hibernation(section, model, category, drain_seconds, where)

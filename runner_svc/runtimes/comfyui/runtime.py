@@ -7,6 +7,7 @@ from typing import Annotated
 from annotated_types import Ge, Le, MaxLen
 from typing_extensions import override
 
+from runner_svc.policy.engine_variables import DEVICE_VARIABLES, PYTORCH_VARIABLES
 from runner_svc.policy.parameters import EngineParameters
 from runner_svc.runtimes.placeholders import PORT, check_placeholders
 from runner_svc.runtimes.runtime import ModelFault, Runtime, deferred
@@ -91,6 +92,7 @@ RUNTIME = Runtime(
     settings=ComfyUiModel,
     build=deferred("runner_svc.runtimes.comfyui.backend:build"),
     parameters=PARAMETERS,
+    variables=(*DEVICE_VARIABLES, *PYTORCH_VARIABLES, "COMFYUI_*"),
     find_program_fault=_find_program_fault,
     advice={
         "path": "the workflow says what ComfyUI loads; set workflow to the file of one",

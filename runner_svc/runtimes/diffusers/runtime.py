@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from runner_svc.environments.environment import FOLDER, EngineEnvironment, EnvironmentVariant, Variant
 from runner_svc.policy.engine_choice import WeightFormat
+from runner_svc.policy.engine_variables import DEVICE_VARIABLES, PYTORCH_VARIABLES
 from runner_svc.policy.model_sizing import EnginePlaces
 from runner_svc.policy.parameters import EngineParameters, Number
 from runner_svc.runtimes.runtime import Runtime, deferred
@@ -73,6 +74,7 @@ RUNTIME = Runtime(
     formats=frozenset({WeightFormat.PIPELINE}),
     places=EnginePlaces(in_layers=False),
     parameters=PARAMETERS,
+    variables=(*DEVICE_VARIABLES, *PYTORCH_VARIABLES, "DIFFUSERS_*"),
     load_values=lambda model: model.device_values,
     environment=ENVIRONMENT,
     advice={

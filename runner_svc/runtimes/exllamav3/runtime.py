@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from runner_svc.environments.environment import FOLDER, EngineEnvironment, EnvironmentVariant, Variant
 from runner_svc.policy.engine_choice import WeightFormat
+from runner_svc.policy.engine_variables import DEVICE_VARIABLES, PYTORCH_VARIABLES
 from runner_svc.policy.model_sizing import EnginePlaces
 from runner_svc.policy.parameters import (
     LOOK_BACK,
@@ -164,6 +165,7 @@ RUNTIME = Runtime(
     formats=frozenset({WeightFormat.EXL3}),
     places=EnginePlaces(on_host=False, in_layers=False),
     parameters=PARAMETERS,
+    variables=(*DEVICE_VARIABLES, *PYTORCH_VARIABLES, "EXLLAMA*"),
     requirement=Requirement(
         name="CUDA",
         find=_find,

@@ -7,6 +7,7 @@ from typing import Annotated
 from annotated_types import Ge, Le
 
 from runner_svc.policy.engine_choice import WeightFormat
+from runner_svc.policy.engine_variables import DEVICE_VARIABLES
 from runner_svc.policy.memory_estimate import EngineHabits
 from runner_svc.policy.parameters import MIROSTAT, EngineParameters, Grammar, Number
 from runner_svc.runtimes.runtime import Requirement, Runtime, deferred
@@ -57,6 +58,7 @@ RUNTIME = Runtime(
     build=deferred("runner_svc.runtimes.llama_cpp_python.backend:build"),
     formats=frozenset({WeightFormat.GGUF}),
     parameters=PARAMETERS,
+    variables=(*DEVICE_VARIABLES, "GGML_*", "LLAMA_*"),
     habits=EngineHabits(flash_attention=False, computes_whole_batches=True),
     load_values=deferred("runner_svc.runtimes.llama_cpp_python.backend:load_values"),
     requirement=Requirement(name="llama-cpp-python", find=_find, remedy="pip install llama-cpp-python"),

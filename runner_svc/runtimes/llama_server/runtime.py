@@ -24,6 +24,7 @@ from runner_svc.environments.environment import (
 )
 from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.policy.engine_choice import WeightFormat
+from runner_svc.policy.engine_variables import DEVICE_VARIABLES
 from runner_svc.policy.memory_estimate import EngineHabits
 from runner_svc.policy.parameters import (
     LOOK_BACK,
@@ -292,6 +293,7 @@ RUNTIME = Runtime(
     build=deferred("runner_svc.runtimes.llama_server.model:build"),
     formats=frozenset({WeightFormat.GGUF}),
     parameters=PARAMETERS,
+    variables=(*DEVICE_VARIABLES, "GGML_*", "LLAMA_*"),
     habits=EngineHabits(embeds=True),
     load_values=deferred("runner_svc.runtimes.llama_server.arguments:load_values"),
     tuned_parameters=TUNED_PARAMETERS,

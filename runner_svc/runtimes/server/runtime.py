@@ -11,6 +11,7 @@ from typing import Annotated
 from annotated_types import Ge, Le, MaxLen, MinLen
 from typing_extensions import override
 
+from runner_svc.policy.engine_variables import DEVICE_VARIABLES, PYTORCH_VARIABLES
 from runner_svc.runtimes.placeholders import PORT, check_placeholders, placeholders_of
 from runner_svc.runtimes.runtime import ModelFault, Runtime, deferred
 from runner_svc.runtimes.server.parameters import PARAMETERS
@@ -196,6 +197,16 @@ RUNTIME = Runtime(
     settings=ServerModel,
     build=deferred("runner_svc.runtimes.server.backend:build"),
     parameters=PARAMETERS,
+    variables=(
+        *DEVICE_VARIABLES,
+        *PYTORCH_VARIABLES,
+        "SGL*",
+        "LMDEPLOY_*",
+        "MLX_*",
+        "OLLAMA_*",
+        "DOCKER_HOST",
+        "CONTAINER_HOST",
+    ),
     find_program_fault=_find_program_fault,
     advice={
         "path": "this runtime starts a program, not a file: set model, and command or preset",

@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from runner_svc.environments.environment import FOLDER, EngineEnvironment, EnvironmentVariant, Variant
 from runner_svc.policy.engine_choice import WeightFormat
+from runner_svc.policy.engine_variables import DEVICE_VARIABLES, PYTORCH_VARIABLES
 from runner_svc.policy.memory_estimate import EngineHabits
 from runner_svc.policy.model_sizing import EnginePlaces
 from runner_svc.policy.parameters import (
@@ -258,10 +259,10 @@ RUNTIME = Runtime(
     formats=frozenset({WeightFormat.SAFETENSORS}),
     places=EnginePlaces(in_layers=False),
     parameters=PARAMETERS,
+    variables=(*DEVICE_VARIABLES, *PYTORCH_VARIABLES, "VLLM_*", "RAY_*", "UCX_*", "LMCACHE_*"),
     habits=EngineHabits(),
     load_values=deferred("runner_svc.runtimes.vllm.arguments:configured_parameters"),
     environment=ENVIRONMENT,
-    variable_prefix="VLLM_",
     advice={
         "path": "a folder or an id of the hub is `model`",
         "url": "a running vLLM is a model of a runner with `runtime: openai_http`",

@@ -43,6 +43,19 @@ def test_present_key_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "sk-secret-words" not in str(findings)
 
 
+def test_variables_withheld_from_engines_are_named_without_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("EXAMPLE_API_KEY", "HF_TOKEN"):
+        monkeypatch.setenv(name, "sk-secret-words")
+    model = "{name: qwen, path: /nowhere/qwen.gguf, environment: {HF_TOKEN: '${HF_TOKEN}'}}"
+    local = f"  - {{name: local, models: [{model}]}}\n"
+    findings = _findings(tmp_path, CONFIGURATION + local)
+    assert findings["variables"].detail.startswith("engines of llama_server do not get: EXAMPLE_API_KEY, ")
+    assert "HF_TOKEN" not in findings["variables"].detail
+    assert "sk-secret-words" not in str(findings)
+
+
 def test_mesh_with_only_providers_needs_no_engine(tmp_path: Path) -> None:
     findings = _findings(tmp_path)
     assert "llama.cpp server" not in findings

@@ -49,12 +49,13 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("runtime", ["llama_server", "llama_cpp_python"])
-def test_model_variables_are_added_to_those_of_the_runner(runtime: str, file: Path) -> None:
+def test_model_variables_are_added_to_the_listed_ones_of_the_runner(runtime: str, file: Path) -> None:
     slots = {"slots": 1} if runtime == "llama_cpp_python" else {}
     environment = {"GGML_CUDA_GRAPHS": "1", "TOKEN": "bearer ${HF_TOKEN}"}
     found = environment_of(section(file, runtime, environment=environment, **slots))
-    assert found == {**RUNNERS_OWN, "GGML_CUDA_GRAPHS": "1", "TOKEN": "bearer hf-secret"}
-    assert environment_of(section(file, runtime, **slots)) is RUNNERS_OWN
+    listed = {"PATH": "/bin", LIBRARY_PATH: "/usr/lib/cuda"}
+    assert found == {**listed, "GGML_CUDA_GRAPHS": "1", "TOKEN": "bearer hf-secret"}
+    assert environment_of(section(file, runtime, **slots)) == listed
 
 
 def test_library_folders_are_searched_before_the_default_ones(file: Path, tmp_path: Path) -> None:
