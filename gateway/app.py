@@ -173,7 +173,7 @@ def gateway_deps(
         media=earlier.media
         if earlier is not None and is_same_media
         else ports.media or media_source(config.media, ticking),
-        gate=Gate(ports.keys, ticking),
+        gate=Gate(ports.keys, ticking, is_behind_proxy=config.is_behind_proxy),
         rate_limits=rate_limits,
         tracing=ports.tracing,
         health=ports.health,

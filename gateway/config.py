@@ -448,6 +448,11 @@ class GatewayConfig:
     public_scheme: Constant[str] = ""
     """`http` or `https` in URLs for callers, behind a proxy of the same mesh; empty: that of the connection."""
 
+    @property
+    def is_behind_proxy(self) -> bool:
+        """Whether a proxy connects for the callers: one of the same mesh, or the operator's."""
+        return bool(self.public_scheme) or self.tls_terminated_elsewhere
+
     def exposure(self, port: int | None = None) -> Exposure:
         """Returns the address and its protection; `port` replaces the configured one."""
         return Exposure(

@@ -44,7 +44,7 @@ def build(
         journal_policy=JournalPolicy(fleet, config.journal_rules, is_possible=False),
         metrics=edge_metrics,
         clock=ticking,
-        gate=Gate(ports.keys, ticking),
+        gate=Gate(ports.keys, ticking, is_behind_proxy=config.edge.is_behind_proxy),
         rate_limits=None if limits is None else TenantRateLimits(limits, ticking),
         tracing=ports.tracing,
         service=ServiceName.RUNNER,

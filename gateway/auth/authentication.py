@@ -8,7 +8,16 @@ from starlette.types import Scope
 from gateway.request_facts import headers_of
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
-from weft.kernel.principal import KEY_PREFIX, LOCAL, Access, KeyRing, Principal, authenticate, require_one_key
+from weft.kernel.principal import (
+    KEY_PREFIX,
+    LOCAL,
+    OTHER_USER,
+    Access,
+    KeyRing,
+    Principal,
+    authenticate,
+    require_one_key,
+)
 from weft.kernel.reasons import Reason
 
 _BEARER = "bearer "
@@ -18,6 +27,8 @@ _NO_KEY = "-"
 """Placeholder for an Authorization header of another scheme; never a valid key."""
 HOME_SOCKET = "weft.home_socket"
 """Scope key that marks requests over the home's Unix socket, which only its user can reach."""
+OWN_USER_KEY = "weft.is_own_user"
+"""Key in a scope's state: a function that returns whether the user that runs weft holds the connection's other end."""
 
 
 class KeyRingSource(Protocol):
@@ -35,11 +46,14 @@ class KeyRingSource(Protocol):
 
 
 class Gate:
-    """Authenticates callers by key or by the home's socket; without keys, every caller is local."""
+    """Authenticates callers by key or by the home's socket; without keys, by the user of the machine."""
 
-    def __init__(self, keys: KeyRingSource | None = None, clock: Clock | None = None) -> None:
-        """`keys`: None: callers need none, for loopback."""
+    def __init__(
+        self, keys: KeyRingSource | None = None, clock: Clock | None = None, *, is_behind_proxy: bool = False
+    ) -> None:
+        """`keys`: None: callers need none, for loopback. `is_behind_proxy`: a proxy connects for any user."""
         self._keys = keys
+        self._is_behind_proxy = is_behind_proxy
         self._clock = clock or SystemClock()
 
     @property
@@ -53,7 +67,7 @@ class Gate:
         Raises SERVICE_UNAVAILABLE before the keys are loaded.
         """
         if self._keys is None:
-            return LOCAL
+            return LOCAL if scope.get(HOME_SOCKET) or self._is_of_own_user(scope) else OTHER_USER
         presented = _presented(scope)
         if presented is None and scope.get(HOME_SOCKET):
             return LOCAL
@@ -62,6 +76,10 @@ class Gate:
                 Reason.SERVICE_UNAVAILABLE, "the gateway has not loaded the API keys yet", retry_after_seconds=1
             )
         return authenticate(self._keys.ring, presented, self._clock.utc_now())
+
+    def _is_of_own_user(self, scope: Scope) -> bool:
+        is_own_user = scope.get("state", {}).get(OWN_USER_KEY)
+        return not self._is_behind_proxy and is_own_user is not None and is_own_user()
 
     def identify(self, scope: Scope) -> Principal | None:
         """Returns the caller of an open path; None: it sent no key. Raises as `admit` for an invalid key."""

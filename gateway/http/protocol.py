@@ -20,6 +20,7 @@ from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from gateway.auth.authentication import OWN_USER_KEY
 from gateway.config import MAX_HEADER_COUNT, ConnectionLimits
 from gateway.errors import EdgeError, envelope, error_headers, http_status
 from gateway.http.cors import ISOLATED
@@ -30,6 +31,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
 from weft.kernel.open_files import max_connections
+from weft.kernel.peer_user import is_own_user
 from weft.kernel.reasons import Reason
 
 MAX_CONNECTIONS_PER_ADDRESS = 256
@@ -166,6 +168,7 @@ class EdgeProtocol(HttpToolsProtocol):
         self._tail = b""
         self._refusal: WeftError | None = None
         self._is_refused = False
+        self._own_user: bool | None = None
         self._running: RequestResponseCycle | None = None
         self._head_timer: asyncio.TimerHandle | None = None
         self._linger_timer: asyncio.TimerHandle | None = None
@@ -279,7 +282,15 @@ class EdgeProtocol(HttpToolsProtocol):
         self._header_count = 0
         state = self.scope["state"]
         state[ABORT_KEY] = self.transport.abort
+        state[OWN_USER_KEY] = self._is_own_user
         state[DISCONNECT_KEY] = DisconnectNotifier(self.flow.resume_reading)
+
+    def _is_own_user(self) -> bool:
+        """Whether the user that runs this process holds the other end; asked once, while the end is open."""
+        if self._own_user is None:
+            peer, (host, port) = self.client, self.server or ("", None)
+            self._own_user = peer is not None and port is not None and is_own_user(peer, (host, port))
+        return self._own_user
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Handles a header; trailers are counted and dropped."""

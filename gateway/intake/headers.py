@@ -37,7 +37,7 @@ from weft.kernel.names import (
     new_id,
     require_token,
 )
-from weft.kernel.principal import LOCAL, MAY_LEAVE, USE_MODELS
+from weft.kernel.principal import LOCAL, MAY_LEAVE, OTHER_USER, USE_MODELS
 from weft.kernel.reasons import Reason
 from weft.kernel.request import TASK_OPERATIONS, CacheMode, Handling, Operation, Priority
 from weft.kernel.telemetry import TRACEPARENT, new_traceparent, valid_traceparent
@@ -130,7 +130,7 @@ def require_local_caller(scope: Scope) -> None:
     Beyond `validate_head`, the Host must be a loopback name even if `allowed_hosts` has others, and an Origin must be
     this gateway, including the port. Raises PERMISSION_DENIED.
     """
-    if facts_of(scope).principal is not LOCAL:
+    if facts_of(scope).principal not in (LOCAL, OTHER_USER):
         return
     require_own_machine(
         scope, "resources can be changed only from this machine: the Host header must be a loopback name"

@@ -149,17 +149,21 @@ class Principal:
     def require(self, access: Access) -> None:
         """Raises PERMISSION_DENIED naming the missing scope."""
         if not self.may(access):
-            raise _lacks(access)
+            raise self._lacks(access)
 
     def require_some(self, access: Access) -> None:
         """Raises PERMISSION_DENIED if it has this access to no name at all."""
         if access not in self.access and not self._limited(access):
-            raise _lacks(access)
+            raise self._lacks(access)
 
     def require_name(self, access: Access, name: str) -> None:
         """Raises PERMISSION_DENIED naming the missing scope, if it lacks the access to a name."""
         if not self.may_name(access, name):
-            raise _lacks(replace(access, name=name), {"name": name})
+            raise self._lacks(replace(access, name=name), {"name": name})
+
+    def _lacks(self, access: Access, metadata: Mapping[str, str] | None = None) -> WeftError:
+        what = f"the key lacks the scope {access}" if self.name != OTHER_USER.name else f"{_OF_ITS_USER} ({access})"
+        return WeftError(Reason.PERMISSION_DENIED, what, metadata=metadata)
 
     def _limited(self, access: Access) -> list[Access]:
         kind = (access.resource, access.role)
@@ -179,12 +183,19 @@ class Principal:
         return claimed
 
 
-def _lacks(access: Access, metadata: Mapping[str, str] | None = None) -> WeftError:
-    return WeftError(Reason.PERMISSION_DENIED, f"the key lacks the scope {access}", metadata=metadata)
-
-
 LOCAL = Principal(name="local", access=_EVERYTHING, names_tenants=True)
-"""The caller over a socket that only this machine's user can reach, or over loopback if no keys are required."""
+"""The user that runs weft: over a socket that only this user can reach, or over loopback if no keys are required."""
+OTHER_USER = Principal(
+    name="other-user",
+    access=frozenset(Access(resource, Role.VIEW) for resource in Resource if resource is not Resource.MESH)
+    | {USE_MODELS, MAY_LEAVE},
+    names_tenants=True,
+)
+"""Another or an unknown user of this machine, over loopback, if no keys are required."""
+_OF_ITS_USER = (
+    "without keys, only the user that runs weft may do this; other users of the machine need auth.required: true and a "
+    "key (weft keys create), or, if weft runs with the group weft, membership in that group"
+)
 
 
 def actor_words(name: str) -> str:

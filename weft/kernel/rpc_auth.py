@@ -14,6 +14,7 @@ from functools import lru_cache
 from importlib import import_module
 from inspect import isasyncgenfunction
 from typing import Any, cast
+from urllib.parse import unquote
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor
@@ -22,9 +23,11 @@ from typing_extensions import override
 from weft.api.common.v1 import access_pb2
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
+from weft.kernel.peer_user import End, is_own_user
 from weft.kernel.principal import (
     LOCAL,
     MESH_ACCESS,
+    OTHER_USER,
     VIEW_TELEMETRY,
     Access,
     KeyRing,
@@ -215,13 +218,8 @@ _UNIX = "unix:"
 _MAX_SERVICE_CHARS = 128
 
 
-class AuthInterceptor(RpcGuard):
-    """Authenticates the calls of a server that requires keys."""
-
-    def __init__(self, ring: Callable[[], KeyRing], clock: Clock) -> None:
-        """`ring` returns the currently valid keys."""
-        self._ring = ring
-        self._clock = clock
+class AccessGuard(RpcGuard):
+    """Rejects callers without the access that a method needs."""
 
     @override
     def is_open(self, method: str) -> bool:
@@ -236,6 +234,50 @@ class AuthInterceptor(RpcGuard):
         # For the rest of this task, which handles one call.
         _CALLER.set(principal)
 
+    @abstractmethod
+    def _principal(self, context: Context) -> Principal:
+        """Returns the caller. Raises UNAUTHENTICATED."""
+
+
+class UserGuard(AccessGuard):
+    """Tells the user that runs a server without keys from other users of the machine, who may change nothing."""
+
+    def __init__(self) -> None:
+        self._own_ends: list[End] = []
+
+    def note_end(self, address: str, port: int) -> None:
+        """Adds a TCP address at which the server listens."""
+        self._own_ends.append((address, port))
+
+    @override
+    def _principal(self, context: Context) -> Principal:
+        peer = context.peer() or ""
+        # A port that other machines reach asks for certificates.
+        if peer.startswith(_UNIX) or _certified_name(context) is not None:
+            return LOCAL
+        end = _tcp_end(peer)
+        is_own = end is not None and any(is_own_user(end, own) for own in self._own_ends)
+        return LOCAL if is_own else OTHER_USER
+
+
+def _tcp_end(peer: str) -> End | None:
+    """Returns the address and port of a peer such as `ipv4:127.0.0.1:5000` or `ipv6:%5B::1%5D:5000`; None: neither."""
+    family, _, rest = unquote(peer).partition(":")
+    host, _, port = rest.rpartition(":")
+    if family not in {"ipv4", "ipv6"} or not port.isdecimal():
+        return None
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+class AuthInterceptor(AccessGuard):
+    """Authenticates the calls of a server that requires keys."""
+
+    def __init__(self, ring: Callable[[], KeyRing], clock: Clock) -> None:
+        """`ring` returns the currently valid keys."""
+        self._ring = ring
+        self._clock = clock
+
+    @override
     def _principal(self, context: Context) -> Principal:
         metadata = tuple(context.invocation_metadata() or ())
         shown = [key for key, _ in metadata if key in (AUTHORIZATION, API_KEY)]

@@ -16,7 +16,7 @@ from weft.kernel.health import HealthReport
 from weft.kernel.health_monitor import HealthMonitor
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import new_server
-from weft.kernel.rpc_auth import RpcGuard, allowing_clients
+from weft.kernel.rpc_auth import RpcGuard, UserGuard, allowing_clients
 from weft.kernel.service import Health, Service
 from weft.kernel.tls import ServerTls
 from weft_app.compose.machine import reachable_name
@@ -47,9 +47,11 @@ class GrpcHost:
         """`server` defaults to one with the mesh's options. `is_public`: unauthenticated callers can only query health.
 
         `tls` is for addresses with TLS. `has_keys`: every call needs a key, whatever its certificate.
-        `guard` checks the keys of calls, after `first_guard`.
+        `guard` checks the keys of calls, after `first_guard`. Without it, `UserGuard` checks the users of this machine.
         """
-        guards = tuple(each for each in (first_guard, guard) if each is not None)
+        # Without keys the port is on loopback, where other users of this machine can call.
+        self._users = UserGuard() if guard is None and not is_public else None
+        guards = tuple(each for each in (first_guard, guard or self._users) if each is not None)
         self._server = server or new_server((*allowing_clients(() if tls is None else tls.allowed_clients), *guards))
         self._clock = clock or SystemClock()
         self._is_public = is_public
@@ -82,6 +84,9 @@ class GrpcHost:
         if bare.startswith(_UNIX):
             Path(bare.removeprefix(_UNIX)).chmod(0o600)
             return address
+        if self._users is not None:
+            for loopback in _addresses_of(bare):
+                self._users.note_end(loopback, port)
         return f"{self._announced(address)}:{port}"
 
     def _credentials(self, address: str) -> grpc.ServerCredentials:
@@ -160,6 +165,12 @@ class GrpcHost:
 
     async def _stop_service(self, service: Service, deadline: float) -> None:
         await service.stop(max(0.0, deadline - self._clock.monotonic()))
+
+
+def _addresses_of(bare: str) -> set[str]:
+    """Returns the numeric addresses of `host:port`, as gRPC resolves it."""
+    host = bare.rpartition(":")[0].removeprefix("[").removesuffix("]")
+    return {str(each[4][0]) for each in socket.getaddrinfo(host or None, None, type=socket.SOCK_STREAM)}
 
 
 def _bind_error(address: str) -> WeftError:

@@ -17,14 +17,14 @@ from kit.keys import as_key, ring
 from starlette.requests import Request
 
 import weft.api
-from gateway.auth.authentication import HOME_SOCKET, Gate
+from gateway.auth.authentication import HOME_SOCKET, OWN_USER_KEY, Gate
 from gateway.endpoints import GATEWAY_ROUTERS, RUNNER_ROUTERS
 from gateway.request_facts import FACTS_KEY, RequestFacts
 from gateway.routing import Needs, needs_of, routes_of
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import LOCAL, MESH_ACCESS, Principal
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc_auth import AuthInterceptor, access_of, as_caller, caller, checks_kind
+from weft.kernel.rpc_auth import AuthInterceptor, UserGuard, access_of, as_caller, caller, checks_kind
 from weft_app.cli.keys import KeyRole, scopes_of
 from weft_testing.fake_clock import FakeClock
 
@@ -34,7 +34,9 @@ SCOPES = {
     **{role.value: scopes_of(role) for role in KeyRole},
 }
 """Scopes of the callers with a key. Runners, routers and standbys have one of the role `service`, or a certificate."""
-CALLERS = ("none", "join", *SCOPES, "local", "certificate")
+OTHER = "other"
+"""Another user of the machine, over loopback, where no keys are required."""
+CALLERS = ("none", "join", *SCOPES, "local", OTHER, "certificate")
 OUTCOMES = {Reason.UNAUTHENTICATED: "401", Reason.PERMISSION_DENIED: "403"}
 RING = ring({name.ljust(12, "0"): scopes for name, scopes in SCOPES.items()})
 
@@ -63,8 +65,9 @@ class Call:
 
 def principal_of(method: str, who: str) -> Principal:
     """Who a servicer is told that the caller is. Raises as the interceptor."""
+    guard = UserGuard() if who == OTHER else AuthInterceptor(lambda: RING, FakeClock())
     with as_caller(LOCAL):
-        AuthInterceptor(lambda: RING, FakeClock()).check(method, Call(who))  # type: ignore[arg-type]
+        guard.check(method, Call(who))  # type: ignore[arg-type]
         return caller()
 
 
@@ -90,7 +93,8 @@ async def http_outcome(needs: Needs, who: str) -> str:
     facts = RequestFacts.__new__(RequestFacts)
     scope: dict[str, Any] = {"type": "http", "headers": headers, "query_string": b"", FACTS_KEY: facts}
     scope |= {
-        "app": SimpleNamespace(state=SimpleNamespace(gate=Gate(keys, FakeClock()))),
+        "app": SimpleNamespace(state=SimpleNamespace(gate=Gate(None if who == OTHER else keys, FakeClock()))),
+        "state": {OWN_USER_KEY: lambda: who != OTHER},
         HOME_SOCKET: who == "local",
     }
     try:
@@ -162,7 +166,7 @@ def test_only_services_and_local_callers_act_for_another_tenant() -> None:
         with suppress(WeftError):
             principal_of("/weft.api.registry.v1.RegistryService/ListResources", who).tenant_for("bob", "tenant")
             may.add(who)
-    assert may == {"service", "local", "certificate"}
+    assert may == {"service", "local", OTHER, "certificate"}
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from gateway_script import RawResponse
 from starlette.types import Message, Scope
 
+from gateway.auth.authentication import OWN_USER_KEY
 from gateway.routing import EdgeApp
 
 JSON = ((b"host", b"localhost"), (b"content-type", b"application/json"))
@@ -28,7 +29,7 @@ async def answer_of(
         "headers": [*JSON, (b"content-length", str(len(body)).encode()), *headers],
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 80),
-        "state": {},
+        "state": {OWN_USER_KEY: lambda: True},
     }
 
     async def receive() -> Message:

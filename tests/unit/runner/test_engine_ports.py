@@ -117,7 +117,7 @@ async def test_connection_is_recognized_once_it_is_accepted(
     monkeypatch: pytest.MonkeyPatch, bound: str, address: str, tells: bool
 ) -> None:
     if not tells:  # another system, or a kernel without sock_diag
-        monkeypatch.setattr(peer_process, "_inode_at", lambda *_: 0)
+        monkeypatch.setattr(peer_process, "tcp_end", lambda *_: None)
     with _listener(bound) as listener:
         transport = await _connected(address, listener.getsockname()[1])
         recognized = asyncio.create_task(require_peer(transport, lambda: [os.getpid()]))

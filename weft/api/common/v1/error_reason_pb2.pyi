@@ -45,7 +45,7 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 10
     """The credentials are missing or invalid."""
     ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 11
-    """The caller is authenticated but not allowed to do this."""
+    """The caller may not do this: its key lacks a scope, or it is a foreign page or another user of the machine."""
     ERROR_REASON_RESOURCE_IN_USE: _ErrorReason.ValueType  # 12
     """The resource cannot be deleted or changed while others depend on it."""
     ERROR_REASON_TOO_MANY_RESOURCES: _ErrorReason.ValueType  # 13
@@ -197,7 +197,7 @@ ERROR_REASON_ALREADY_EXISTS: ErrorReason.ValueType  # 9
 ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 10
 """The credentials are missing or invalid."""
 ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 11
-"""The caller is authenticated but not allowed to do this."""
+"""The caller may not do this: its key lacks a scope, or it is a foreign page or another user of the machine."""
 ERROR_REASON_RESOURCE_IN_USE: ErrorReason.ValueType  # 12
 """The resource cannot be deleted or changed while others depend on it."""
 ERROR_REASON_TOO_MANY_RESOURCES: ErrorReason.ValueType  # 13
