@@ -136,6 +136,9 @@ class RunnerSettings:
     lists are served, and changes of its list are followed. It is also the default `url` of the runner's models."""
     api_key_env: Annotated[str, MaxLen(128), VARIABLE, PUBLIC] | None = None
     """With `url`: environment variable that contains the server's API key."""
+    key_variables: Annotated[tuple[Annotated[str, MaxLen(128), VARIABLE], ...], MaxLen(64), PUBLIC] = ()
+    """Environment variables that `api_key_env` of an attached server may name, besides those that begin with
+    `WEFT_KEY_`. Settings of this file may name any."""
     remote: bool | None = None
     """With `url` and without `models`: whether requests for the server's models are sent to a remote provider. Required
     if the address is outside your own networks."""

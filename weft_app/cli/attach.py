@@ -18,7 +18,10 @@ def attach(
     *,
     name: Annotated[str, typer.Option(help="Name of the server in the mesh. Default: derived from its address.")] = "",
     api_key_env: Annotated[
-        str, typer.Option(help="Environment variable of the runner that contains the server's API key.")
+        str,
+        typer.Option(
+            help="Environment variable of the runner with the server's API key: WEFT_KEY_... or one of key_variables."
+        ),
     ] = "",
     remote: Annotated[
         bool | None,

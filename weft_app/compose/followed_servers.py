@@ -14,13 +14,17 @@ from runner_svc.runtimes.settings import ModelSettings
 from runner_svc.runtimes.table import ATTACHED_RUNTIME
 from runner_svc.settings import RunnerSettings
 from weft.api.runner.v1 import added_model_pb2
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.load_parameters import API_KEY_ENV
 from weft.kernel.model_source import server_place
+from weft.kernel.reasons import Reason
 from weft_app.compose.added_models import BuildModel
 from weft_app.config.loader import parse_section
 from weft_app.config.runners import ConfiguredRunner
 
 LIST_SECONDS = 5.0
+KEY_VARIABLE_PREFIX = "WEFT_KEY_"
+"""Beginning of the variables that requests may name without being listed in weft.yaml."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +74,24 @@ def _serves_nothing(section: RunnerSettings, model: ModelSettings) -> ServedMode
 def attached_server(
     section: RunnerSettings, build: BuildModel, probes: ServerProbes, added: added_model_pb2.AddedModel
 ) -> FollowedServer:
-    """Builds a server attached to a configured runner. Raises INVALID_ARGUMENT naming what is wrong with its record."""
+    """Builds a server attached to a configured runner.
+
+    Raises INVALID_ARGUMENT naming what is wrong with its record, PERMISSION_DENIED for a variable that the
+    configuration does not give to requests.
+    """
     server = added.server
+    variable = server.api_key_env
+    if variable and not variable.startswith(KEY_VARIABLE_PREFIX) and variable not in section.key_variables:
+        raise FieldError(
+            f"options.parameters.{API_KEY_ENV}",
+            f"requests may not name the variable {variable}: list it in key_variables of the runner {section.name} in "
+            f"weft.yaml, or use one that begins with {KEY_VARIABLE_PREFIX}",
+            Reason.PERMISSION_DENIED,
+        )
     address = ServerAddress(
         name=added.name,
         url=added.stored_source,
-        api_key_env=server.api_key_env or None,
+        api_key_env=variable or None,
         remote=server.remote if server.HasField("remote") else None,
     )
     found = followed_server(section, address, "server", build, probes=probes)
