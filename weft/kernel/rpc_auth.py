@@ -240,7 +240,10 @@ class AccessGuard(RpcGuard):
 
 
 class UserGuard(AccessGuard):
-    """Tells the user that runs a server without keys from other users of the machine, who may change nothing."""
+    """Tells the user that runs a server without keys from other users of the machine, who may change nothing.
+
+    It asks for each call: gRPC does not tell when a connection ends, after which another user may get its port.
+    """
 
     def __init__(self) -> None:
         self._own_ends: list[End] = []

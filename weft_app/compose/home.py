@@ -147,19 +147,23 @@ class WeftHome:
                 _require_writable(folder)
 
     def _close_root(self) -> None:
-        """Ends that other users rename or replace what is in the home. Raises INVALID_ARGUMENT, OSError."""
-        was_open = bool(self.root.stat().st_mode & _WRITE_OF_OTHERS)
-        if was_open:
+        """Ends that other users reach, rename or replace what is in the home. Raises INVALID_ARGUMENT, OSError."""
+        mode = self.root.stat().st_mode
+        # In a folder such as /tmp, other users can rename and replace their own entries only.
+        if mode & _WRITE_OF_OTHERS and not mode & stat.S_ISVTX:
             self._require_owned(self.root)
             try:
-                _take_bits(self.root, _WRITE_OF_OTHERS)
+                _take_bits(self.root, _ALL_OF_OTHERS)
             except PermissionError:
                 # Root made it so, as in a container whose volume has no other users.
                 log.warning("the home can be written by other users", home=str(self.root))
             for entry in self.root.iterdir():
                 self._require_owned(entry)
-        if (programs := self.root / _ENVIRONMENTS).is_dir():
-            _take_bits(programs, _WRITE_OF_OTHERS)
+        for kept in (self.root / _ENVIRONMENTS, self.models):
+            if kept.is_dir():
+                if mode & _WRITE_OF_OTHERS:
+                    self._require_owned(kept)
+                _take_bits(kept, _WRITE_OF_OTHERS)
 
     def _require_owned(self, path: Path) -> None:
         """Raises INVALID_ARGUMENT for what belongs to another user than this one, root and the home's owner."""

@@ -35,6 +35,7 @@ MAX_SCRAPES = 2
 UNIX_PREFIX = "unix:"
 _FIELD = "metrics.listen"
 _BACKLOG = 16
+_HANDSHAKE_SECONDS = 10.0
 _PATHS = ("/metrics", LIVEZ, READYZ, HEALTH)
 _UNPROTECTED = (
     "beyond loopback, metrics need a certificate (gateway.tls or tls.certificate_file) and keys (auth.required: true), "
@@ -112,7 +113,14 @@ class MetricsServer(Service):
                 self._path.chmod(0o600)
             else:
                 host, port = self._address
-                self._server = await loop.create_server(connected, host, port, backlog=_BACKLOG, ssl=context)
+                self._server = await loop.create_server(
+                    connected,
+                    host,
+                    port,
+                    backlog=_BACKLOG,
+                    ssl=context,
+                    ssl_handshake_timeout=None if context is None else _HANDSHAKE_SECONDS,
+                )
                 self._address = host, self._server.sockets[0].getsockname()[1]
         except OSError as error:
             raise _bind_error(error, self.url) from None

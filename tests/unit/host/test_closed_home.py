@@ -20,7 +20,7 @@ def _mode(path: Path) -> str:
 
 
 def _open_home(root: Path) -> WeftHome:
-    for folder in (root, root / "run", root / "state", root / "logs", root / "runtimes"):
+    for folder in (root, *(root / name for name in ("run", "state", "logs", "runtimes", "models"))):
         folder.mkdir(exist_ok=True)
         folder.chmod(0o777)
     return WeftHome(root)
@@ -29,14 +29,24 @@ def _open_home(root: Path) -> WeftHome:
 def test_open_folders_of_a_home_are_closed_to_other_users(tmp_path: Path) -> None:
     home = _open_home(tmp_path)
     home.create()
-    assert {_mode(each) for each in (home.run, home.state, home.logs)} == {"700"}
-    assert {_mode(each) for each in (home.root, home.root / "runtimes")} == {"755"}, "others could replace its entries"
+    assert {_mode(each) for each in (home.root, home.run, home.state, home.logs)} == {"700"}
+    assert {_mode(each) for each in (home.models, home.root / "runtimes")} == {"755"}, (
+        "others could replace its entries"
+    )
 
 
 def test_modes_of_a_closed_home_are_kept(tmp_path: Path) -> None:
     tmp_path.chmod(0o750)
     WeftHome(tmp_path).create()
     assert _mode(tmp_path) == "750"
+
+
+def test_mode_of_a_folder_for_all_users_is_kept(tmp_path: Path) -> None:
+    """Nobody but the owner replaces an entry of such a folder, and a start of root would close /tmp to everyone."""
+    tmp_path.chmod(0o1777)
+    home = WeftHome(tmp_path)
+    home.create()
+    assert (_mode(tmp_path), _mode(home.run)) == ("777", "700")
 
 
 @AS_ROOT
@@ -48,6 +58,16 @@ def test_open_home_with_an_entry_of_another_user_is_refused(tmp_path: Path, entr
     with pytest.raises(WeftError, match=f"{tmp_path / entry} belongs to another user") as refused:
         home.create()
     assert refused.value.reason is Reason.INVALID_ARGUMENT
+
+
+@AS_ROOT
+@pytest.mark.parametrize("name", ["run", "models", "runtimes"])
+def test_folder_of_another_user_in_a_folder_for_all_users_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    os.chown(tmp_path / name, NOBODY, NOBODY)
+    tmp_path.chmod(0o1777)
+    with pytest.raises(WeftError, match="belongs to another user"):
+        WeftHome(tmp_path).create()
 
 
 @AS_ROOT
