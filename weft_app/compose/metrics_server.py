@@ -48,7 +48,7 @@ _OF_NO_FOREIGN_PAGE = ("none", "same-origin")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsAccess:
-    """Protection of a page at an address that other machines reach."""
+    """Protection of a page at a TCP address."""
 
     tls: TlsFiles | None = None
     """None: no certificate is configured."""
@@ -59,7 +59,7 @@ class MetricsAccess:
 
 
 class MetricsServer(Service):
-    """Serves a metrics page: on loopback and a Unix socket without keys, elsewhere over TLS to callers with a key."""
+    """Serves a metrics page: to callers with a key if keys are required or beyond loopback, where it needs TLS too."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class MetricsServer(Service):
     ) -> None:
         """`listen` is `host:port`, or `unix:` and a path. Raises INVALID_ARGUMENT for another form."""
         self._access = access
-        self._is_open, self._is_loopback = True, False
+        self._is_loopback = self._has_tls = self._needs_key = False
         self._page = page
         self._health = health or HealthSource()
         self._path = Path(listen.removeprefix(UNIX_PREFIX)) if listen.startswith(UNIX_PREFIX) else None
@@ -85,7 +85,7 @@ class MetricsServer(Service):
         if self._path is not None:
             return f"{UNIX_PREFIX}{self._path}"
         host, port = self._address
-        scheme = "http" if self._is_open or self._access.tls is None else "https"
+        scheme = "https" if self._has_tls else "http"
         return f"{scheme}://[{host}]:{port}/metrics" if ":" in host else f"{scheme}://{host}:{port}/metrics"
 
     @override
@@ -99,11 +99,14 @@ class MetricsServer(Service):
             return http() if len(http.connections) < MAX_CONNECTIONS else _Refusing()
 
         loop = asyncio.get_running_loop()
+        access, context = self._access, None
         if self._path is None:
             with renaming_fields(lambda _: _FIELD):
                 self._is_loopback = is_on_loopback(self._address[0])
-            self._is_open = self._is_loopback or self._access.is_insecure
-        context = None if self._is_open else self._context()
+            self._needs_key = not access.is_insecure and (access.keys is not None or not self._is_loopback)
+            if not self._is_loopback and not access.is_insecure:
+                context = self._context()
+            self._has_tls = context is not None
         if self._path is not None and is_served(self._path):
             raise _taken(self.url)
         try:
@@ -125,7 +128,7 @@ class MetricsServer(Service):
         except OSError as error:
             raise _bind_error(error, self.url) from None
         log.info("listens", surface="metrics", url=self.url)
-        if not self._is_open and (context is None or self._access.keys is None):
+        if self._is_unprotected:
             log.warning("metrics are refused", why=_UNPROTECTED)
 
     @override
@@ -162,6 +165,11 @@ class MetricsServer(Service):
         response.enable_compression()
         return response
 
+    @property
+    def _is_unprotected(self) -> bool:
+        """Whether nobody may read the page, because what would protect it is missing."""
+        return self._needs_key and (self._access.keys is None or not (self._has_tls or self._is_loopback))
+
     def _context(self) -> ssl.SSLContext | None:
         if self._access.tls is None:
             return None
@@ -177,9 +185,9 @@ class MetricsServer(Service):
         if is_foreign or request.headers.get("sec-fetch-site", "none") not in _OF_NO_FOREIGN_PAGE:
             return web.Response(status=403, text="pages of other origins may not read this\n")
         keys = self._access.keys
-        if self._is_open or request.path != _PATHS[0]:
+        if not self._needs_key or request.path != _PATHS[0]:
             return None
-        if keys is None or self._access.tls is None:
+        if keys is None or self._is_unprotected:
             return web.Response(status=403, text=f"{_UNPROTECTED}\n")
         try:
             shown = presented_key({name.lower(): value for name, value in request.headers.items()})

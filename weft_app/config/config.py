@@ -197,9 +197,9 @@ class MetricsSettings(MetricLimits):
     """Prometheus metrics: see metrics.md."""
 
     listen: Annotated[str | None, PUBLIC] = None
-    """Address and port of a separate `/metrics` endpoint, such as `127.0.0.1:9464`, or `unix:` and a path. On loopback
-    and a Unix socket it needs no key; elsewhere HTTPS and a key, or `metrics.insecure`. Default: off; the HTTP API
-    always serves `/metrics`."""
+    """Address and port of a separate `/metrics` endpoint, such as `127.0.0.1:9464`, or `unix:` and a path. A Unix
+    socket needs no key; a port needs one if keys are required, and beyond loopback HTTPS too, or `metrics.insecure`.
+    Default: off; the HTTP API always serves `/metrics`."""
     insecure: Annotated[bool, PUBLIC] = False
     """Whether the separate endpoint serves plain HTTP without keys on any address. Only its scrapers may reach it."""
 

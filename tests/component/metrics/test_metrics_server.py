@@ -151,9 +151,11 @@ def test_address_without_a_host_or_port_is_rejected(listen: str) -> None:
 
 
 @asynccontextmanager
-async def _everywhere(access: MetricsAccess) -> AsyncGenerator[tuple[str, aiohttp.ClientSession]]:
+async def _everywhere(
+    access: MetricsAccess, listen: str = "0.0.0.0:0"
+) -> AsyncGenerator[tuple[str, aiohttp.ClientSession]]:
     """A page on all addresses: its URL on this machine, and a client that trusts it."""
-    server = MetricsServer(MetricsPage(), "0.0.0.0:0", access=access)
+    server = MetricsServer(MetricsPage(), listen, access=access)
     await server.start()
     try:
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=False)) as http:
@@ -208,6 +210,17 @@ async def test_unprotected_page_beyond_loopback_is_refused_and_tells_what_is_mis
     async with _everywhere(access) as (url, http), http.get(url, headers=bearer()) as answer:
         assert answer.status == 403
         assert "metrics.insecure: true" in await answer.text()
+
+
+async def test_page_on_loopback_needs_a_key_if_keys_are_required(tmp_path: Path) -> None:
+    access = MetricsAccess(tls=_files(tmp_path), keys=_key_check(["telemetry:view"]))
+    async with _everywhere(access, "127.0.0.1:0") as (url, http):
+        assert url.startswith("http://")
+        assert [await _status(http, url, each) for each in ({}, bearer())] == [401, 200]
+    async with _everywhere(access, f"unix:{tmp_path / 'm'}"):
+        connector = aiohttp.UnixConnector(str(tmp_path / "m"))
+        async with aiohttp.ClientSession(connector=connector) as http:
+            assert await _status(http, "http://x/metrics") == 200, "only this user reaches the socket"
 
 
 async def test_page_is_open_beyond_loopback_if_the_operator_says_so(tmp_path: Path) -> None:
