@@ -11,6 +11,7 @@ from router_svc.policy.settings import RateLimitConfig, Settings
 from router_svc.request_log import RequestLogLimits
 from weft.durable.journal_policy import JournalRules
 from weft.kernel.json_schema import SchemaLimits
+from weft.kernel.outbound import Outbound
 from weft.kernel.tls_channel import ChannelSecurity
 
 MAX_LINKS = 1000
@@ -51,6 +52,8 @@ class RouterConfig:
     watches: WatchLimits = field(default_factory=WatchLimits)
     default_timeout_seconds: float = 600.0
     """Deadline of a public gRPC call without one."""
+    outbound: Outbound = field(default_factory=Outbound)
+    """Addresses that the requests of recipes may have."""
     wake_recipes: frozenset[str] = frozenset({"wake_on_lan", "http"})
     """Kinds of `by: mesh` recipes that it runs: wake_on_lan, http or command. A command is a program on this host."""
     wake_environment: Mapping[str, str] = field(default_factory=dict, repr=False)

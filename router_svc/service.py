@@ -88,7 +88,7 @@ class RouterService(Service):
         self._mesh_clock = MeshClock(clock)
         self.channels = ChannelPool(security=config.security)
         """Channels to runners for dispatchers in this process; closed when the router stops."""
-        run_wake_recipe = partial(run_recipe, environment=config.wake_environment)
+        run_wake_recipe = partial(run_recipe, environment=config.wake_environment, outbound=config.outbound)
         self.captures = CaptureSender(lambda: self._registry)
         self.trials = TrialSender(lambda: self._tasks, lambda: self._view, clock)
         self.observers = (self.captures, self.trials)

@@ -7,7 +7,6 @@ as the host) is rejected before parsing.
 
 import re
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 
 from gateway.config import MediaConfig
 from weft.kernel.address import MAX_PORT, fits_host_pattern, is_host_name
@@ -23,56 +22,6 @@ _URL = re.compile(
     r"(?P<target>(?:/[A-Za-z0-9._~!$&'()*+,;=:@%/-]*)?(?:\?[A-Za-z0-9._~!$&'()*+,;=:@%/?-]*)?)",
     re.IGNORECASE,
 )
-
-Address = IPv4Address | IPv6Address
-
-# Rejected in addition to `is_global`, which differs between Python versions and admits some of these.
-_REFUSED_4 = tuple(
-    IPv4Network(text)
-    for text in (
-        "0.0.0.0/8",
-        "10.0.0.0/8",
-        "100.64.0.0/10",
-        "127.0.0.0/8",
-        "169.254.0.0/16",
-        "172.16.0.0/12",
-        "192.0.0.0/24",
-        "192.0.2.0/24",
-        "192.31.196.0/24",
-        "192.52.193.0/24",
-        "192.88.99.0/24",
-        "192.168.0.0/16",
-        "192.175.48.0/24",
-        "198.18.0.0/15",
-        "198.51.100.0/24",
-        "203.0.113.0/24",
-        "224.0.0.0/3",
-        # Azure's metadata service, which is not link-local.
-        "168.63.129.16/32",
-    )
-)
-_REFUSED_6 = tuple(
-    IPv6Network(text)
-    for text in (
-        "::/96",
-        "64:ff9b:1::/48",
-        "100::/64",
-        "100:0:0:1::/64",
-        "2001:2::/48",
-        "2001:10::/28",
-        "2001:20::/28",
-        "2001:db8::/32",
-        "2620:4f:8000::/48",
-        "3fff::/20",
-        "5f00::/16",
-        "fc00::/7",
-        "fe80::/9",
-        "ff00::/8",
-    )
-)
-_NAT64 = ip_network("64:ff9b::/96")
-_GLOBAL_UNICAST = ip_network("2000::/3")
-_LOW_32_BITS = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,41 +73,6 @@ def parse_url(url: str) -> MediaUrl | None:
         return None
     target = match["target"]
     return MediaUrl(scheme=scheme, host=host, port=port, target=target if target.startswith("/") else f"/{target}")
-
-
-def address_refusal(text: str) -> str | None:
-    """Returns why a resolved address is refused; None: it is public. An embedded IPv4 address alone decides."""
-    try:
-        address = ip_address(text)
-    except ValueError:
-        return "is not an address"
-    if isinstance(address, IPv4Address):
-        return None if _is_public_4(address) else "is not public"
-    if address.scope_id is not None:
-        return "is not public"
-    inner = _inner_4(address)
-    if inner is not None:
-        return None if all(map(_is_public_4, inner)) else "is not public"
-    return None if _is_public_6(address) else "is not public"
-
-
-def _is_public_4(address: IPv4Address) -> bool:
-    return address.is_global and not any(address in network for network in _REFUSED_4)
-
-
-def _is_public_6(address: IPv6Address) -> bool:
-    return address.is_global and address in _GLOBAL_UNICAST and not any(address in net for net in _REFUSED_6)
-
-
-def _inner_4(address: IPv6Address) -> tuple[IPv4Address, ...] | None:
-    """Returns the IPv4 addresses embedded in an IPv6 address: mapped, NAT64, 6to4, Teredo (server and client)."""
-    if address.ipv4_mapped is not None:
-        return (address.ipv4_mapped,)
-    if address in _NAT64:
-        return (IPv4Address(int(address) & _LOW_32_BITS),)
-    if address.sixtofour is not None:
-        return (address.sixtofour,)
-    return address.teredo
 
 
 def _has_wrong_escape(target: str) -> bool:

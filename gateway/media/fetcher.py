@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -19,12 +19,13 @@ from typing_extensions import override
 from yarl import URL
 
 from gateway.config import MIN_BYTES_PER_SECOND, MediaConfig
-from gateway.media.addresses import MediaUrl, address_refusal, require_allowed
+from gateway.media.addresses import MediaUrl, require_allowed
 from gateway.media.content import checked_image
 from gateway.media.request_media import MediaAddress, MediaSource, too_large
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import FieldError, WeftError, invalid_field
+from weft.kernel.outbound import AddressInfo, ForbiddenAddressError, Outbound
 from weft.kernel.reasons import Reason
 
 if TYPE_CHECKING:
@@ -34,19 +35,13 @@ if TYPE_CHECKING:
 
 SLOW_START_SECONDS = 5.0
 """Time after which MIN_BYTES_PER_SECOND is enforced."""
-AddressInfo = tuple[int | socket.AddressFamily, int | socket.SocketKind, int, str, tuple[Any, ...]]
-"""An entry of `socket.getaddrinfo`; the last element begins with the address."""
-
+_PUBLIC = Outbound(is_public_only=True)
 MAX_RESOLVED = 16
 """Maximum number of addresses of one name."""
 _CHUNK_BYTES = 64 * 1024
 _MAX_LINE_BYTES = 8 * 1024
 _MAX_HEADERS = 64
 _HEADERS: "LooseHeaders" = {"Accept": "image/*", "Accept-Encoding": "identity", "User-Agent": "weft"}
-
-
-class ForbiddenAddressError(Exception):
-    """A resolved address is not public. Not an OSError, because the HTTP client reports those as network errors."""
 
 
 async def look_up(host: str, port: int) -> list[AddressInfo]:
@@ -183,7 +178,7 @@ class MediaFetcher(MediaSource):
             )
 
     def _checked_socket(self, info: AddressInfo) -> socket.socket:
-        _require_public(str(info[4][0]))
+        _PUBLIC.require(str(info[4][0]), int(info[4][1]))
         return self._network.open_socket(info)
 
     def _too_slow(self, field_name: str) -> FieldError:
@@ -209,7 +204,7 @@ class _CheckingResolver(AbstractResolver):
             if family not in {socket.AF_UNSPEC, kind}:
                 continue
             address = str(where[0])
-            _require_public(address)
+            _PUBLIC.require(address, port)
             result = ResolveResult(
                 hostname=host, host=address, port=port, family=int(kind), proto=protocol, flags=socket.AI_NUMERICHOST
             )
@@ -221,11 +216,6 @@ class _CheckingResolver(AbstractResolver):
 
     async def close(self) -> None:
         """Does nothing: it holds no resources."""
-
-
-def _require_public(address: str) -> None:
-    if address_refusal(address) is not None:
-        raise ForbiddenAddressError
 
 
 def _built(url: MediaUrl) -> URL:

@@ -30,9 +30,11 @@ from weft.documents.left_out import left_out
 from weft.documents.reach import needed_access
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument, declared_document
+from weft.kernel.address import is_loopback
 from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.field_rules import check_message
 from weft.kernel.names import CENTRAL_RUNNER, is_model_name, require_name_of_model
+from weft.kernel.outbound import is_link_local
 from weft.kernel.reach import Reach
 from weft.kernel.reasons import Reason
 
@@ -95,7 +97,9 @@ def valid_opening(request: session_pb.OpenSessionRequest, config: RegistryConfig
 def _without_recipe(manifest: model_pb2.ModelManifest) -> Iterator[LeftOut]:
     """Removes a wake recipe that would make a router connect to an address that a joined machine chose."""
     wake = manifest.wake
-    if all(text.reach is Reach.PACKET for text, _ in needed_access(wake)):
+    packet = wake.by_mesh.wake_on_lan.broadcast_address
+    is_packet = all(text.reach is Reach.PACKET for text, _ in needed_access(wake))
+    if is_packet and not is_loopback(packet) and not is_link_local(packet):
         return
     wake.ClearField("by_mesh")
     if not wake.by_runner:

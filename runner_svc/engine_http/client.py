@@ -6,8 +6,6 @@ import select
 import ssl
 from collections.abc import Mapping
 from contextlib import suppress
-from ipaddress import ip_address
-from socket import SOCK_STREAM
 from typing import TYPE_CHECKING
 
 from aiohappyeyeballs import start_connection
@@ -15,7 +13,8 @@ from typing_extensions import override
 from yarl import URL
 
 from runner_svc.engine_http.answer import Answer
-from runner_svc.engine_http.faults import ClosedClientError, unconnected
+from runner_svc.engine_http.faults import ClosedClientError, Unconnected, UnconnectedError, unconnected
+from weft.kernel.outbound import ForbiddenAddressError, Outbound
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -150,7 +149,8 @@ class EngineClient:
     ) -> None:
         """`headers` are sent with every request. `idle_seconds`: maximum idle time of a connection.
 
-        `verify` checks the other end of a new connection before anything is sent; None: it is trusted.
+        `verify` checks the other end of a new connection before anything is sent, and the address is that of an engine
+        which weft started; None: others named it.
         """
         url = URL(base_url)
         self._host, self._port = url.raw_host or "", url.port or 0
@@ -218,6 +218,8 @@ class EngineClient:
         try:
             async with asyncio.timeout(self._connect_seconds):
                 connection = await self._open()
+        except ForbiddenAddressError as error:
+            raise UnconnectedError(Unconnected.FORBIDDEN, str(error)) from None
         except (OSError, ValueError) as error:  # ValueError: an invalid host name
             raise unconnected(error) from error
         if not connection.has_ended:
@@ -244,12 +246,12 @@ class EngineClient:
         if self._socket_path:
             return (await loop.create_unix_connection(self._new, self._socket_path))[1]
         server_name = self._host if self._tls is not None else None
-        if _is_address(self._host):
+        if self._verify is not None:
             opening = loop.create_connection(
                 self._new, self._host, self._port, ssl=self._tls, server_hostname=server_name
             )
             return (await opening)[1]
-        found = await loop.getaddrinfo(self._host, self._port, type=SOCK_STREAM)
+        found = await asyncio.to_thread(Outbound().resolve, self._host, self._port)
         sock = await start_connection(found, happy_eyeballs_delay=NEXT_ADDRESS_SECONDS, interleave=1)
         try:
             opening = loop.create_connection(self._new, sock=sock, ssl=self._tls, server_hostname=server_name)
@@ -310,11 +312,3 @@ def _user(url: URL) -> dict[str, str]:
         return {}
     words = f"{url.user}:{url.password or ''}".encode()
     return {"Authorization": f"Basic {base64.b64encode(words).decode()}"}
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True

@@ -18,6 +18,8 @@ class Unconnected(Enum):
     UNKNOWN_NAME = auto()
     UNTRUSTED = auto()
     """No TLS, or an untrusted certificate."""
+    FORBIDDEN = auto()
+    """An address that may not be named."""
     SHORTAGE = auto()
     """This process cannot open any connection."""
     REFUSED = auto()

@@ -93,6 +93,8 @@ class TransferPorts:
     """Called with the size of the whole file before its first byte, if the server announces it; may raise."""
     on_note: Callable[[str], None] = lambda _: None
     """Called with events to display, such as a lost connection."""
+    restrict: Callable[["httpx2.Response | None"], None] = lambda _: None
+    """Called before the first request with None, and with each redirect before it is followed."""
     sleep: Callable[[float], None] = time.sleep
     allow_http: bool = False
     """Whether other machines may be contacted without encryption."""
@@ -296,6 +298,7 @@ class FileTransfer:
                 headers["If-Range"] = self._version.validator
         elif self._order.known_etag:
             headers["If-None-Match"] = self._order.known_etag
+        self._ports.restrict(None)
         timeout = httpx2.Timeout(READ_SECONDS, connect=CONNECT_SECONDS)
         for _ in range(MAX_REDIRECTS + 1):
             require_allowed_url(url, allow_http=self._ports.allow_http)
@@ -306,6 +309,7 @@ class FileTransfer:
                     yield response
                     return
                 target = urljoin(url, response.headers.get("location", ""))
+                self._ports.restrict(response)
             if _is_downgrade(url, target):
                 raise WeftError(
                     Reason.PERMISSION_DENIED, f"{self._order.name}: the server redirects to an unencrypted URL"

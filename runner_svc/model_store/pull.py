@@ -3,6 +3,8 @@
 import hashlib
 import os
 import time
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -10,7 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
 from runner_svc.model_store.found import locate, program_folders
-from runner_svc.model_store.http_file import CHUNK_BYTES, FileOrder, FileTransfer, LoadedFile, TransferPorts
+from runner_svc.model_store.http_file import (
+    CHUNK_BYTES,
+    MAX_FILE_BYTES,
+    FileOrder,
+    FileTransfer,
+    LoadedFile,
+    TransferPorts,
+)
 from runner_svc.model_store.hub import Hub, Repository
 from runner_svc.model_store.store import KEY_CHARS, ROLES, ModelStore
 from runner_svc.policy.model_sizing import Variant, require_memory_for
@@ -29,6 +38,7 @@ from weft.api.runner.v1 import model_store_pb2 as pb
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.model_source import (
+    GGUF,
     HubSource,
     LmStudioSource,
     ModelSource,
@@ -36,6 +46,7 @@ from weft.kernel.model_source import (
     PathSource,
     SourceScheme,
     UrlSource,
+    is_safe_path,
     shown_source,
 )
 from weft.kernel.reasons import Reason
@@ -43,12 +54,7 @@ from weft.kernel.timestamps import stamp_of
 from weft.kernel.units import size_words
 
 if TYPE_CHECKING:
-    import httpx2
-import zipfile
-import zlib
-
-from runner_svc.model_store.http_file import MAX_FILE_BYTES
-from weft.kernel.model_source import GGUF, is_safe_path
+    from runner_svc.model_store.checked_client import PullClient
 
 FIELD = "source"
 PROGRESS_SECONDS = 0.25
@@ -154,7 +160,7 @@ class Puller:
         file: RepositoryFile,
         url: str,
         repository: Repository,
-        client: "httpx2.Client",
+        client: "PullClient",
         progress: "PullReport",
     ) -> str:
         """Downloads a repository file unless the store has it; returns its SHA-256."""
@@ -297,7 +303,7 @@ class Puller:
             return min(self._partial(file).stat().st_size, file.size_bytes)
         return 0
 
-    def _ports(self, client: "httpx2.Client", progress: "PullReport", order: FileOrder) -> TransferPorts:
+    def _ports(self, client: "PullClient", progress: "PullReport", order: FileOrder) -> TransferPorts:
         progress.begin_file(order.name, order.sha256)
 
         def require_room(coming_bytes: int) -> None:
@@ -309,6 +315,7 @@ class Puller:
 
         return TransferPorts(
             client=client,
+            restrict=client.restrict,
             on_bytes=progress.note_bytes,
             require_room=require_room,
             on_total=note_total,
@@ -318,11 +325,11 @@ class Puller:
         )
 
     @contextmanager
-    def _client(self) -> "Iterator[httpx2.Client]":
-        import httpx2  # noqa: PLC0415 - only this command needs it
+    def _client(self) -> "Iterator[PullClient]":
+        from runner_svc.model_store.checked_client import PullClient  # noqa: PLC0415 - only this command needs it
 
         try:
-            client = httpx2.Client(headers={"User-Agent": f"weft/{__version__}"})
+            client = PullClient({"User-Agent": f"weft/{__version__}"})
         except OSError as error:
             raise WeftError(
                 Reason.SERVICE_UNAVAILABLE, f"the certificates of this machine cannot be read (SSL_CERT_FILE): {error}"

@@ -33,6 +33,8 @@ def unreached(fault: UnconnectedError) -> str:
             return "its name is not known"
         case Unconnected.UNTRUSTED:
             return "TLS failed: its certificate is not trusted, or it does not use TLS"
+        case Unconnected.FORBIDDEN:
+            return f"its address {fault.words}, which weft does not connect to"
         case _:
             return "it does not accept connections, or not with TLS"
 

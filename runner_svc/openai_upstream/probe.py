@@ -4,8 +4,8 @@ import asyncio
 from dataclasses import dataclass
 
 from runner_svc.engine_http.client import EngineClient
-from runner_svc.engine_http.faults import HttpFaultError, UnansweredError, UnconnectedError
-from runner_svc.openai_upstream.answers import read_bounded
+from runner_svc.engine_http.faults import HttpFaultError, UnansweredError, Unconnected, UnconnectedError
+from runner_svc.openai_upstream.answers import read_bounded, unreached
 from runner_svc.openai_upstream.server_probes import HEALTH, LISTED, MODELS, ServerProbe, lacks_list
 from runner_svc.policy.model_names import ServerList, listed_models
 from weft.kernel.errors import WeftError
@@ -44,7 +44,9 @@ async def get(url: str, seconds: float, key: str = "") -> Answer:
         return Answer(status=status, why=f"its answer is longer than {MAX_ANSWER_BYTES // 1024**2} MiB")
     except TimeoutError:
         return Answer(why=f"it did not answer within {seconds:g} s")
-    except (UnconnectedError, UnansweredError):
+    except UnconnectedError as error:
+        return Answer(why=unreached(error) if error.why is Unconnected.FORBIDDEN else "it does not answer")
+    except UnansweredError:
         return Answer(why="it does not answer")
     except (HttpFaultError, ValueError):
         return Answer(why="its answer is not HTTP")

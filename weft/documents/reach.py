@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
 from typing import Any
+from urllib.parse import urlsplit
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
@@ -18,6 +19,7 @@ from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.field_rules import MapKey, path_text
 from weft.kernel.load_parameters import parameter_reach
 from weft.kernel.model_source import asked_source, reaches_anywhere, server_source
+from weft.kernel.outbound import is_link_local
 from weft.kernel.principal import ANY_SOURCE, RUN_PROGRAMS, USE_SECRETS, Access, Principal
 from weft.kernel.reach import Reach
 from weft.kernel.reasons import Reason
@@ -69,17 +71,18 @@ def reach_of(field: FieldDescriptor) -> Reach:
 
 
 def require_reach(principal: Principal, message: Message, what: str = "") -> None:
-    """Raises PERMISSION_DENIED for the first text that needs a permission which the caller lacks.
+    """Raises PERMISSION_DENIED for the first text that needs a permission which the caller lacks, or that nobody has.
 
     `what` is the message in words, such as "model/qwen".
     """
     for text, needed in needed_access(message):
-        if not principal.may(needed):
-            path = text.path.removeprefix("manifest.")
-            where = f"{what}: {path}" if what else path
-            raise WeftError(
-                Reason.PERMISSION_DENIED, f"the key lacks the scope {needed}: {where} names {_WORDS[text.reach]}"
-            )
+        if principal.may(needed) and not _is_link_local(text):
+            continue
+        path = text.path.removeprefix("manifest.")
+        names = f"{what}: {path} names" if what else f"{path} names"
+        if principal.may(needed):
+            raise WeftError(Reason.PERMISSION_DENIED, f"{names} a link-local address, which nobody may")
+        raise WeftError(Reason.PERMISSION_DENIED, f"the key lacks the scope {needed}: {names} {_WORDS[text.reach]}")
 
 
 def needed_access(message: Message) -> Iterator[tuple[Reached, Access]]:
@@ -88,6 +91,14 @@ def needed_access(message: Message) -> Iterator[tuple[Reached, Access]]:
         needed = _NEEDED[each.reach]
         if needed and each.text and not _MAY_BE_HARMLESS.get(each.reach, _never)(each.text):
             yield from ((each, access) for access in needed)
+
+
+def _is_link_local(text: Reached) -> bool:
+    """Whether it has a link-local address; names are resolved and checked when they are used."""
+    try:
+        return is_link_local(text.text if text.reach is Reach.PACKET else urlsplit(text.text).hostname or "")
+    except ValueError:
+        return False
 
 
 def _never(_: str) -> bool:

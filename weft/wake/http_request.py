@@ -1,32 +1,48 @@
 """The HTTP request of a wake recipe. Separate, because most routers never need the HTTP client's memory."""
 
+import asyncio
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 
 import aiohttp
+from yarl import URL
 
 from weft.api.registry.v1 import wake_pb2
 from weft.kernel.errors import WeftError
+from weft.kernel.outbound import ForbiddenAddressError, Outbound
 from weft.kernel.reasons import Reason
 from weft.wake.recipes import DEFAULT_METHOD
 
 MAX_HEADER_BYTES = 16 * 1024
 
 
-async def send_request(action: wake_pb2.HttpAction, timeout_seconds: float, environment: Mapping[str, str]) -> None:
+async def send_request(
+    action: wake_pb2.HttpAction, timeout_seconds: float, environment: Mapping[str, str], outbound: Outbound
+) -> None:
     """Sends the request. Raises WAKE_FAILED unless the response has a 2xx status."""
     headers = substituted(action.headers, environment)
     timeout = aiohttp.ClientTimeout(total=timeout_seconds)
     # `from None`: aiohttp's messages contain the address.
     try:
+        target = URL(action.url)
+        async with asyncio.timeout(timeout_seconds):
+            with suppress(OSError):  # told below
+                await asyncio.to_thread(outbound.resolve, target.raw_host or "", target.port or 0)
         async with (
-            aiohttp.ClientSession(timeout=timeout, max_field_size=MAX_HEADER_BYTES) as session,
+            aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(socket_factory=outbound.open_socket),
+                timeout=timeout,
+                max_field_size=MAX_HEADER_BYTES,
+            ) as session,
             # A redirect could send the headers to another host, so it counts as a failure.
             session.request(
                 action.method or DEFAULT_METHOD, action.url, headers=headers, allow_redirects=False
             ) as response,
         ):
             status = response.status
+    except ForbiddenAddressError as refused:
+        raise _failed(f"the recipe's request is not sent: its address {refused}") from None
     except aiohttp.ClientConnectorError:
         raise _failed("the recipe's request could not connect") from None
     except (aiohttp.InvalidURL, ValueError):

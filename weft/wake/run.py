@@ -11,14 +11,22 @@ from types import MappingProxyType
 
 from weft.api.registry.v1 import wake_pb2
 from weft.kernel.errors import WeftError
+from weft.kernel.outbound import Outbound
 from weft.kernel.reasons import Reason
 from weft.wake.recipes import DEFAULT_BROADCAST_ADDRESS, DEFAULT_WAKE_PORT, magic_packet, redacted
 
+OUTBOUND = Outbound()
 PACKET_COPIES = 3
 """Copies of the magic packet, since datagrams get lost."""
 
 
-async def run_recipe(recipe: wake_pb2.WakeRecipe, *, timeout_seconds: float, environment: Mapping[str, str]) -> None:
+async def run_recipe(
+    recipe: wake_pb2.WakeRecipe,
+    *,
+    timeout_seconds: float,
+    environment: Mapping[str, str],
+    outbound: Outbound = OUTBOUND,
+) -> None:
     """Runs a recipe within `timeout_seconds`. Raises WAKE_FAILED if it does not succeed.
 
     `environment` has the variables for header values, and is the whole environment of a command.
@@ -27,7 +35,7 @@ async def run_recipe(recipe: wake_pb2.WakeRecipe, *, timeout_seconds: float, env
         case "http":
             from weft.wake.http_request import send_request  # noqa: PLC0415 - see that module
 
-            await send_request(recipe.http, timeout_seconds, environment)
+            await send_request(recipe.http, timeout_seconds, environment, outbound)
         case "command":
             await run_command(recipe.command.argv, timeout_seconds=timeout_seconds, environment=environment)
         case "wake_on_lan":

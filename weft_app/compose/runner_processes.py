@@ -27,6 +27,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.file_replacement import replace_file
 from weft.kernel.log import get_logger
 from weft.kernel.names import require_name
+from weft.kernel.outbound import MESH_PROCESS
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call
 from weft.kernel.service import start_critical, stop_tasks
@@ -135,7 +136,8 @@ class RunnerChild:
                 *("-I", "-S", str(Path(parent_death.__file__)), str(os.getpid())),
                 *(sys.executable, "-m", "weft_app.cli.main", *self._arguments),
                 # The file of `--config` already contains these settings, as they were when it came into force.
-                env={name: value for name, value in os.environ.items() if name != LOCAL_SETTINGS_VARIABLE},
+                env={name: value for name, value in os.environ.items() if name != LOCAL_SETTINGS_VARIABLE}
+                | {MESH_PROCESS: str(os.getpid())},
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=asyncio.subprocess.STDOUT,

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 import trustme
 
-from gateway.media.fetcher import AddressInfo, Network
+from gateway.media.fetcher import Network
+from weft.kernel.outbound import AddressInfo
 
 HOST = "images.example.org"
 PUBLIC = "93.184.216.34"

@@ -8,11 +8,12 @@ from media_script import HOST, PUBLIC, Answer, HostileHost, Resolver, hostile_ho
 
 from gateway.app import media_source
 from gateway.media import MediaAddress, MediaConfig
-from gateway.media.fetcher import ForbiddenAddressError, MediaFetcher
+from gateway.media.fetcher import MediaFetcher
 from gateway.media.request_media import NoMediaSource
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.outbound import ForbiddenAddressError
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
 from weft_testing.media_files import png

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from yarl import URL
 
 from gateway.config import MediaConfig
-from gateway.media.addresses import MAX_URL_CHARS, address_refusal, parse_url, require_allowed
+from gateway.media.addresses import MAX_URL_CHARS, parse_url, require_allowed
 from weft.kernel.address import is_host_name, is_host_pattern
 from weft.kernel.errors import FieldError
+from weft.kernel.outbound import public_refusal
 
 FIELD = "messages[3].content[1].image_url.url"
 OPEN = MediaConfig(allowed_hosts=("images.example.org", "*.cdn.example.net", "odd.example.org:8443"))
@@ -204,7 +205,7 @@ NOT_PUBLIC = [
 
 @pytest.mark.parametrize("address", NOT_PUBLIC)
 def test_non_public_address_is_refused_in_every_encoding(address: str) -> None:
-    assert address_refusal(address) is not None
+    assert public_refusal(address) is not None
 
 
 PUBLIC = "8.8.8.8 1.1.1.1 93.184.216.34 100.63.255.255 100.128.0.1 172.32.0.1 2606:4700:4700::1111 2001:4860:4860::8888"
@@ -213,16 +214,16 @@ PUBLIC_INSIDE = "::ffff:8.8.8.8 64:ff9b::808:808 2002:808:808::1"
 
 @pytest.mark.parametrize("address", f"{PUBLIC} {PUBLIC_INSIDE}".split())
 def test_public_address_is_accepted(address: str) -> None:
-    assert address_refusal(address) is None
+    assert public_refusal(address) is None
 
 
 @given(st.ip_addresses(v=4))
 def test_embedded_address_is_checked_like_the_inner_one(address: object) -> None:
     number = int(address)  # type: ignore[call-overload]
-    inner = address_refusal(str(address)) is None
+    inner = public_refusal(str(address)) is None
     high, low = number >> 16, number & 0xFFFF
     for wrapped in (f"::ffff:{high:x}:{low:x}", f"64:ff9b::{high:x}:{low:x}", f"2002:{high:x}:{low:x}::1"):
-        assert (address_refusal(wrapped) is None) == inner
+        assert (public_refusal(wrapped) is None) == inner
 
 
 @pytest.mark.parametrize(

@@ -157,9 +157,12 @@ def test_invalid_item_of_an_opening_is_left_out_with_the_reason(
 HTTP = wake_pb2.WakeRecipe(http=wake_pb2.HttpAction(url="http://127.0.0.1:8080/api/v1/tenants/acme", method="DELETE"))
 COMMAND = wake_pb2.WakeRecipe(command=wake_pb2.CommandAction(argv=["/bin/true"]))
 PACKET = wake_pb2.WakeRecipe(wake_on_lan=wake_pb2.WakeOnLanAction(mac_address="02:00:00:00:00:01"))
+PACKET_TO_MESH = wake_pb2.WakeRecipe(
+    wake_on_lan=wake_pb2.WakeOnLanAction(mac_address="02:00:00:00:00:01", broadcast_address="127.0.0.1")
+)
 
 
-@pytest.mark.parametrize("recipe", [HTTP, COMMAND])
+@pytest.mark.parametrize("recipe", [HTTP, COMMAND, PACKET_TO_MESH])
 @pytest.mark.parametrize("by_runner", [True, False])
 def test_joined_machine_cannot_make_the_mesh_call_an_address_or_run_a_program(
     recipe: wake_pb2.WakeRecipe, by_runner: bool

@@ -229,6 +229,30 @@ def test_refusal_names_the_scope_and_the_field_without_the_text() -> None:
     )
 
 
+@pytest.mark.parametrize("who", ["admin", "local"])
+@pytest.mark.parametrize(
+    "document",
+    [
+        woken(type="http", url="http://169.254.169.254/latest/api/token"),
+        woken(type="http", url="http://[fe80::1]:80/"),
+        woken(type="wake_on_lan", macAddress=MAC, broadcastAddress="169.254.255.255"),
+        model(provider={"url": "https://169.254.169.254/v1"}),
+    ],
+)
+def test_nobody_may_name_a_link_local_address_in_a_document(document: AnyDocument, who: str) -> None:
+    with pytest.raises(WeftError, match="names a link-local address, which nobody may") as refused:
+        require_declarable(CALLERS[who], [document])
+    assert refused.value.reason is Reason.PERMISSION_DENIED
+
+
+@pytest.mark.parametrize("who", ["admin", "local"])
+@pytest.mark.parametrize("source", ["http://169.254.169.254", "https://169.254.169.254/x.gguf"])
+def test_nobody_may_name_a_link_local_address_as_a_source(source: str, who: str) -> None:
+    for action in (load(source), OperationAction(pull_model=PullModel(source=source))):
+        with pytest.raises(WeftError, match="names a link-local address, which nobody may"):
+            require_operable(CALLERS[who], action)
+
+
 def test_every_reach_that_needs_a_permission_is_in_the_table() -> None:
     """A text of a new reach must be tried as well."""
     tried = {text.reach for each in DOCUMENTS.values() for text, _ in needed_access(each.declared)}

@@ -1,0 +1,74 @@
+"""HTTP client of pulls: it connects only to addresses that `weft.kernel.outbound` allows."""
+
+from collections.abc import Iterable, Mapping
+from urllib.request import getproxies
+
+import httpcore2
+import httpx2
+from typing_extensions import override
+
+from weft.kernel.errors import WeftError
+from weft.kernel.outbound import ForbiddenAddressError, Outbound, public_refusal
+from weft.kernel.reasons import Reason
+
+SocketOptions = Iterable[httpcore2.SOCKET_OPTION]
+
+
+class CheckedBackend(httpcore2.SyncBackend):
+    """Resolves a name once, checks its addresses, and connects to them."""
+
+    outbound: Outbound = Outbound()
+
+    @override
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: SocketOptions | None = None,
+    ) -> httpcore2.NetworkStream:
+        try:
+            found = self.outbound.resolve(host, port)
+        except ForbiddenAddressError as refused:
+            message = f"{host}:{port}: its address {refused}, which weft does not download from"
+            raise WeftError(Reason.PERMISSION_DENIED, message) from None
+        except OSError as error:
+            raise httpcore2.ConnectError(str(error)) from error
+        failure: Exception = httpcore2.ConnectError("it has no address")
+        for info in found:
+            try:
+                return super().connect_tcp(str(info[4][0]), port, timeout, local_address, socket_options)
+            except (httpcore2.ConnectError, httpcore2.ConnectTimeout) as error:
+                failure = error
+        raise failure
+
+
+class _CheckedTransport(httpx2.HTTPTransport):
+    """Opens a connection for each request, so that each is checked."""
+
+    def __init__(self, backend: CheckedBackend) -> None:
+        super().__init__()
+        self._pool.close()
+        self._pool = httpcore2.ConnectionPool(
+            ssl_context=httpx2.create_ssl_context(), max_keepalive_connections=0, network_backend=backend
+        )
+
+
+class PullClient(httpx2.Client):
+    """With a proxy in the environment, the proxy connects instead, and decides which addresses it allows."""
+
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        """Raises OSError if the certificates of this machine cannot be read."""
+        self._backend = CheckedBackend()
+        super().__init__(headers=headers, transport=None if getproxies() else _CheckedTransport(self._backend))
+
+    def restrict(self, response: httpx2.Response | None) -> None:
+        """Allows only public addresses from now on if a public server redirects; None: a new request of the caller."""
+        is_public_only = False
+        if response is not None:
+            stream = response.extensions.get("network_stream")
+            server = None if stream is None else stream.get_extra_info("server_addr")
+            is_public = server is not None and public_refusal(str(server[0])) is None
+            is_public_only = is_public or self._backend.outbound.is_public_only
+        self._backend.outbound = Outbound(is_public_only=is_public_only)
