@@ -27,9 +27,9 @@ def require_declarable(
     """Raises PERMISSION_DENIED for the first name that the caller may not edit, or may not refer to.
 
     Declaring a model also requires permission for its pool, since pool members serve each other's requests, and for the
-    names for which the `present` resource answers, since it may end that. Agents,
-    routes, aliases and workflows may only refer to names that their author may edit or use, because they give access to
-    them. Tenants need the scope for settings. Addresses, variables, programs and tools need their own permission, see
+    names for which the `present` resource answers, since it may end that. Agents, routes, aliases, workflows and trials
+    may only refer to names that their author may edit or use, because they give access to them. Tenants and trials need
+    the scope for settings. Addresses, variables, programs and tools need their own permission, see
     `weft.documents.reach`.
     """
     for each in documents:
@@ -37,19 +37,17 @@ def require_declarable(
         if kind is not None and kind.resource is not Resource.MODELS:
             principal.require(Access(kind.resource, Role.EDIT))
         elif not principal.may(EDIT_MODELS):
-            _require_names(principal, kind, each)
+            if kind is not None and not kind.by_name:
+                principal.require(EDIT_MODELS)
+            _require_edit(principal, (each.name,) if kind is None else kind.names(each.declared))
             _require_edit(principal, present(each.kind, each.name))
+        if kind is not None and not principal.may(EDIT_MODELS):
+            _require_references(principal, kind, each)
         require_reach(principal, each.declared, each.label)
 
 
-def _require_names(principal: Principal, kind: DeclaredKind | None, document: AnyDocument) -> None:
-    """Raises PERMISSION_DENIED for a name that a caller with name restrictions may not edit or refer to."""
-    if kind is None:
-        principal.require_name(EDIT_MODELS, document.name)
-        return
-    if not kind.by_name:
-        principal.require(EDIT_MODELS)
-    _require_edit(principal, kind.names(document.declared))
+def _require_references(principal: Principal, kind: DeclaredKind, document: AnyDocument) -> None:
+    """Raises PERMISSION_DENIED for a name that a caller with name restrictions may not refer to."""
     for reference in kind.references_of(document.manifest):
         is_request = reference.field.to is PointsTo.REQUESTABLE
         name = name_asked_for(reference.target) if is_request else reference.target

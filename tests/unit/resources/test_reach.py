@@ -91,10 +91,9 @@ def test_marks_in_code_have_the_numbers_of_the_contract() -> None:
 
 def test_names_of_other_resources_are_references_of_their_kind() -> None:
     """A name without a reference is checked by nobody."""
-    own = {"name", "pool_name", "pattern"}
+    # An alias of a trial is declared by whoever switches it.
+    own = {"name", "pool_name", "pattern", "alias"}
     for kind in DECLARED_KINDS.values():
-        if kind.resource is not KINDS[ResourceKind.MODEL].resource:
-            continue  # the scope of its kind is for all names
         known = own | {each.name for each in kind.references}
         declared: Any = kind.declared.DESCRIPTOR
         for field in declared.fields:
@@ -219,6 +218,19 @@ def test_action_needs_the_permission_for_what_it_names(what: str, who: str) -> N
     with pytest.raises(WeftError, match="the key lacks the scope") as refused:
         require_operable(CALLERS[who], NEEDED_ACTIONS[what])
     assert refused.value.reason is Reason.PERMISSION_DENIED
+
+
+def test_trial_needs_the_permission_for_the_names_that_it_compares() -> None:
+    """Its candidate answers a tenant's requests, with the tools of an agent."""
+    trial = {"kind": "trial", "name": "t", "tenant": "acme", "candidate": "agent/board", "against": "own"}
+    documents = [parse_document(trial | {"sharePercent": 5}, ResourceKind.TRIAL)]
+    for scopes in (("settings:edit",), ("settings:edit", "inference/own:create")):
+        with pytest.raises(WeftError, match="the key lacks the scope inference/board:create"):
+            require_declarable(caller(*scopes), documents)
+    with pytest.raises(WeftError, match="the key lacks the scope settings:edit"):
+        require_declarable(caller("models:edit"), documents)
+    require_declarable(caller("settings:edit", "inference/own:create", "inference/board:create"), documents)
+    require_declarable(CALLERS["operator"], documents)
 
 
 def test_refusal_names_the_scope_and_the_field_without_the_text() -> None:
