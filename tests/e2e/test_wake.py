@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 from apart_mesh import running_apart
 from chats import answers, chat
@@ -69,6 +70,19 @@ async def test_first_request_wakes_a_sleeping_model_and_reports_the_wait(
     assert events[-1].finished.receipt.load_wait.ToNanoseconds() > 0
     assert server.wakes == 1
     await _until(mesh.grpc, model_pb2.Model.STATUS_ACTIVE)
+
+
+async def test_recipe_cannot_call_the_mesh_itself(mesh: MeshProcess) -> None:
+    """Its gateway would take a request from this machine for one of its operator."""
+    recipe = {"type": "http", "url": f"{mesh.url}/api/v1/models/looped", "method": "DELETE"}
+    document = {"kind": "model", "name": "looped", "operations": ["chat"], "wake": {"byMesh": recipe}}
+    async with aiohttp.ClientSession(mesh.url) as http, http.put("/api/v1/models/looped", json=document) as answer:
+        assert answer.status == 201
+    status, body = await chat(mesh.url, "looped")
+    assert (status, body["error"]["code"]) == (503, "wake_failed")
+    assert "a port of the mesh itself" in body["error"]["message"]
+    async with aiohttp.ClientSession(mesh.url) as http, http.get("/api/v1/models/looped") as answer:
+        assert answer.status == 200
 
 
 async def test_mesh_wakes_a_host_with_a_missing_runner_by_magic_packet(tmp_path: Path) -> None:

@@ -76,23 +76,25 @@ AddressInfo = tuple[int | socket.AddressFamily, int | socket.SocketKind, int, st
 """An entry of `socket.getaddrinfo`; the last element begins with the address."""
 MESH_PROCESS = "WEFT_MESH_PROCESS"
 """Environment variable of runners: the id of the process that serves the mesh and has started them."""
-PORTS_SECONDS = 10
-"""Maximum age of the known ports of a process."""
+LISTENERS_SECONDS = 10
+"""Maximum age of the known listeners of a process."""
+Listener = tuple[str, int]
+"""Address and port; an unspecified address means all of this machine."""
 
 
 class ForbiddenAddressError(Exception):
     """An address that may not be named. Not an OSError, because HTTP clients report those as network errors."""
 
 
-def listening_ports(process: int) -> Collection[int]:
-    """Returns the TCP ports on which a process listens, as known within PORTS_SECONDS."""
-    return _ports_of(process, int(time.monotonic() / PORTS_SECONDS))
+def listeners_of(process: int) -> Collection[Listener]:
+    """Returns where a process and its children listen over TCP, as known within LISTENERS_SECONDS."""
+    return _listeners_of(process, int(time.monotonic() / LISTENERS_SECONDS))
 
 
-def own_ports() -> Collection[int]:
-    """Returns the TCP ports of the process that serves the mesh, if it has started this one."""
+def own_listeners() -> Collection[Listener]:
+    """Returns where the process that serves the mesh listens, if it has started this one."""
     parent = os.getppid()
-    return listening_ports(parent) if os.environ.get(MESH_PROCESS) == str(parent) else ()
+    return listeners_of(parent) if os.environ.get(MESH_PROCESS) == str(parent) else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,15 +103,15 @@ class Outbound:
 
     is_public_only: bool = False
     """Whether a request named the address."""
-    own_ports: Callable[[], Collection[int]] = own_ports
-    """Ports of this machine on which the mesh itself listens."""
+    own_listeners: Callable[[], Collection[Listener]] = own_listeners
+    """Where the mesh itself listens on this machine."""
 
     def require(self, address: str, port: int) -> None:
         """Raises ForbiddenAddressError for a resolved address that may not be connected to. May block briefly."""
         refusal = public_refusal(address) if self.is_public_only else None
         if is_link_local(address):
             refusal = "is link-local"
-        elif refusal is None and _is_of_this_machine(address) and port in self.own_ports():
+        elif refusal is None and _is_one_of(self.own_listeners(), address, port):
             refusal = "is a port of the mesh itself"
         if refusal is not None:
             raise ForbiddenAddressError(refusal)
@@ -142,18 +144,36 @@ class Outbound:
 
 
 @lru_cache(maxsize=1)
-def _ports_of(process: int, _round: int) -> frozenset[int]:
+def _listeners_of(process: int, _round: int) -> frozenset[Listener]:
+    listeners = set[Listener]()
     with suppress(psutil.Error):
-        found = psutil.Process(process).net_connections("tcp")
-        return frozenset(each.laddr.port for each in found if each.status == psutil.CONN_LISTEN)
-    return frozenset()
+        parent = psutil.Process(process)
+        # Its children are runners and proxies of the mesh; engines are children of runners.
+        for each in (parent, *parent.children()):
+            with suppress(psutil.Error):
+                found = each.net_connections("tcp")
+                listeners |= {(one.laddr.ip, one.laddr.port) for one in found if one.status == psutil.CONN_LISTEN}
+    return frozenset(listeners)
 
 
-def _is_of_this_machine(text: str) -> bool:
+def _is_one_of(listeners: Collection[Listener], address: str, port: int) -> bool:
+    hosts = [_plain(host) for host, at in listeners if at == port]
+    if not hosts:
+        return False
+    wanted = _plain(address)
+    if wanted.is_unspecified:  # connects to loopback
+        return any(host.is_unspecified or host.is_loopback for host in hosts)
+    return wanted in hosts or (any(host.is_unspecified for host in hosts) and _is_of_this_machine(wanted))
+
+
+def _plain(text: str) -> Address:
     address = ip_address(text)
-    inner = address.ipv4_mapped if isinstance(address, IPv6Address) else None
-    address = inner or address
-    if address.is_loopback or address.is_unspecified:
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return mapped or address
+
+
+def _is_of_this_machine(address: Address) -> bool:
+    if address.is_loopback:
         return True
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6
     with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -24,7 +24,7 @@ from router_svc.settings import RouterSettings
 from weft.api.registry.v1 import journal_pb2
 from weft.api.registry.v1 import tenant_pb2 as pb
 from weft.kernel.errors import invalid_field
-from weft.kernel.outbound import Outbound, listening_ports
+from weft.kernel.outbound import Outbound, listeners_of
 from weft.kernel.request import journal_mode_of
 from weft.kernel.settings import values_of
 from weft.kernel.units import DAY, HOUR, MINUTE, MONTH, SECOND, WEEK, Rate, RateUnit
@@ -152,7 +152,7 @@ def router_config(config: WeftConfig, registry_address: str, address: str = "") 
         address=address,
         security=channel_security(config),
         default_timeout_seconds=config.gateway.request_timeout_seconds,
-        outbound=Outbound(own_ports=partial(listening_ports, os.getpid())),
+        outbound=Outbound(own_listeners=partial(listeners_of, os.getpid())),
         wake_recipes=section.wake_recipes,
         # Recipes come with models, so they get no other variables.
         wake_environment={

@@ -118,7 +118,7 @@ async def test_port_of_the_mesh_itself_is_refused(
         assert not await use(url, tmp_path)
         assert asked == ["/x"]
         monkeypatch.setenv(MESH_PROCESS, str(os.getppid()))
-        monkeypatch.setattr("weft.kernel.outbound.listening_ports", lambda _: {port})
+        monkeypatch.setattr("weft.kernel.outbound.listeners_of", lambda _: {("127.0.0.1", port)})
         assert "is a port of the mesh itself" in await use(url, tmp_path)
         assert asked == ["/x"]
 

@@ -12,11 +12,11 @@ from weft.kernel.outbound import (
     ForbiddenAddressError,
     Outbound,
     is_link_local,
-    listening_ports,
-    own_ports,
+    listeners_of,
+    own_listeners,
 )
 
-ANY, PUBLIC = Outbound(own_ports=tuple), Outbound(is_public_only=True, own_ports=tuple)
+ANY, PUBLIC = Outbound(own_listeners=tuple), Outbound(is_public_only=True, own_listeners=tuple)
 LINK_LOCAL = (
     "169.254.169.254",
     "169.254.0.1",
@@ -67,27 +67,36 @@ def listener() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "127.8.8.8", "0.0.0.0", "::1", "::", "::ffff:127.0.0.1"])
-def test_nobody_may_name_the_meshs_own_ports(address: str, listener: int) -> None:
-    rules = Outbound(own_ports=lambda: [listener])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "127.0.0.1", "::ffff:127.0.0.1"])
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::", "::ffff:127.0.0.1"])
+def test_nobody_may_name_the_meshs_own_listeners(address: str, host: str) -> None:
+    rules = Outbound(own_listeners=lambda: [(host, 8080)])
     with pytest.raises(ForbiddenAddressError, match="is a port of the mesh itself"):
-        rules.require(address, listener)
-    rules.require(address, listener + 1)
-    rules.require("192.0.2.1", listener)
+        rules.require(address, 8080)
+    rules.require(address, 8081)
+    rules.require("192.0.2.1", 8080)
 
 
-def test_listening_ports_are_those_of_the_process(listener: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_program_may_listen_on_the_meshs_port_at_another_address() -> None:
+    rules = Outbound(own_listeners=lambda: [("192.168.1.5", 8080)])
+    rules.require("127.0.0.1", 8080)
+    rules.require("0.0.0.0", 8080)
+    with pytest.raises(ForbiddenAddressError):
+        rules.require("192.168.1.5", 8080)
+
+
+def test_listeners_are_those_of_the_process(listener: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.monotonic", lambda: 1e9)  # those of other tests are too old
-    assert listener in listening_ports(os.getpid())
+    assert ("0.0.0.0", listener) in listeners_of(os.getpid())
 
 
-def test_runner_knows_the_ports_of_the_process_that_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.kernel.outbound.listening_ports", lambda process: {process})
-    assert not own_ports()
+def test_runner_knows_the_listeners_of_the_process_that_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.kernel.outbound.listeners_of", lambda process: {("::", process)})
+    assert not own_listeners()
     monkeypatch.setenv(MESH_PROCESS, str(os.getpid()))
-    assert not own_ports()
+    assert not own_listeners()
     monkeypatch.setenv(MESH_PROCESS, str(os.getppid()))
-    assert own_ports() == {os.getppid()}
+    assert own_listeners() == {("::", os.getppid())}
 
 
 def found(*addresses: str) -> list[Any]:
