@@ -6,6 +6,7 @@ from types import MappingProxyType
 from router_svc.policy.settings import RemotePermission, TenantSettings
 from router_svc.policy.tenant_limits import LimitScope, LimitSubject, TenantLimit
 from weft.api.registry.v1 import tenant_pb2 as pb
+from weft.kernel.request import Priority
 from weft.kernel.units import DAY, HOUR, MINUTE, MONTH, SECOND, WEEK, Rate, RateUnit
 
 _WINDOWS: Mapping[int, int] = MappingProxyType(
@@ -43,6 +44,7 @@ def settings_of(manifest: pb.TenantManifest) -> TenantSettings:
         weight=manifest.weight if manifest.HasField("weight") else 1.0,
         max_in_flight=manifest.max_in_flight,
         allow_remote=_PERMISSIONS.get(manifest.allow_remote, RemotePermission.ON_REQUEST),
+        max_priority=Priority.ceiling(manifest.max_priority),
     )
 
 

@@ -139,6 +139,7 @@ class InferenceServicer:
             traceparent=traceparent,
             priority=priority_of(request.options),
             names_priority=request.options.priority != 0,
+            max_priority=caller().max_priority,
             allow_remote=request.options.allow_remote,
             timeout_seconds=context.time_remaining() or self._default_timeout_seconds,
             handling=handling_of(request.options),

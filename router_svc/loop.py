@@ -376,7 +376,10 @@ class SchedulingLoop:
             raise WeftError(Reason.SERVICE_UNAVAILABLE, "the router does not know the mesh yet")
         now = self._clock.monotonic()
         spec = self._deps.records.clients.resolve(spec)
-        allow_remote = self.scheduler.tenant(spec.tenant).permits_remote(requested=spec.allow_remote)
+        tenant = self.scheduler.tenant(spec.tenant)
+        allow_remote = tenant.permits_remote(requested=spec.allow_remote)
+        priority = spec.priority.within(max(spec.max_priority, tenant.max_priority))
+        spec = spec if priority is spec.priority else replace(spec, priority=priority)
         return Request.of(next(self._keys), spec, now, allow_remote=allow_remote), now
 
     def report_first_content(self, key: int) -> None:

@@ -276,6 +276,7 @@ def _request_from_proto(message: pb.PlaceOpen, traceparent: str) -> PlacementReq
         operation=Operation(message.operation),
         priority=priority,
         names_priority=message.priority != 0,
+        max_priority=Priority.ceiling(message.max_priority),
         allow_remote=message.allow_remote,
         age_seconds=age_seconds,
         is_counted=message.is_counted,

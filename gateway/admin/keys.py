@@ -4,7 +4,7 @@ If callers need no keys, keys are changed only on the home's socket, so that onl
 """
 
 from collections.abc import Iterable
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 from starlette.requests import Request
@@ -28,6 +28,7 @@ from weft.kernel.log import get_logger
 from weft.kernel.names import MAX_TENANT_CHARS, require_name
 from weft.kernel.principal import DEFAULT_SCOPES, MAX_SCOPES, Access, Resource, Role, parse_scopes
 from weft.kernel.reasons import Reason
+from weft.kernel.request import Priority
 
 _MAKE = Access(Resource.KEYS, Role.CREATE)
 
@@ -55,6 +56,9 @@ class NewKeyBody(DocumentPart):
     """
     lifetime_seconds: Annotated[int, Field(ge=MIN_LIFETIME_SECONDS, le=MAX_LIFETIME_SECONDS)] | None = None
     """How long the key is valid. Absent: no limit."""
+    max_priority: Literal["high", "normal", "low"] | None = None
+    """Highest priority class of its requests: one that asks for more waits in this class. Absent: that of the caller's
+    key."""
 
 
 class RotateBody(DocumentPart):
@@ -101,7 +105,15 @@ async def create_key(deps: Gateway, keys: Keys, request: Request) -> Response:
     _require_changeable(deps, request)
     wanted = await read_body(request, deps.config, NewKeyBody, SURFACE, optional=True)
     _require_scopes(request, wanted.scopes or DEFAULT_SCOPES)
-    creation = key_pb.CreateKeyRequest(description=wanted.description, tenant=wanted.tenant, scopes=wanted.scopes)
+    principal = facts_of(request.scope).principal
+    ceiling = Priority[wanted.max_priority.upper()] if wanted.max_priority else principal.max_priority
+    principal.require_priority(ceiling)
+    creation = key_pb.CreateKeyRequest(
+        description=wanted.description,
+        tenant=wanted.tenant,
+        scopes=wanted.scopes,
+        max_priority=ceiling.as_ceiling,  # type: ignore[arg-type]  # same numbers
+    )
     if wanted.lifetime_seconds is not None:
         creation.lifetime.FromSeconds(wanted.lifetime_seconds)
     made: key_pb.CreateKeyResponse = await keys.CreateKey(creation)
@@ -122,6 +134,7 @@ async def rotate_key(deps: Gateway, keys: Keys, request: Request) -> Response:
     if present is None:
         raise WeftError(Reason.NOT_FOUND, "there is no valid key with this id")
     _require_scopes(request, present.scopes)
+    facts_of(request.scope).principal.require_priority(Priority.ceiling(present.max_priority))
     rotation = key_pb.RotateKeyRequest(id=key_id)
     if wanted.grace_seconds is not None:
         rotation.grace.FromSeconds(wanted.grace_seconds)

@@ -11,6 +11,7 @@ from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.dispatch.frames import has_content
 from weft.dispatch.request_trace import accelerator_time
 from weft.kernel.errors import WeftError
+from weft.kernel.request import Priority
 from weft.kernel.units import wait_words
 
 KEEPALIVE = b": keepalive\n\n"
@@ -174,7 +175,14 @@ def receipt_facts(receipt: receipt_pb2.Receipt) -> list[tuple[bytes, bytes]]:
         (b"x-cache-tokens-reused", b"%d" % cached),
         *_media_facts(receipt),
         (b"x-left-premises", b"true" if receipt.left_premises else b"false"),
+        *_priority_facts(receipt),
     ]
+
+
+def _priority_facts(receipt: receipt_pb2.Receipt) -> list[tuple[bytes, bytes]]:
+    """Returns the priority class if it was lowered."""
+    lowered = Priority.from_wire(receipt.lowered_priority) if receipt.lowered_priority else None
+    return [] if lowered is None else [(b"x-priority", lowered.name.lower().encode())]
 
 
 def _media_facts(receipt: receipt_pb2.Receipt) -> list[tuple[bytes, bytes]]:

@@ -80,9 +80,10 @@ applications add."""
 EXPOSED_HEADERS = (
     "location", "request-id", "retry-after", "x-audio-ms", "x-cache-hit", "x-cache-tokens-reused", "x-gpu-energy-mj",
     "x-gpu-time-ms", "x-gpu-time-source", "x-image-pixels", "x-image-steps", "x-left-premises", "x-load-wait-ms",
-    "x-queue-wait-ms", "x-ratelimit-limit-requests", "x-ratelimit-limit-tokens", "x-ratelimit-remaining-requests",
-    "x-ratelimit-remaining-tokens", "x-ratelimit-reset-requests", "x-ratelimit-reset-tokens", "x-request-id",
-    "x-should-retry", "x-weft-task-id", "x-weft-warning-fields", "x-weft-warnings",
+    "x-priority", "x-queue-wait-ms", "x-ratelimit-limit-requests", "x-ratelimit-limit-tokens",
+    "x-ratelimit-remaining-requests", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-requests",
+    "x-ratelimit-reset-tokens", "x-request-id", "x-should-retry", "x-weft-task-id", "x-weft-warning-fields",
+    "x-weft-warnings",
 )  # fmt: skip
 """Response headers that pages may read."""
 _ORIGIN = b"origin"

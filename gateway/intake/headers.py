@@ -187,6 +187,7 @@ def request_context(
         traceparent=stated_traceparent(scope) or new_traceparent(),
         priority=Priority.NORMAL if priority is None else priority,
         names_priority=priority is not None,
+        max_priority=principal.max_priority,
         allow_remote=bool(params.allow_remote),
         timeout_seconds=timeout_seconds(headers, config),
         max_wait_seconds=_max_wait_seconds(headers, config, operation),

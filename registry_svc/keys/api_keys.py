@@ -47,6 +47,7 @@ from weft.kernel.principal import (
     parse_scopes,
 )
 from weft.kernel.reasons import Reason
+from weft.kernel.request import Priority
 from weft.kernel.rpc import AnsweringServicer
 from weft.kernel.rpc_auth import caller
 from weft.kernel.timestamps import optional_stamp, seconds_of, stamp_of
@@ -73,6 +74,8 @@ class ApiKey:
     previous_digest: bytes = field(default=b"", repr=False)
     """Digest of the secret before the last rotation; empty: none is valid."""
     previous_expires_at: datetime | None = None
+    max_priority: int = 0
+    """As in `common.v1.PriorityCeiling`."""
 
     def is_good(self, now: datetime) -> bool:
         """Whether the key is valid at `now`."""
@@ -124,6 +127,7 @@ def verifier_of(key: ApiKey) -> KeyVerifier:
         expires_at=key.expires_at,
         previous_digest=key.previous_digest,
         previous_expires_at=key.previous_expires_at,
+        max_priority=Priority.ceiling(key.max_priority),
     )
 
 
@@ -138,13 +142,20 @@ def key_message(key: ApiKey) -> pb.Key:
         expire_time=optional_stamp(key.expires_at),
         revoke_time=optional_stamp(key.revoked_at),
         rotate_time=optional_stamp(key.rotated_at),
+        max_priority=key.max_priority,  # type: ignore[arg-type]  # same numbers
     )
 
 
 def verifier_message(key: ApiKey) -> pb.KeyVerifier:
     """Returns what services of the mesh need to check a key."""
     return pb.KeyVerifier(
-        key=pb.Key(id=key.id, tenant=key.tenant, scopes=key.scopes, expire_time=optional_stamp(key.expires_at)),
+        key=pb.Key(
+            id=key.id,
+            tenant=key.tenant,
+            scopes=key.scopes,
+            expire_time=optional_stamp(key.expires_at),
+            max_priority=key.max_priority,  # type: ignore[arg-type]  # same numbers
+        ),
         digest=key.digest,
         previous_digest=key.previous_digest,
         previous_expire_time=optional_stamp(key.previous_expires_at),
@@ -269,10 +280,12 @@ class ApiKeys:
     async def create(self, request: pb.CreateKeyRequest, by: Principal) -> tuple[ApiKey, str]:
         """Creates a key from a valid request. Returns it and its full text, which is shown only once.
 
-        Raises TOO_MANY_RESOURCES, and PERMISSION_DENIED for scopes that the caller lacks.
+        Raises TOO_MANY_RESOURCES, and PERMISSION_DENIED for scopes or a priority class that the caller lacks.
         """
         scopes = tuple(dict.fromkeys(request.scopes)) or DEFAULT_SCOPES
         _require_scopes(scopes, by)
+        request.max_priority = request.max_priority or by.max_priority.as_ceiling  # type: ignore[assignment]  # same numbers
+        by.require_priority(Priority.ceiling(request.max_priority))
         return await self._core.write(lambda: self._create(request, scopes, by.name))
 
     def newest_first(self) -> list[ApiKey]:
@@ -338,6 +351,7 @@ class ApiKeys:
             digest=key_digest(pepper, secret),
             created_at=now,
             expires_at=now + timedelta(seconds=seconds_of(request.lifetime)) if request.HasField("lifetime") else None,
+            max_priority=request.max_priority,
         )
         await self._keep(key)
         log.info("key made", id=key.id, tenant=key.tenant, scopes=list(key.scopes), expires=_iso(key.expires_at), by=by)

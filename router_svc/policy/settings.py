@@ -71,6 +71,8 @@ class TenantSettings:
     allow_remote: RemotePermission = RemotePermission.ON_REQUEST
     """Whether the tenant's requests may be sent to a remote provider: `never`, `always`, or `on_request` if the request
     has `allow_remote`."""
+    max_priority: ClientPriority = Priority.HIGH
+    """Highest priority class of the tenant's requests: one that asks for more waits in this class."""
     journal: JournalWord | None = None
     """Whether the tenant's requests are durable tasks by default. `wait`: while their callers wait; `keep`: also after
     a caller has disconnected; `none`: they are not. The model's setting takes precedence. `weft serve gateway` reads

@@ -172,6 +172,7 @@ def placement_request(
         operation=context.operation,
         priority=context.priority,
         names_priority=context.names_priority,
+        max_priority=context.max_priority,
         allow_remote=context.allow_remote,
         seconds_left=seconds_left,
         max_wait_seconds=context.max_wait_seconds,

@@ -364,6 +364,7 @@ def _open_to_proto(request: PlacementRequest) -> pb.PlaceOpen:
         operation=request.operation.value,  # type: ignore[arg-type]  # same numbers
         # Unset means normal, and that the caller named no class.
         priority=request.priority.wire if request.names_priority else 0,  # type: ignore[arg-type]  # same numbers
+        max_priority=request.max_priority.as_ceiling,  # type: ignore[arg-type]  # same numbers
         allow_remote=request.allow_remote,
         attempts_used=request.attempts_used,
         prompt_tokens=request.prompt_tokens,

@@ -62,6 +62,8 @@ class RequestContext:
     priority: Priority = Priority.NORMAL
     names_priority: bool = True
     """Whether the caller chose the priority class; if not, its client's profile may."""
+    max_priority: Priority = Priority.HIGH
+    """Highest class that the caller's key allows."""
     allow_remote: bool = False
     timeout_seconds: float | None = None
     """Time to the caller's deadline; None: no deadline."""
@@ -292,6 +294,9 @@ class RequestTrace:
         receipt.model = self.attempts[-1].grant.model if self.attempts else self.context.model
         if self.attempts and not receipt.host:
             receipt.host = self.attempts[-1].grant.host
+        granted = [attempt.grant.priority for attempt in self.attempts[-1:] if self.context.names_priority]
+        if granted and granted[0] > self.context.priority.wire:
+            receipt.lowered_priority = granted[0]
         self._add_attempts(receipt, now)
         self._note_tool_runs(receipt)
         if self.granted is not None:

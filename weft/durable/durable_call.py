@@ -24,7 +24,7 @@ from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError, with_field
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason, reason_of
-from weft.kernel.request import TASK_OPERATIONS, TEXT_OPERATIONS
+from weft.kernel.request import TASK_OPERATIONS, TEXT_OPERATIONS, Priority
 from weft.kernel.rpc import MAX_MESSAGE_BYTES
 
 TASK_ID = "task_id"
@@ -85,7 +85,7 @@ def task_spec(
 def _options(context: RequestContext) -> inference_service_pb2.RequestOptions:
     handling = context.handling
     options = inference_service_pb2.RequestOptions(
-        priority=context.priority.wire if context.names_priority else 0,  # type: ignore[arg-type]  # same numbers
+        priority=_allowed(context).wire if context.names_priority else 0,  # type: ignore[arg-type]  # same numbers
         allow_remote=context.allow_remote,
         cache_mode=handling.cache_mode.value,  # type: ignore[arg-type]  # same numbers
         cache_tag=handling.cache_tag,
@@ -99,10 +99,15 @@ def _options(context: RequestContext) -> inference_service_pb2.RequestOptions:
     return options
 
 
+def _allowed(context: RequestContext) -> Priority:
+    """Returns the priority class of a task: it runs later, without its caller's key."""
+    return context.priority.within(context.max_priority)
+
+
 def durable_spec(context: RequestContext, journal: Journal, payload: TaskPayload) -> task_pb2.TaskSpec:
     """Returns the task of a request with a watching caller, including its priority class and deadline."""
     spec = task_spec(context, payload)
-    spec.options.priority = context.priority.wire  # type: ignore[assignment]  # same numbers
+    spec.options.priority = _allowed(context).wire  # type: ignore[assignment]  # same numbers
     if journal.idempotency_key:
         # Each repetition of a request has another trace.
         spec.traceparent = ""

@@ -36,6 +36,8 @@ class PlacementRequest:
     priority: Priority = Priority.NORMAL
     names_priority: bool = True
     """Whether the caller specified `priority`; otherwise the client's profile may set another."""
+    max_priority: Priority = Priority.HIGH
+    """Highest class that the caller's key allows."""
     allow_remote: bool = False
     age_seconds: float = 0.0
     """Time since its first arrival: a request that is placed again after a lost router keeps its age."""

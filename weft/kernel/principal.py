@@ -16,6 +16,7 @@ from hashlib import sha256
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.names import DEFAULT_TENANT, is_model_name
 from weft.kernel.reasons import Reason
+from weft.kernel.request import Priority
 
 KEY_PREFIX = "weft"
 KEY_ID_CHARS = 12
@@ -129,6 +130,8 @@ class Principal:
     access: frozenset[Access] = frozenset()
     names_tenants: bool = False
     """Whether the caller may set the tenant of a request."""
+    max_priority: Priority = Priority.HIGH
+    """Highest priority class of its requests."""
 
     def may(self, access: Access) -> bool:
         """Whether it has this access, unlimited or at least for the names in `access`."""
@@ -164,6 +167,12 @@ class Principal:
     def _lacks(self, access: Access, metadata: Mapping[str, str] | None = None) -> WeftError:
         what = f"the key lacks the scope {access}" if self.name != OTHER_USER.name else f"{_OF_ITS_USER} ({access})"
         return WeftError(Reason.PERMISSION_DENIED, what, metadata=metadata)
+
+    def require_priority(self, ceiling: Priority) -> None:
+        """Raises PERMISSION_DENIED for a key with a higher priority class than its own."""
+        if ceiling < self.max_priority:
+            most = self.max_priority.name.lower()
+            raise FieldError("max_priority", f"the caller's key allows at most {most}", Reason.PERMISSION_DENIED)
 
     def _limited(self, access: Access) -> list[Access]:
         kind = (access.resource, access.role)
@@ -274,6 +283,7 @@ class KeyVerifier:
     previous_digest: bytes = b""
     """Digest of the secret before the last rotation; empty: none."""
     previous_expires_at: datetime | None = None
+    max_priority: Priority = Priority.HIGH
     principal: Principal = field(init=False, repr=False, compare=False)
     """The caller who presents the key."""
 
@@ -283,6 +293,7 @@ class KeyVerifier:
             tenant=self.tenant,
             access=self.access,
             names_tenants=MESH_ACCESS in self.access,
+            max_priority=self.max_priority,
         )
         object.__setattr__(self, "principal", principal)
 

@@ -33,6 +33,20 @@ class Priority(IntEnum):
         """Returns the class for a number in `common.v1.Priority`: NORMAL for unset, None for an unknown number."""
         return _BANDS.get(number)
 
+    @staticmethod
+    def ceiling(number: int) -> "Priority":
+        """Returns the class for a number in `common.v1.PriorityCeiling`: HIGH for unset."""
+        return Priority(number) if number in (Priority.NORMAL, Priority.LOW) else Priority.HIGH
+
+    @property
+    def as_ceiling(self) -> int:
+        """The number in `common.v1.PriorityCeiling`: 0, unset, for HIGH."""
+        return 0 if self is Priority.HIGH else self.value
+
+    def within(self, ceiling: "Priority") -> "Priority":
+        """Returns this class, or the ceiling if a caller's class is above it."""
+        return ceiling if Priority.HIGH <= self < ceiling else self
+
 
 _WIRES = {Priority.SYSTEM: 4, Priority.DURABLE: 5}
 _BANDS = {0: Priority.NORMAL, **{band.wire: band for band in Priority}}

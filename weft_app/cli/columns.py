@@ -148,7 +148,8 @@ _TENANT = custom_columns(
 _TENANT_WIDE = (
     *_TENANT[:2],
     *custom_columns(
-        "MAX_RUNNING:maxInFlight REMOTE CAPTURE",
+        "MAX_RUNNING:maxInFlight MAX_PRIORITY REMOTE CAPTURE",
+        MAX_PRIORITY=lambda tenant: tenant.get("maxPriority", "high"),
         REMOTE=lambda tenant: tenant.get("allowRemote", "on_request"),
         CAPTURE=lambda tenant: "yes" if tenant.get("capture") else "no",
     ),

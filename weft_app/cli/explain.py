@@ -127,6 +127,12 @@ def _tokens(receipt: Document) -> str | None:
     return f"{about}{receipt['promptTokens']} in{cached}, {receipt['completionTokens']} out"
 
 
+def _lowered(receipt: Document) -> str | None:
+    """Returns the priority class if it was lowered; None: it is as requested."""
+    lowered = receipt.get("loweredPriority")
+    return None if lowered is None else f"{lowered}, the highest that its key or tenant allows"
+
+
 def _price(receipt: Document) -> str | None:
     return dollars_words(receipt["priceNanodollars"]) if "priceNanodollars" in receipt else None
 
@@ -183,9 +189,10 @@ def prompt_change(receipt: Document) -> str | None:
 
 _OUTCOME = Column("Outcome", "outcome")
 _COSTS = custom_columns(
-    "Waited First_token Engine GPU Tokens Price Restored Tool_calls Not_cached Work Captured Remote:leftPremises "
-    "Cancelled Router",
+    "Waited Priority First_token Engine GPU Tokens Price Restored Tool_calls Not_cached Work Captured "
+    "Remote:leftPremises Cancelled Router",
     Waited=_waited,
+    Priority=_lowered,
     First_token=_first_token,
     Engine=_engine,
     GPU=_device_usage,

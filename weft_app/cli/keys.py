@@ -48,7 +48,9 @@ def scopes_of(role: KeyRole) -> tuple[str, ...]:
 _KEYS = Listing(
     empty="there are no API keys; create the first with weft keys create. Callers need a key from then on",
     columns=custom_columns(
-        "ID:id STATE:state TENANT:tenant SCOPES:scopes:commas CREATED:createTime EXPIRES DESCRIPTION:description",
+        "ID:id STATE:state TENANT:tenant SCOPES:scopes:commas MAX_PRIORITY CREATED:createTime EXPIRES "
+        "DESCRIPTION:description",
+        MAX_PRIORITY=lambda key: key.get("maxPriority", "high"),
         EXPIRES=lambda key: key.get("expireTime", "never"),
     ),
     name=lambda key: key.get("id", ""),
@@ -74,6 +76,12 @@ def create(
     ] = None,
     role: Annotated[KeyRole | None, typer.Option(help="Named set of scopes. Default without --scope: user.")] = None,
     expires: Annotated[str | None, typer.Option(help="Lifetime, such as 12h or 90d. Default: unlimited.")] = None,
+    max_priority: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CLASS", help="Highest priority class of its requests: high, normal or low. Default: high."
+        ),
+    ] = None,
     description: Annotated[str, typer.Option("--description", "-d", help="Description of its purpose.")] = "",
     home: HomeOption = DEFAULT_HOME,
     output: FormatOption = NamedFormat.TABLE,
@@ -85,9 +93,13 @@ def create(
     Example: weft keys create --tenant team-a --scope 'inference/team-a-*:create' --scope 'models/team-a-*:view'
     """
     wanted = dict.fromkeys((*(scopes_of(role) if role else ()), *(scopes or ())))
-    lifetime = {} if expires is None else {"lifetimeSeconds": lifetime_seconds(expires, "--expires")}
+    body: dict[str, object] = {"description": description, "tenant": tenant, "scopes": list(wanted)}
+    if expires is not None:
+        body["lifetimeSeconds"] = lifetime_seconds(expires, "--expires")
+    if max_priority is not None:
+        body["maxPriority"] = max_priority
     with connect(home) as api:
-        made = api.post(KEYS, {"description": description, "tenant": tenant, "scopes": list(wanted), **lifetime})
+        made = api.post(KEYS, body)
     _show_new(home, made, output)
 
 

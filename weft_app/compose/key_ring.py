@@ -12,6 +12,7 @@ from weft.api.registry.v1 import key_service_pb2, key_service_pb2_grpc
 from weft.kernel.clock import Clock
 from weft.kernel.log import get_logger
 from weft.kernel.principal import KeyRing, KeyVerifier, kept_access
+from weft.kernel.request import Priority
 from weft.kernel.stream_follower import StreamFollower
 from weft.kernel.timestamps import optional_datetime
 
@@ -71,4 +72,5 @@ def _verifier(message: key_service_pb2.KeyVerifier) -> KeyVerifier:
         expires_at=optional_datetime(key, "expire_time"),
         previous_digest=message.previous_digest,
         previous_expires_at=optional_datetime(message, "previous_expire_time"),
+        max_priority=Priority.ceiling(key.max_priority),
     )

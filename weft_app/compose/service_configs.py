@@ -63,6 +63,7 @@ def _tenant(name: str, settings: TenantSettings, rates: Sequence[Rate] | None) -
         weight=None if settings.weight == 1.0 else settings.weight,
         max_in_flight=settings.max_in_flight,
         allow_remote=_PERMISSIONS[settings.allow_remote],
+        max_priority=settings.max_priority.as_ceiling,  # type: ignore[arg-type]  # same numbers
         journal=journal_pb2.JournalMode.ValueType(journal_mode_of(settings.journal).value),
         limits=_limits(rates or ()),
         unlimited=rates is not None and not rates,

@@ -80,6 +80,13 @@ def checked_task(
         )
 
 
+def lower_priority(spec: task_pb2.TaskSpec, ceiling: Priority) -> None:
+    """Lowers the priority class of a task to what its caller's key allows, as it runs later, without the key."""
+    asked = Priority.from_wire(spec.options.priority) if spec.options.priority else None
+    if asked is not None:
+        spec.options.priority = asked.within(ceiling).wire  # type: ignore[assignment]  # same numbers
+
+
 def _check_labels(spec: task_pb2.TaskSpec) -> None:
     """Checks user and metadata. Raises INVALID_ARGUMENT naming a field above its bound."""
     if len(spec.user) > MAX_USER_CHARS:

@@ -16,7 +16,7 @@ from typing_extensions import override
 from router_svc.call_metadata import id_in, metadata_of, tenant_in, tenant_of
 from router_svc.durable.limits import MEBIBYTE
 from router_svc.durable.tasks.failpoints import Failpoint
-from router_svc.durable.tasks.spec_validation import MAX_CALLER_CHARS, checked_task
+from router_svc.durable.tasks.spec_validation import MAX_CALLER_CHARS, checked_task, lower_priority
 from router_svc.durable.tasks.sweeper import OpenTaskCounts
 from router_svc.durable.tasks.task_engine import TaskEngine
 from router_svc.durable.tasks.task_media import INPUTS, is_of_media
@@ -226,6 +226,7 @@ class TaskServicer(AnsweringServicer, task_service_pb2_grpc.TaskServiceServicer)
         tenant = tenant_of(metadata)
         if spec.options.allow_remote:
             known.require(MAY_LEAVE)
+        lower_priority(spec, known.max_priority)
         if not known.names_tenants:
             spec.ClearField("asked_model")
         if self._names is not None:

@@ -8,12 +8,14 @@ import pytest
 import structlog
 from gateway_script import serving
 from google.protobuf.duration_pb2 import Duration
-from kit.keys import Keys
+from kit.keys import Keys, ring_of, verifier
 
+from weft.api.common.v1.priority_pb2 import PRIORITY_CEILING_LOW, PRIORITY_CEILING_NORMAL
 from weft.api.registry.v1 import key_service_pb2 as pb
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import key_text
 from weft.kernel.reasons import Reason
+from weft.kernel.request import Priority
 
 PATH = "/api/v1/keys"
 NEW_SECRET = "7" * 64
@@ -61,6 +63,23 @@ class ScriptedKeys:
         rotated = pb.RotateKeyResponse(key=self.keys[request.id], text=key_text(request.id, NEW_SECRET))
         rotated.old_expire_time.FromDatetime(NOW)
         return rotated
+
+
+async def test_new_key_has_at_most_the_highest_priority_of_its_creator() -> None:
+    keys = ScriptedKeys()
+    keys.keys["high00000000"] = known("high00000000")
+    limited = verifier("maker0000000", ["keys:create", "keys:edit", "models:view"], max_priority=Priority.NORMAL)
+    async with serving(keys=Keys(ring_of(limited)), api_keys=keys) as gateway:
+        wish: dict[str, object] = {"scopes": ["models:view"]}
+        for wanted in ({"maxPriority": "low"}, {}):
+            made = await gateway.request("POST", PATH, wish | wanted, key="maker0000000")
+            assert made.status == 201
+        refused = await gateway.request("POST", PATH, wish | {"maxPriority": "high"}, key="maker0000000")
+        rotated = await gateway.request("POST", f"{PATH}/high00000000/rotate", {}, key="maker0000000")
+    assert [each.max_priority for each in keys.asked] == [PRIORITY_CEILING_LOW, PRIORITY_CEILING_NORMAL]
+    for answer in (refused, rotated):
+        assert answer.status == 403
+        assert answer.error["message"] == "max_priority: the caller's key allows at most normal"
 
 
 @pytest.mark.parametrize(("method", "path"), [("POST", PATH), ("DELETE", f"{PATH}/abc000000000")])

@@ -10,6 +10,7 @@ from kit.keys import KEY, PEPPER, SECRET, Keys, bearer, ring_of, verifier
 
 from gateway.config import GatewayConfig
 from weft.kernel.principal import DEFAULT_SCOPES, key_digest, key_text
+from weft.kernel.request import Priority
 
 GOOD = key_text(KEY, SECRET)
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
@@ -141,6 +142,14 @@ async def test_allow_remote_requires_the_remote_scope() -> None:
         assert (await gateway.request("POST", "/v1/chat/completions", body, bearer())).status == 200
         (context,) = gateway.dispatcher.contexts
         assert context.allow_remote
+
+
+async def test_requests_carry_the_highest_priority_of_their_key() -> None:
+    async with serving(keys=Keys(ring_of(verifier(max_priority=Priority.NORMAL)))) as gateway:
+        answer = await gateway.request("POST", "/v1/chat/completions", CHAT, {**bearer(), "X-Priority": "high"})
+        assert answer.status == 200
+        (context,) = gateway.dispatcher.contexts
+        assert (context.priority, context.max_priority) == (Priority.HIGH, Priority.NORMAL)
 
 
 async def test_keyed_change_from_another_host_is_allowed_and_from_a_foreign_page_rejected() -> None:

@@ -141,6 +141,12 @@ def test_task_options_equal_those_of_its_request() -> None:
     assert task_spec(CONTEXT, CHAT_PAYLOAD).options.priority == PRIORITY_UNSPECIFIED
 
 
+def test_task_has_at_most_the_priority_that_its_callers_key_allows() -> None:
+    context = replace(CONTEXT, priority=Priority.HIGH, names_priority=True, max_priority=Priority.LOW)
+    assert task_spec(context, CHAT_PAYLOAD).options.priority == PRIORITY_LOW
+    assert durable_spec(context, Journal(), CHAT_PAYLOAD).options.priority == PRIORITY_LOW
+
+
 @pytest.mark.parametrize(("journal", "is_cancelled"), [(Journal(), True), (KEEP, False)])
 async def test_client_disconnect_cancels_its_task_unless_kept(journal: Journal, is_cancelled: bool) -> None:
     tasks = ScriptedTasks()

@@ -17,10 +17,12 @@ from registry_harness import running_registry
 
 from registry_svc.config import KeysConfig
 from registry_svc.keys.api_keys import PEPPER_BYTES, make_pepper
+from weft.api.common.v1.priority_pb2 import PRIORITY_CEILING_NORMAL
 from weft.api.registry.v1 import key_service_pb2 as pb
 from weft.api.registry.v1 import key_service_pb2_grpc
 from weft.kernel.principal import DEFAULT_SCOPES, LOCAL, Principal, parse_scopes
 from weft.kernel.reasons import Reason
+from weft.kernel.request import Priority
 from weft_testing.fake_clock import FakeClock
 
 if TYPE_CHECKING:
@@ -54,6 +56,14 @@ async def test_key_is_returned_once_and_valid_until_revoked(stage: KeyStage) -> 
     await stage.revoke(key_id)
     with refused(Reason.NOT_FOUND):
         await stage.revoke("nobody000000")
+
+
+async def test_highest_priority_of_a_key_is_kept_over_a_restart(tmp_path: Path) -> None:
+    async with registry_with_keys(tmp_path) as stage:
+        key_id, _ = await stage.create(max_priority=PRIORITY_CEILING_NORMAL)
+    async with registry_with_keys(tmp_path) as stage:
+        assert [key.max_priority for key in await stage.listed()] == [PRIORITY_CEILING_NORMAL]
+        assert (await stage.ring()).keys[key_id].max_priority is Priority.NORMAL
 
 
 async def test_revoked_key_is_listed_for_thirty_days_with_its_revocation_time(tmp_path: Path) -> None:

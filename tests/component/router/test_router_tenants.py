@@ -4,15 +4,17 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from kit.scheduling import placement_request as asked
 from kit.scheduling import scheduling_loop
 from test_request_log_of_loop import mesh_view
 
+from router_svc.client_registry import ClientsConfig
 from router_svc.loop import RouterRecords, SchedulingLoop
 from router_svc.placement import LocalPlacement
-from router_svc.policy.settings import RateLimitConfig, Settings, TenantSettings
+from router_svc.policy.settings import ClientProfile, RateLimitConfig, Settings, TenantSettings
 from router_svc.request_servicer import RequestServicer
 from weft.api.registry.v1.tenant_pb2 import REMOTE_PERMISSION_ALWAYS, Tenant, TenantLimit, TenantManifest
 from weft.api.runner.v1.ticket_pb2 import TicketClaims
@@ -21,6 +23,7 @@ from weft.durable.requests import RequestClient
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.request import Priority
 from weft.kernel.units import Rate
 
 
@@ -40,10 +43,13 @@ class Router:
 
 @asynccontextmanager
 async def router(
-    slots: int = 8, rates: RateLimitConfig | None = None, settings: Settings | None = None
+    slots: int = 8,
+    rates: RateLimitConfig | None = None,
+    settings: Settings | None = None,
+    clients: ClientsConfig | None = None,
 ) -> AsyncIterator[Router]:
     clock = SystemClock()
-    records = RouterRecords.empty(clock, rate_limits=rates)
+    records = RouterRecords.empty(clock, rate_limits=rates, clients=clients)
     view = mesh_view(slots)
     loop = scheduling_loop(view, clock=clock, settings=settings, records=records)
     try:
@@ -115,6 +121,37 @@ async def test_remote_permission_comes_from_the_declared_tenant() -> None:
             async with mesh.placement.place(asked("r")) as place:
                 granted = (await place.next_decision()).granted
                 assert TicketClaims.FromString(granted.ticket.claims).allow_remote is expected
+
+
+@pytest.mark.parametrize(
+    ("asked_for", "of_key", "of_tenant", "granted"),
+    [
+        (Priority.HIGH, Priority.HIGH, Priority.HIGH, Priority.HIGH),
+        (Priority.HIGH, Priority.NORMAL, Priority.HIGH, Priority.NORMAL),
+        (Priority.HIGH, Priority.HIGH, Priority.NORMAL, Priority.NORMAL),
+        (Priority.HIGH, Priority.NORMAL, Priority.LOW, Priority.LOW),
+        (Priority.LOW, Priority.NORMAL, Priority.NORMAL, Priority.LOW),
+        (None, Priority.HIGH, Priority.LOW, Priority.LOW),
+        (Priority.DURABLE, Priority.LOW, Priority.LOW, Priority.DURABLE),
+    ],
+)
+async def test_request_has_at_most_the_priority_that_its_key_and_tenant_allow(
+    asked_for: Priority | None, of_key: Priority, of_tenant: Priority, granted: Priority
+) -> None:
+    wanted: dict[str, Any] = {"names_priority": False} if asked_for is None else {"priority": asked_for}
+    async with router() as mesh:
+        mesh.declare(TenantManifest(name="a", max_priority=of_tenant.as_ceiling))  # type: ignore[arg-type]  # same numbers
+        async with mesh.placement.place(asked("r", max_priority=of_key, **wanted)) as place:
+            assert (await place.next_decision()).granted.priority == granted.wire
+            assert (await mesh.requests.request("r")).priority == granted.wire
+
+
+async def test_profile_of_a_client_does_not_exceed_the_priority_of_its_callers_key() -> None:
+    profiles = {"ci": ClientProfile(priority=Priority.HIGH)}
+    async with router(clients=ClientsConfig(profiles=profiles)) as mesh:
+        wanted = asked("r", client_id="ci", names_priority=False, max_priority=Priority.NORMAL)
+        async with mesh.placement.place(wanted) as place:
+            assert (await place.next_decision()).granted.priority == Priority.NORMAL.wire
 
 
 async def test_configured_registry_tenant_does_not_override_router_rate_limits() -> None:

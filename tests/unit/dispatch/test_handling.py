@@ -6,10 +6,13 @@ import pytest
 
 from weft.api.common.v1 import priority_pb2
 from weft.api.router.v1 import inference_service_pb2
+from weft.api.router.v1.placement_service_pb2 import Granted
 from weft.api.runner.v1 import serve_options_pb2
 from weft.dispatch.parameter_checks import granted_priority_of, handling_of, priority_of, serve_options
+from weft.dispatch.request_trace import RequestContext, RequestTrace
 from weft.kernel.errors import FieldError
-from weft.kernel.request import CacheMode, Handling, Priority
+from weft.kernel.reasons import Reason
+from weft.kernel.request import CacheMode, Handling, Operation, Priority
 from weft.kernel.units import FOREVER
 
 
@@ -88,3 +91,29 @@ def test_every_band_has_its_own_wire_number() -> None:
     assert len({band.wire for band in Priority}) == len(Priority)
     assert set(priority_pb2.Priority.values()) == {0, *(band.wire for band in Priority)}
     assert Priority.from_wire(99) is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "granted", "lowered"),
+    [
+        (Priority.HIGH, Priority.NORMAL, priority_pb2.PRIORITY_NORMAL),
+        (Priority.HIGH, Priority.HIGH, 0),
+        (Priority.DURABLE, Priority.DURABLE, 0),
+        (None, Priority.LOW, 0),
+    ],
+)
+def test_receipt_has_the_priority_only_if_it_is_below_the_requested_one(
+    asked: Priority | None, granted: Priority, lowered: int
+) -> None:
+    context = RequestContext(
+        request_id="r",
+        tenant="t",
+        model="m",
+        operation=Operation.CHAT,
+        traceparent="",
+        priority=Priority.NORMAL if asked is None else asked,
+        names_priority=asked is not None,
+    )
+    trace = RequestTrace(context, arrived=0.0)
+    trace.note_grant(Granted(runner="a", model="m", attempt=1, priority=granted.wire), 1.0)  # type: ignore[arg-type]  # same numbers
+    assert trace.receipt(Reason.UNSPECIFIED, None, 2.0).lowered_priority == lowered

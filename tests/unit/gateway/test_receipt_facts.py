@@ -3,6 +3,7 @@
 import pytest
 
 from gateway.answers.sse import receipt_facts
+from weft.api.common.v1.priority_pb2 import PRIORITY_LOW
 from weft.api.common.v1.receipt_pb2 import DeviceUsage, Receipt
 
 
@@ -47,3 +48,8 @@ def test_image_and_audio_work_is_in_headers_if_present() -> None:
     receipt.usage.image_steps, receipt.usage.image_pixels, receipt.usage.audio_milliseconds = 20, 1_048_576, 2_500
     facts = dict(receipt_facts(receipt))
     assert [facts[name] for name in names] == [b"20", b"1048576", b"2500"]
+
+
+def test_priority_is_in_headers_only_if_it_was_lowered() -> None:
+    assert b"x-priority" not in dict(receipt_facts(Receipt()))
+    assert dict(receipt_facts(Receipt(lowered_priority=PRIORITY_LOW)))[b"x-priority"] == b"low"

@@ -7,6 +7,7 @@ from router_svc.settings import RouterSettings
 from weft.api.registry.v1.tenant_pb2 import TenantLimit
 from weft.documents.codec import document_of
 from weft.documents.kinds.tenant import to_canonical_limits
+from weft.kernel.request import Priority
 from weft.kernel.units import DAY, HOUR, MINUTE, MONTH, SECOND, WEEK, Rate, RateUnit
 from weft_app.cli.columns import limit_words
 from weft_app.compose.service_configs import configured_tenants
@@ -19,7 +20,9 @@ RATES = (
 
 
 def test_settings_and_rates_of_one_tenant_merge_into_one_equivalent_document() -> None:
-    settings = TenantSettings(weight=3.0, max_in_flight=4, allow_remote=RemotePermission.NEVER)
+    settings = TenantSettings(
+        weight=3.0, max_in_flight=4, allow_remote=RemotePermission.NEVER, max_priority=Priority.NORMAL
+    )
     section = RouterSettings(tenants={"a": settings}, rate_limits=TenantRates(tenants={"a": RATES, "b": ()}))
     first, second = configured_tenants(section)
     assert (first.name, second.name, second.unlimited) == ("a", "b", True)

@@ -4,8 +4,10 @@ from datetime import UTC, datetime
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from weft.api.common.v1.priority_pb2 import PRIORITY_CEILING_LOW
 from weft.api.registry.v1 import key_service_pb2 as pb
 from weft.kernel.principal import KeyRing, KeyVerifier, parse_scopes
+from weft.kernel.request import Priority
 from weft_app.compose.key_ring import apply_watch
 
 NOW, LATER = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 2, 1, tzinfo=UTC)
@@ -38,6 +40,13 @@ def test_snapshot_replaces_every_key() -> None:
     before = KeyRing(pepper=b"earlier", keys={"gone": known("gone")})
     assert apply_watch(before, snapshot(told("a"), told("b"))) == ring_of(known("a"), known("b"))
     assert apply_watch(before, snapshot()) == ring_of()
+
+
+def test_key_keeps_the_highest_priority_of_its_requests() -> None:
+    limited = told("a")
+    limited.key.max_priority = PRIORITY_CEILING_LOW
+    found = apply_watch(ring_of(), snapshot(limited, told("b")))
+    assert [found.keys[name].principal.max_priority for name in "ab"] == [Priority.LOW, Priority.HIGH]
 
 
 def test_change_adds_or_replaces_one_key_without_mutating_the_previous_ring() -> None:

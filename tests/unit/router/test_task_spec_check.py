@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from router_svc.durable.limits import TaskLimits
-from router_svc.durable.tasks.spec_validation import checked_task
+from router_svc.durable.tasks.spec_validation import checked_task, lower_priority
 from router_svc.durable.tasks.task_records import NewTask
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, priority_pb2
 from weft.api.router.v1 import task_pb2
@@ -52,6 +52,24 @@ def test_task_has_its_requested_limits_and_priority() -> None:
     given.options.priority = priority_pb2.PRIORITY_LOW
     found = checked(given)
     assert (found.task.max_attempts, found.pending_limit_seconds, found.band) == (100, 604_800.0, Priority.LOW)
+
+
+@pytest.mark.parametrize(
+    ("asked", "kept", "band"),
+    [
+        (priority_pb2.PRIORITY_HIGH, priority_pb2.PRIORITY_NORMAL, Priority.NORMAL),
+        (priority_pb2.PRIORITY_LOW, priority_pb2.PRIORITY_LOW, Priority.LOW),
+        (priority_pb2.PRIORITY_UNSPECIFIED, priority_pb2.PRIORITY_UNSPECIFIED, Priority.DURABLE),
+    ],
+)
+def test_task_has_at_most_the_priority_that_its_callers_key_allows(
+    asked: "priority_pb2.Priority.ValueType", kept: "priority_pb2.Priority.ValueType", band: Priority
+) -> None:
+    given = spec()
+    given.options.priority = asked
+    lower_priority(given, Priority.NORMAL)
+    found = checked(given)
+    assert (found.band, task_pb2.TaskSpec.FromString(found.spec).options.priority) == (band, kept)
 
 
 def test_equal_specs_have_equal_digests_and_others_differ() -> None:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!weft/api/common/v1/priority.proto\x12\x12weft.api.common.v1\x1a!weft/api/common/v1/document.proto*\x95\x01\n\x08Priority\x12$\n\x14PRIORITY_UNSPECIFIED\x10\x00\x1a\n\xa2\xb5\x18\x06normal\x12\x11\n\rPRIORITY_HIGH\x10\x01\x12\x13\n\x0fPRIORITY_NORMAL\x10\x02\x12\x10\n\x0cPRIORITY_LOW\x10\x03\x12\x13\n\x0fPRIORITY_SYSTEM\x10\x04\x12\x14\n\x10PRIORITY_DURABLE\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!weft/api/common/v1/priority.proto\x12\x12weft.api.common.v1\x1a!weft/api/common/v1/document.proto*\x95\x01\n\x08Priority\x12$\n\x14PRIORITY_UNSPECIFIED\x10\x00\x1a\n\xa2\xb5\x18\x06normal\x12\x11\n\rPRIORITY_HIGH\x10\x01\x12\x13\n\x0fPRIORITY_NORMAL\x10\x02\x12\x10\n\x0cPRIORITY_LOW\x10\x03\x12\x13\n\x0fPRIORITY_SYSTEM\x10\x04\x12\x14\n\x10PRIORITY_DURABLE\x10\x05*\x8d\x01\n\x0fPriorityCeiling\x12 \n\x1cPRIORITY_CEILING_UNSPECIFIED\x10\x00\x12\x19\n\x15PRIORITY_CEILING_HIGH\x10\x01\x12\x1b\n\x17PRIORITY_CEILING_NORMAL\x10\x02\x12\x18\n\x14PRIORITY_CEILING_LOW\x10\x03\x1a\x06\x9a\xb5\x18\x02\x10\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,6 +34,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PRIORITY'].values_by_name["PRIORITY_UNSPECIFIED"]._loaded_options = None
   _globals['_PRIORITY'].values_by_name["PRIORITY_UNSPECIFIED"]._serialized_options = b'\242\265\030\006normal'
+  _globals['_PRIORITYCEILING']._loaded_options = None
+  _globals['_PRIORITYCEILING']._serialized_options = b'\232\265\030\002\020\001'
   _globals['_PRIORITY']._serialized_start=93
   _globals['_PRIORITY']._serialized_end=242
+  _globals['_PRIORITYCEILING']._serialized_start=245
+  _globals['_PRIORITYCEILING']._serialized_end=386
 # @@protoc_insertion_point(module_scope)

@@ -55,3 +55,33 @@ are refused.
 PRIORITY_DURABLE: Priority.ValueType  # 5
 """Durable tasks, after all interactive requests but with their own share. Only services of the mesh may use it."""
 global___Priority = Priority
+
+class _PriorityCeiling:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _PriorityCeilingEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_PriorityCeiling.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    PRIORITY_CEILING_UNSPECIFIED: _PriorityCeiling.ValueType  # 0
+    """Not set: as HIGH."""
+    PRIORITY_CEILING_HIGH: _PriorityCeiling.ValueType  # 1
+    """Any class."""
+    PRIORITY_CEILING_NORMAL: _PriorityCeiling.ValueType  # 2
+    """Normal or low."""
+    PRIORITY_CEILING_LOW: _PriorityCeiling.ValueType  # 3
+    """Low."""
+
+class PriorityCeiling(_PriorityCeiling, metaclass=_PriorityCeilingEnumTypeWrapper):
+    """PriorityCeiling is the highest priority class that requests may have: one that asks for more waits in this class. The
+    numbers are those of Priority.
+    """
+
+PRIORITY_CEILING_UNSPECIFIED: PriorityCeiling.ValueType  # 0
+"""Not set: as HIGH."""
+PRIORITY_CEILING_HIGH: PriorityCeiling.ValueType  # 1
+"""Any class."""
+PRIORITY_CEILING_NORMAL: PriorityCeiling.ValueType  # 2
+"""Normal or low."""
+PRIORITY_CEILING_LOW: PriorityCeiling.ValueType  # 3
+"""Low."""
+global___PriorityCeiling = PriorityCeiling

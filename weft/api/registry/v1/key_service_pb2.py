@@ -26,9 +26,10 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from weft.api.common.v1 import access_pb2 as weft_dot_api_dot_common_dot_v1_dot_access__pb2
 from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
+from weft.api.common.v1 import priority_pb2 as weft_dot_api_dot_common_dot_v1_dot_priority__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&weft/api/registry/v1/key_service.proto\x12\x14weft.api.registry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fweft/api/common/v1/access.proto\x1a!weft/api/common/v1/document.proto\"\xcd\x02\n\x03Key\x12\x12\n\x02id\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x1b\n\x0b\x64\x65scription\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x16\n\x06tenant\x18\x03 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x16\n\x06scopes\x18\x04 \x03(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x37\n\x0b\x63reate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x06\x92\xb5\x18\x02\x10\x01\x12/\n\x0b\x65xpire_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0brevoke_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0brotate_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp:\x19\xb2\xb5\x18\x15\n\x06\x61piKey\x12\x0bKeyDocument\"\xd6\x01\n\x10\x43reateKeyRequest\x12\"\n\x0b\x64\x65scription\x18\x01 \x01(\tB\r\x8a\xb5\x18\x05\x10\x03 \x80\x01\xb8\xb5\x18\x01\x12\x1c\n\x06tenant\x18\x02 \x01(\tB\x0c\x8a\xb5\x18\x04\x10\x02 @\xb8\xb5\x18\x01\x12\x14\n\x06scopes\x18\x03 \x03(\tB\x04\xb8\xb5\x18\x01\x12j\n\x08lifetime\x18\x04 \x01(\x0b\x32\x19.google.protobuf.DurationB=\x8a\xb5\x18\x39\x31\x00\x00\x00\x00\x00\x00N@9\x00\x00\x00\x00\x32\xd9\xb2\x41z%must be 1 min to 10 years, or not set\"I\n\x11\x43reateKeyResponse\x12&\n\x03key\x18\x01 \x01(\x0b\x32\x19.weft.api.registry.v1.Key\x12\x0c\n\x04text\x18\x02 \x01(\t\"\x11\n\x0fListKeysRequest\"e\n\x10ListKeysResponse\x12\x36\n\x04keys\x18\x01 \x03(\x0b\x32\x19.weft.api.registry.v1.KeyB\r\x92\xb5\x18\t\n\x05items\x10\x01:\x19\xb2\xb5\x18\x15\n\nApiKeyList\x12\x07KeyList\",\n\x10RevokeKeyRequest\x12\x18\n\x02id\x18\x01 \x01(\tB\x0c\x8a\xb5\x18\x04\x08\x01\x10\x01\xb8\xb5\x18\x01\"\x13\n\x11RevokeKeyResponse\"V\n\x10RotateKeyRequest\x12\x18\n\x02id\x18\x01 \x01(\tB\x0c\x8a\xb5\x18\x04\x08\x01\x10\x01\xb8\xb5\x18\x01\x12(\n\x05grace\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xab\x01\n\x11RotateKeyResponse\x12\x30\n\x03key\x18\x01 \x01(\x0b\x32\x19.weft.api.registry.v1.KeyB\x08\x92\xb5\x18\x04\x10\x01 \x01\x12\x19\n\x04text\x18\x02 \x01(\tB\x0b\x92\xb5\x18\x07\n\x03key\x10\x01\x12\x33\n\x0fold_expire_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp:\x14\xb2\xb5\x18\x10\x12\x0eNewKeyDocument\"\x12\n\x10WatchKeysRequest\"\x9b\x01\n\x11WatchKeysResponse\x12\x35\n\x08snapshot\x18\x01 \x01(\x0b\x32!.weft.api.registry.v1.KeySnapshotH\x00\x12\x34\n\x07\x63hanged\x18\x02 \x01(\x0b\x32!.weft.api.registry.v1.KeyVerifierH\x00\x12\x11\n\x07removed\x18\x03 \x01(\tH\x00\x42\x06\n\x04kind\"N\n\x0bKeySnapshot\x12\x0e\n\x06pepper\x18\x01 \x01(\x0c\x12/\n\x04keys\x18\x02 \x03(\x0b\x32!.weft.api.registry.v1.KeyVerifier\"\x98\x01\n\x0bKeyVerifier\x12&\n\x03key\x18\x01 \x01(\x0b\x32\x19.weft.api.registry.v1.Key\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x17\n\x0fprevious_digest\x18\x03 \x01(\x0c\x12\x38\n\x14previous_expire_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp2\xb6\x04\n\nKeyService\x12m\n\tCreateKey\x12&.weft.api.registry.v1.CreateKeyRequest\x1a\'.weft.api.registry.v1.CreateKeyResponse\"\x0f\xb2\xb5\x18\x0bkeys:create\x12k\n\x08ListKeys\x12%.weft.api.registry.v1.ListKeysRequest\x1a&.weft.api.registry.v1.ListKeysResponse\"\x10\x90\x02\x01\xb2\xb5\x18\tkeys:view\x12n\n\tRevokeKey\x12&.weft.api.registry.v1.RevokeKeyRequest\x1a\'.weft.api.registry.v1.RevokeKeyResponse\"\x10\x90\x02\x02\xb2\xb5\x18\tkeys:edit\x12k\n\tRotateKey\x12&.weft.api.registry.v1.RotateKeyRequest\x1a\'.weft.api.registry.v1.RotateKeyResponse\"\r\xb2\xb5\x18\tkeys:edit\x12o\n\tWatchKeys\x12&.weft.api.registry.v1.WatchKeysRequest\x1a\'.weft.api.registry.v1.WatchKeysResponse\"\x0f\xb2\xb5\x18\x0bmesh:create0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&weft/api/registry/v1/key_service.proto\x12\x14weft.api.registry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fweft/api/common/v1/access.proto\x1a!weft/api/common/v1/document.proto\x1a!weft/api/common/v1/priority.proto\"\x90\x03\n\x03Key\x12\x12\n\x02id\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x1b\n\x0b\x64\x65scription\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x16\n\x06tenant\x18\x03 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x16\n\x06scopes\x18\x04 \x03(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x37\n\x0b\x63reate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x06\x92\xb5\x18\x02\x10\x01\x12/\n\x0b\x65xpire_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0brevoke_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0brotate_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x41\n\x0cmax_priority\x18\t \x01(\x0e\x32#.weft.api.common.v1.PriorityCeilingB\x06\x92\xb5\x18\x02\x10\x03:\x19\xb2\xb5\x18\x15\n\x06\x61piKey\x12\x0bKeyDocument\"\x99\x02\n\x10\x43reateKeyRequest\x12\"\n\x0b\x64\x65scription\x18\x01 \x01(\tB\r\x8a\xb5\x18\x05\x10\x03 \x80\x01\xb8\xb5\x18\x01\x12\x1c\n\x06tenant\x18\x02 \x01(\tB\x0c\x8a\xb5\x18\x04\x10\x02 @\xb8\xb5\x18\x01\x12\x14\n\x06scopes\x18\x03 \x03(\tB\x04\xb8\xb5\x18\x01\x12j\n\x08lifetime\x18\x04 \x01(\x0b\x32\x19.google.protobuf.DurationB=\x8a\xb5\x18\x39\x31\x00\x00\x00\x00\x00\x00N@9\x00\x00\x00\x00\x32\xd9\xb2\x41z%must be 1 min to 10 years, or not set\x12\x41\n\x0cmax_priority\x18\x05 \x01(\x0e\x32#.weft.api.common.v1.PriorityCeilingB\x06\x8a\xb5\x18\x02H\x01\"I\n\x11\x43reateKeyResponse\x12&\n\x03key\x18\x01 \x01(\x0b\x32\x19.weft.api.registry.v1.Key\x12\x0c\n\x04text\x18\x02 \x01(\t\"\x11\n\x0fListKeysRequest\"e\n\x10ListKeysResponse\x12\x36\n\x04keys\x18\x01 \x03(\x0b\x32\x19.weft.api.registry.v1.KeyB\r\x92\xb5\x18\t\n\x05items\x10\x01:\x19\xb2\xb5\x18\x15\n\nApiKeyList\x12\x07KeyList\",\n\x10RevokeKeyRequest\x12\x18\n\x02id\x18\x01 \x01(\tB\x0c\x8a\xb5\x18\x04\x08\x01\x10\x01\xb8\xb5\x18\x01\"\x13\n\x11RevokeKeyResponse\"V\n\x10RotateKeyRequest\x12\x18\n\x02id\x18\x01 \x01(\tB\x0c\x8a\xb5\x18\x04\x08\x01\x10\x01\xb8\xb5\x18\x01\x12(\n\x05grace\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xab\x01\n\x11RotateKeyResponse\x12\x30\n\x03key\x18\x01 \x01(\x0b\x32\x19.weft.api.registry.v1.KeyB\x08\x92\xb5\x18\x04\x10\x01 \x01\x12\x19\n\x04text\x18\x02 \x01(\tB\x0b\x92\xb5\x18\x07\n\x03key\x10\x01\x12\x33\n\x0fold_expire_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp:\x14\xb2\xb5\x18\x10\x12\x0eNewKeyDocument\"\x12\n\x10WatchKeysRequest\"\x9b\x01\n\x11WatchKeysResponse\x12\x35\n\x08snapshot\x18\x01 \x01(\x0b\x32!.weft.api.registry.v1.KeySnapshotH\x00\x12\x34\n\x07\x63hanged\x18\x02 \x01(\x0b\x32!.weft.api.registry.v1.KeyVerifierH\x00\x12\x11\n\x07removed\x18\x03 \x01(\tH\x00\x42\x06\n\x04kind\"N\n\x0bKeySnapshot\x12\x0e\n\x06pepper\x18\x01 \x01(\x0c\x12/\n\x04keys\x18\x02 \x03(\x0b\x32!.weft.api.registry.v1.KeyVerifier\"\x98\x01\n\x0bKeyVerifier\x12&\n\x03key\x18\x01 \x01(\x0b\x32\x19.weft.api.registry.v1.Key\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\x12\x17\n\x0fprevious_digest\x18\x03 \x01(\x0c\x12\x38\n\x14previous_expire_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp2\xb6\x04\n\nKeyService\x12m\n\tCreateKey\x12&.weft.api.registry.v1.CreateKeyRequest\x1a\'.weft.api.registry.v1.CreateKeyResponse\"\x0f\xb2\xb5\x18\x0bkeys:create\x12k\n\x08ListKeys\x12%.weft.api.registry.v1.ListKeysRequest\x1a&.weft.api.registry.v1.ListKeysResponse\"\x10\x90\x02\x01\xb2\xb5\x18\tkeys:view\x12n\n\tRevokeKey\x12&.weft.api.registry.v1.RevokeKeyRequest\x1a\'.weft.api.registry.v1.RevokeKeyResponse\"\x10\x90\x02\x02\xb2\xb5\x18\tkeys:edit\x12k\n\tRotateKey\x12&.weft.api.registry.v1.RotateKeyRequest\x1a\'.weft.api.registry.v1.RotateKeyResponse\"\r\xb2\xb5\x18\tkeys:edit\x12o\n\tWatchKeys\x12&.weft.api.registry.v1.WatchKeysRequest\x1a\'.weft.api.registry.v1.WatchKeysResponse\"\x0f\xb2\xb5\x18\x0bmesh:create0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,6 +46,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_KEY'].fields_by_name['scopes']._serialized_options = b'\222\265\030\002\020\001'
   _globals['_KEY'].fields_by_name['create_time']._loaded_options = None
   _globals['_KEY'].fields_by_name['create_time']._serialized_options = b'\222\265\030\002\020\001'
+  _globals['_KEY'].fields_by_name['max_priority']._loaded_options = None
+  _globals['_KEY'].fields_by_name['max_priority']._serialized_options = b'\222\265\030\002\020\003'
   _globals['_KEY']._loaded_options = None
   _globals['_KEY']._serialized_options = b'\262\265\030\025\n\006apiKey\022\013KeyDocument'
   _globals['_CREATEKEYREQUEST'].fields_by_name['description']._loaded_options = None
@@ -55,6 +58,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CREATEKEYREQUEST'].fields_by_name['scopes']._serialized_options = b'\270\265\030\001'
   _globals['_CREATEKEYREQUEST'].fields_by_name['lifetime']._loaded_options = None
   _globals['_CREATEKEYREQUEST'].fields_by_name['lifetime']._serialized_options = b'\212\265\03091\000\000\000\000\000\000N@9\000\000\000\0002\331\262Az%must be 1 min to 10 years, or not set'
+  _globals['_CREATEKEYREQUEST'].fields_by_name['max_priority']._loaded_options = None
+  _globals['_CREATEKEYREQUEST'].fields_by_name['max_priority']._serialized_options = b'\212\265\030\002H\001'
   _globals['_LISTKEYSRESPONSE'].fields_by_name['keys']._loaded_options = None
   _globals['_LISTKEYSRESPONSE'].fields_by_name['keys']._serialized_options = b'\222\265\030\t\n\005items\020\001'
   _globals['_LISTKEYSRESPONSE']._loaded_options = None
@@ -79,32 +84,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_KEYSERVICE'].methods_by_name['RotateKey']._serialized_options = b'\262\265\030\tkeys:edit'
   _globals['_KEYSERVICE'].methods_by_name['WatchKeys']._loaded_options = None
   _globals['_KEYSERVICE'].methods_by_name['WatchKeys']._serialized_options = b'\262\265\030\013mesh:create'
-  _globals['_KEY']._serialized_start=198
-  _globals['_KEY']._serialized_end=531
-  _globals['_CREATEKEYREQUEST']._serialized_start=534
-  _globals['_CREATEKEYREQUEST']._serialized_end=748
-  _globals['_CREATEKEYRESPONSE']._serialized_start=750
-  _globals['_CREATEKEYRESPONSE']._serialized_end=823
-  _globals['_LISTKEYSREQUEST']._serialized_start=825
-  _globals['_LISTKEYSREQUEST']._serialized_end=842
-  _globals['_LISTKEYSRESPONSE']._serialized_start=844
-  _globals['_LISTKEYSRESPONSE']._serialized_end=945
-  _globals['_REVOKEKEYREQUEST']._serialized_start=947
-  _globals['_REVOKEKEYREQUEST']._serialized_end=991
-  _globals['_REVOKEKEYRESPONSE']._serialized_start=993
-  _globals['_REVOKEKEYRESPONSE']._serialized_end=1012
-  _globals['_ROTATEKEYREQUEST']._serialized_start=1014
-  _globals['_ROTATEKEYREQUEST']._serialized_end=1100
-  _globals['_ROTATEKEYRESPONSE']._serialized_start=1103
-  _globals['_ROTATEKEYRESPONSE']._serialized_end=1274
-  _globals['_WATCHKEYSREQUEST']._serialized_start=1276
-  _globals['_WATCHKEYSREQUEST']._serialized_end=1294
-  _globals['_WATCHKEYSRESPONSE']._serialized_start=1297
-  _globals['_WATCHKEYSRESPONSE']._serialized_end=1452
-  _globals['_KEYSNAPSHOT']._serialized_start=1454
-  _globals['_KEYSNAPSHOT']._serialized_end=1532
-  _globals['_KEYVERIFIER']._serialized_start=1535
-  _globals['_KEYVERIFIER']._serialized_end=1687
-  _globals['_KEYSERVICE']._serialized_start=1690
-  _globals['_KEYSERVICE']._serialized_end=2256
+  _globals['_KEY']._serialized_start=233
+  _globals['_KEY']._serialized_end=633
+  _globals['_CREATEKEYREQUEST']._serialized_start=636
+  _globals['_CREATEKEYREQUEST']._serialized_end=917
+  _globals['_CREATEKEYRESPONSE']._serialized_start=919
+  _globals['_CREATEKEYRESPONSE']._serialized_end=992
+  _globals['_LISTKEYSREQUEST']._serialized_start=994
+  _globals['_LISTKEYSREQUEST']._serialized_end=1011
+  _globals['_LISTKEYSRESPONSE']._serialized_start=1013
+  _globals['_LISTKEYSRESPONSE']._serialized_end=1114
+  _globals['_REVOKEKEYREQUEST']._serialized_start=1116
+  _globals['_REVOKEKEYREQUEST']._serialized_end=1160
+  _globals['_REVOKEKEYRESPONSE']._serialized_start=1162
+  _globals['_REVOKEKEYRESPONSE']._serialized_end=1181
+  _globals['_ROTATEKEYREQUEST']._serialized_start=1183
+  _globals['_ROTATEKEYREQUEST']._serialized_end=1269
+  _globals['_ROTATEKEYRESPONSE']._serialized_start=1272
+  _globals['_ROTATEKEYRESPONSE']._serialized_end=1443
+  _globals['_WATCHKEYSREQUEST']._serialized_start=1445
+  _globals['_WATCHKEYSREQUEST']._serialized_end=1463
+  _globals['_WATCHKEYSRESPONSE']._serialized_start=1466
+  _globals['_WATCHKEYSRESPONSE']._serialized_end=1621
+  _globals['_KEYSNAPSHOT']._serialized_start=1623
+  _globals['_KEYSNAPSHOT']._serialized_end=1701
+  _globals['_KEYVERIFIER']._serialized_start=1704
+  _globals['_KEYVERIFIER']._serialized_end=1856
+  _globals['_KEYSERVICE']._serialized_start=1859
+  _globals['_KEYSERVICE']._serialized_end=2425
 # @@protoc_insertion_point(module_scope)

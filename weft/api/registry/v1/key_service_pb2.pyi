@@ -11,6 +11,7 @@ import google.protobuf.internal.containers
 import google.protobuf.message
 import google.protobuf.timestamp_pb2
 import typing
+import weft.api.common.v1.priority_pb2
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
@@ -28,12 +29,15 @@ class Key(google.protobuf.message.Message):
     EXPIRE_TIME_FIELD_NUMBER: builtins.int
     REVOKE_TIME_FIELD_NUMBER: builtins.int
     ROTATE_TIME_FIELD_NUMBER: builtins.int
+    MAX_PRIORITY_FIELD_NUMBER: builtins.int
     id: builtins.str
     """Its id, the part of its text before the secret."""
     description: builtins.str
     """Description of its purpose; at most 128 characters."""
     tenant: builtins.str
     """Tenant of the key's requests."""
+    max_priority: weft.api.common.v1.priority_pb2.PriorityCeiling.ValueType
+    """Highest priority class of the key's requests: one that asks for more waits in this class. Not set: high."""
     @property
     def scopes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Scopes, such as "inference:create", "*:view" or "models/team-*:edit"; at most 32."""
@@ -65,9 +69,10 @@ class Key(google.protobuf.message.Message):
         expire_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         revoke_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         rotate_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        max_priority: weft.api.common.v1.priority_pb2.PriorityCeiling.ValueType = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["create_time", b"create_time", "expire_time", b"expire_time", "revoke_time", b"revoke_time", "rotate_time", b"rotate_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["create_time", b"create_time", "description", b"description", "expire_time", b"expire_time", "id", b"id", "revoke_time", b"revoke_time", "rotate_time", b"rotate_time", "scopes", b"scopes", "tenant", b"tenant"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["create_time", b"create_time", "description", b"description", "expire_time", b"expire_time", "id", b"id", "max_priority", b"max_priority", "revoke_time", b"revoke_time", "rotate_time", b"rotate_time", "scopes", b"scopes", "tenant", b"tenant"]) -> None: ...
 
 global___Key = Key
 
@@ -81,10 +86,15 @@ class CreateKeyRequest(google.protobuf.message.Message):
     TENANT_FIELD_NUMBER: builtins.int
     SCOPES_FIELD_NUMBER: builtins.int
     LIFETIME_FIELD_NUMBER: builtins.int
+    MAX_PRIORITY_FIELD_NUMBER: builtins.int
     description: builtins.str
     """Description of its purpose; at most 128 characters."""
     tenant: builtins.str
     """Tenant of the key's requests. Empty: "default"."""
+    max_priority: weft.api.common.v1.priority_pb2.PriorityCeiling.ValueType
+    """Highest priority class of the key's requests: one that asks for more waits in this class. Not set: that of the
+    caller's key.
+    """
     @property
     def scopes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Scopes, at most 32. Empty: "inference:create", "inference:edit" and "models:view"."""
@@ -100,9 +110,10 @@ class CreateKeyRequest(google.protobuf.message.Message):
         tenant: builtins.str = ...,
         scopes: collections.abc.Iterable[builtins.str] | None = ...,
         lifetime: google.protobuf.duration_pb2.Duration | None = ...,
+        max_priority: weft.api.common.v1.priority_pb2.PriorityCeiling.ValueType = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["lifetime", b"lifetime"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["description", b"description", "lifetime", b"lifetime", "scopes", b"scopes", "tenant", b"tenant"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["description", b"description", "lifetime", b"lifetime", "max_priority", b"max_priority", "scopes", b"scopes", "tenant", b"tenant"]) -> None: ...
 
 global___CreateKeyRequest = CreateKeyRequest
 

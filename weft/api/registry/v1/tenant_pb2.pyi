@@ -12,6 +12,7 @@ import google.protobuf.message
 import google.protobuf.timestamp_pb2
 import sys
 import typing
+import weft.api.common.v1.priority_pb2
 import weft.api.registry.v1.journal_pb2
 
 if sys.version_info >= (3, 10):
@@ -68,6 +69,7 @@ class TenantManifest(google.protobuf.message.Message):
     LIMITS_FIELD_NUMBER: builtins.int
     UNLIMITED_FIELD_NUMBER: builtins.int
     CAPTURE_FIELD_NUMBER: builtins.int
+    MAX_PRIORITY_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Name of the tenant, as in X-Tenant-ID; same format as a model name, at most 64 characters. Tenants have their own
     namespace.
@@ -89,6 +91,8 @@ class TenantManifest(google.protobuf.message.Message):
     secrets:edit; see docs/security.md. Requests with X-Cache-Mode: none are excluded. Setting it to false deletes what
     was stored.
     """
+    max_priority: weft.api.common.v1.priority_pb2.PriorityCeiling.ValueType
+    """Highest priority class of the tenant's requests: one that asks for more waits in this class. Not set: high."""
     @property
     def limits(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TenantLimit]:
         """Rate limits. A request is admitted if none of them is exceeded. Each combination of window, `per` and model may
@@ -107,9 +111,10 @@ class TenantManifest(google.protobuf.message.Message):
         limits: collections.abc.Iterable[global___TenantLimit] | None = ...,
         unlimited: builtins.bool = ...,
         capture: builtins.bool = ...,
+        max_priority: weft.api.common.v1.priority_pb2.PriorityCeiling.ValueType = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_weight", b"_weight", "weight", b"weight"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_weight", b"_weight", "allow_remote", b"allow_remote", "capture", b"capture", "description", b"description", "journal", b"journal", "limits", b"limits", "max_in_flight", b"max_in_flight", "name", b"name", "unlimited", b"unlimited", "weight", b"weight"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_weight", b"_weight", "allow_remote", b"allow_remote", "capture", b"capture", "description", b"description", "journal", b"journal", "limits", b"limits", "max_in_flight", b"max_in_flight", "max_priority", b"max_priority", "name", b"name", "unlimited", b"unlimited", "weight", b"weight"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_weight", b"_weight"]) -> typing.Literal["weight"] | None: ...
 
 global___TenantManifest = TenantManifest

@@ -202,6 +202,7 @@ class PlaceOpen(google.protobuf.message.Message):
     PREFIX_HOLDER_FIELD_NUMBER: builtins.int
     MAX_WAIT_FIELD_NUMBER: builtins.int
     LABELS_FIELD_NUMBER: builtins.int
+    MAX_PRIORITY_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The request's id."""
     tenant: builtins.str
@@ -242,6 +243,8 @@ class PlaceOpen(google.protobuf.message.Message):
     """Digest of its payload, salted with the tenant and the cache tag. A prompt that fails on several runners is not
     counted as a failure of the runners. 0: unknown.
     """
+    max_priority: weft.api.common.v1.priority_pb2.PriorityCeiling.ValueType
+    """Highest priority class that the caller's key allows. Not set: high."""
     @property
     def age(self) -> google.protobuf.duration_pb2.Duration:
         """Time since its first arrival; a request that is placed again after a lost router keeps its age."""
@@ -306,9 +309,10 @@ class PlaceOpen(google.protobuf.message.Message):
         prefix_holder: global___PrefixHolder | None = ...,
         max_wait: google.protobuf.duration_pb2.Duration | None = ...,
         labels: collections.abc.Iterable[builtins.str] | None = ...,
+        max_priority: weft.api.common.v1.priority_pb2.PriorityCeiling.ValueType = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_max_output_tokens", b"_max_output_tokens", "age", b"age", "max_output_tokens", b"max_output_tokens", "max_wait", b"max_wait", "prefix_holder", b"prefix_holder", "time_left", b"time_left"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_max_output_tokens", b"_max_output_tokens", "affinity_key", b"affinity_key", "age", b"age", "allow_remote", b"allow_remote", "asked_model", b"asked_model", "attempts_used", b"attempts_used", "caller", b"caller", "client_id", b"client_id", "is_counted", b"is_counted", "labels", b"labels", "max_output_tokens", b"max_output_tokens", "max_wait", b"max_wait", "model", b"model", "needed_skills", b"needed_skills", "needed_thinking", b"needed_thinking", "needed_tools", b"needed_tools", "operation", b"operation", "prefix_digests", b"prefix_digests", "prefix_holder", b"prefix_holder", "priority", b"priority", "prompt_digest", b"prompt_digest", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "tenant", b"tenant", "time_left", b"time_left", "work", b"work"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_max_output_tokens", b"_max_output_tokens", "affinity_key", b"affinity_key", "age", b"age", "allow_remote", b"allow_remote", "asked_model", b"asked_model", "attempts_used", b"attempts_used", "caller", b"caller", "client_id", b"client_id", "is_counted", b"is_counted", "labels", b"labels", "max_output_tokens", b"max_output_tokens", "max_priority", b"max_priority", "max_wait", b"max_wait", "model", b"model", "needed_skills", b"needed_skills", "needed_thinking", b"needed_thinking", "needed_tools", b"needed_tools", "operation", b"operation", "prefix_digests", b"prefix_digests", "prefix_holder", b"prefix_holder", "priority", b"priority", "prompt_digest", b"prompt_digest", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "tenant", b"tenant", "time_left", b"time_left", "work", b"work"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_max_output_tokens", b"_max_output_tokens"]) -> typing.Literal["max_output_tokens"] | None: ...
 
 global___PlaceOpen = PlaceOpen

@@ -64,7 +64,7 @@ function Summary({ record }) {
       ["Host", receipt.host],
       ["Tenant", record.tenant],
       ["Client", record.clientId],
-      ["Priority", record.priority],
+      ["Priority", receipt.loweredPriority ? `${record.priority}, the highest that its key or tenant allows` : record.priority],
       ["Arrived", clock(record.arrivedAt)],
       ["Ended", clock(record.endedAt)],
       ["Took", seconds(tookOf(record))],

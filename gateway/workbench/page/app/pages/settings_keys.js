@@ -67,7 +67,7 @@ function Secret({ made, onClose }) {
 
 /** @param {{onClose: () => void}} props */
 function NewKeyDialog({ onClose }) {
-  const [fields, setFields] = useState({ tenant: "", description: "", scopes: ROLES.user.join("\n"), days: "" });
+  const [fields, setFields] = useState({ tenant: "", description: "", scopes: ROLES.user.join("\n"), days: "", maxPriority: "" });
   const [made, setMade] = useState(/** @type {any} */ (null));
   const [error, setError] = useState(/** @type {unknown} */ (null));
   const scopes = fields.scopes.split("\n").map((scope) => scope.trim()).filter(Boolean);
@@ -79,7 +79,7 @@ function NewKeyDialog({ onClose }) {
     setError(null);
     const lifetimeSeconds = fields.days === "" ? undefined : Math.round(Number(fields.days) * 86_400);
     try {
-      setMade(await post("/api/v1/keys", { tenant: fields.tenant, description: fields.description, scopes, lifetimeSeconds }));
+      setMade(await post("/api/v1/keys", { tenant: fields.tenant, description: fields.description, scopes, lifetimeSeconds, maxPriority: fields.maxPriority || undefined }));
     } catch (failure) {
       setError(failure);
     }
@@ -92,11 +92,13 @@ function NewKeyDialog({ onClose }) {
         <label>Tenant <input name="tenant" value=${fields.tenant} placeholder="default" autocomplete="off" spellcheck=${false} onInput=${(/** @type {any} */ event) => change({ tenant: event.target.value.trim() })} /></label>
         <label>Description <input name="description" value=${fields.description} autocomplete="off" onInput=${(/** @type {any} */ event) => change({ description: event.target.value })} /></label>
         <label>Expires in (days) <input name="days" value=${fields.days} placeholder="no limit" inputmode="decimal" autocomplete="off" onInput=${(/** @type {any} */ event) => change({ days: event.target.value.trim() })} /></label>
+        <label>Highest priority <select name="maxPriority" value=${fields.maxPriority} onChange=${(/** @type {any} */ event) => change({ maxPriority: event.target.value })}>
+          <option value="">as of this key</option>${["high", "normal", "low"].map((name) => html`<option key=${name} value=${name}>${name}</option>`)}</select></label>
         <label>Role <select name="role" value=${role} onChange=${(/** @type {any} */ event) => event.target.value && change({ scopes: ROLES[event.target.value].join("\n") })}>
           <option value="">other scopes</option>${Object.keys(ROLES).map((name) => html`<option key=${name} value=${name}>${name}</option>`)}</select></label>
         <label class="whole">Scopes, one per line <textarea class="mono short" name="scopes" rows="5" spellcheck=${false} value=${fields.scopes} onInput=${(/** @type {any} */ event) => change({ scopes: event.target.value })}></textarea></label>
       </div>
-      <${Code} label="Command" text=${command("keys", "create", ["--tenant", fields.tenant], ["--description", fields.description], ["--expires", fields.days && `${fields.days}d`],
+      <${Code} label="Command" text=${command("keys", "create", ["--tenant", fields.tenant], ["--description", fields.description], ["--expires", fields.days && `${fields.days}d`], ["--max-priority", fields.maxPriority],
         ...scopes.map((scope) => /** @type {[string, string]} */ (["--scope", scope])))} />
       <${ErrorNote} error=${error} />
       <div class="buttons"><button type="button" onClick=${onClose}>Cancel</button><button type="submit" class="main">Create</button></div>

@@ -70,6 +70,7 @@ export const KINDS = [
       NAME,
       { name: "weight", label: "Weight", type: "number", hint: "1, relative to other tenants" },
       { name: "maxInFlight", label: "Concurrent requests", type: "number", hint: "no limit" },
+      { name: "maxPriority", label: "Highest priority", type: "text", hint: "high, normal or low" },
       { name: "allowRemote", label: "Remote models", type: "text", hint: "never, on_request or always" },
       DESCRIPTION,
       { name: "limits", label: "Limits", type: "records", hint: "one per line: window=minute requests=20 tokens=40000", isWide: true },
