@@ -167,7 +167,7 @@ class MetricsServer(Service):
 
     @property
     def _is_unprotected(self) -> bool:
-        """Whether nobody may read the page, because what would protect it is missing."""
+        """Whether all callers are refused, because what would protect the page is missing."""
         return self._needs_key and (self._access.keys is None or not (self._has_tls or self._is_loopback))
 
     def _context(self) -> ssl.SSLContext | None:
