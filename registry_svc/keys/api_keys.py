@@ -375,6 +375,7 @@ class ApiKeys:
         if key is None or not key.is_good(now):
             raise WeftError(Reason.NOT_FOUND, "there is no valid key with this id")
         _require_scopes(key.scopes, by)
+        by.require_priority(Priority.ceiling(key.max_priority))
         secret = secrets.token_hex(SECRET_BYTES)
         span = timedelta(seconds=DEFAULT_GRACE_SECONDS) if grace is None else grace
         rotated = key.rotated(key_digest(pepper, secret), now, span)

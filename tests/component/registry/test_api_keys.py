@@ -17,7 +17,7 @@ from registry_harness import running_registry
 
 from registry_svc.config import KeysConfig
 from registry_svc.keys.api_keys import PEPPER_BYTES, make_pepper
-from weft.api.common.v1.priority_pb2 import PRIORITY_CEILING_NORMAL
+from weft.api.common.v1.priority_pb2 import PRIORITY_CEILING_HIGH, PRIORITY_CEILING_NORMAL
 from weft.api.registry.v1 import key_service_pb2 as pb
 from weft.api.registry.v1 import key_service_pb2_grpc
 from weft.kernel.principal import DEFAULT_SCOPES, LOCAL, Principal, parse_scopes
@@ -212,6 +212,20 @@ async def test_key_with_more_scopes_than_the_callers_cannot_be_created_or_rotate
         with denied("mesh:create"):
             await keys.create(pb.CreateKeyRequest(tenant="default", scopes=["mesh:create"]), admin_of(admin.scopes))
         assert [key.rotated_at is None for key in keys.newest_first() if key.id == admin.id] == [True]
+
+
+async def test_key_with_a_higher_priority_than_the_callers_cannot_be_created_or_rotated(tmp_path: Path) -> None:
+    access = parse_scopes(["keys:*", "models:view"], "scopes")
+    clerk = Principal(name="key:clerk", access=access, max_priority=Priority.NORMAL)
+    async with bare_keys(tmp_path) as (keys, _):
+        free, _ = await keys.create(pb.CreateKeyRequest(tenant="default", scopes=["models:view"]), LOCAL)
+        made, _ = await keys.create(pb.CreateKeyRequest(tenant="default", scopes=["models:view"]), clerk)
+        assert (free.max_priority, made.max_priority) == (0, PRIORITY_CEILING_NORMAL)
+        assert (await keys.rotate(made.id, None, clerk))[0].max_priority == PRIORITY_CEILING_NORMAL
+        wanted = pb.CreateKeyRequest(scopes=["models:view"], max_priority=PRIORITY_CEILING_HIGH)
+        for refusal in (keys.create(wanted, clerk), keys.rotate(free.id, None, clerk)):
+            with denied("allows at most normal"):
+                await refusal
 
 
 async def test_rotation_of_another_tenants_key_requires_the_create_scope(tmp_path: Path) -> None:
