@@ -15,7 +15,7 @@ from typing_extensions import override
 from runner_svc.policy.repository_files import ModelForm
 from weft.kernel.errors import FieldError
 from weft.kernel.machine_limits import usable_processors
-from weft.kernel.model_source import MAX_SOURCE_CHARS, parse_source
+from weft.kernel.model_source import MAX_SOURCE_CHARS, parse_source, shown_url
 from weft.kernel.reach import PACKET, PLAIN, PROGRAM, SOURCE, TEMPLATE, TOOL, VARIABLE
 from weft.kernel.request import JournalWord, Operation, OperationName
 from weft.kernel.settings import (
@@ -381,13 +381,13 @@ class PathModelSettings(SourcedModelSettings):
     @property
     @override
     def location(self) -> str:
-        """The file or folder, or the source."""
-        return str(self.path) if self.path is not None else self.source or ""
+        """The file or folder, or the source for display."""
+        return str(self.path) if self.path is not None else shown_url(self.source or "")
 
     @property
     @override
     def upstream_name(self) -> str:
-        return self.path.name if self.path is not None else self.source or ""
+        return self.path.name if self.path is not None else self.location
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

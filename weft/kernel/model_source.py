@@ -104,8 +104,7 @@ class UrlSource:
     @property
     def shown(self) -> str:
         """The source without its query, which may contain a credential."""
-        parts = urlsplit(self.url)
-        return parts._replace(query="...").geturl() if parts.query else str(self)
+        return shown_url(str(self))
 
     def __str__(self) -> str:
         return f"{self.url}#sha256={self.sha256}" if self.sha256 else self.url
@@ -264,6 +263,14 @@ def reaches_anywhere(source: ModelSource) -> bool:
     Other sources are limited to models of the hub and of the model folders of programs.
     """
     return isinstance(source, PathSource | UrlSource)
+
+
+_CREDENTIALS = re.compile(r"(?<=://)[^/?#\s]+(?=@)|(?<=\?)[^#\s]+")
+
+
+def shown_url(text: str) -> str:
+    """Returns a text for display: a URL without its user and query, which may be credentials; others unchanged."""
+    return _CREDENTIALS.sub("...", text) if "://" in text else text
 
 
 def shown_source(source: ModelSource) -> str:

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from weft.kernel.errors import FieldError, invalid_field
+from weft.kernel.model_source import shown_url
 from weft.kernel.names import close_names
 from weft.kernel.validation_words import plain_words
 from weft_app.config.config import NamesTwiceError
@@ -185,7 +186,7 @@ class _Shown:
             case list() | tuple():
                 found = "a list"
             case str():
-                found = "a text" if self.is_secret else f"the text {_shortened(json.dumps(self.value))}"
+                found = "a text" if self.is_secret else f"the text {_shortened(json.dumps(shown_url(self.value)))}"
             case bool() | int() | float():
                 found = "not" if self.is_secret else json.dumps(self.value)
         return f", and is {found}" if found else ""

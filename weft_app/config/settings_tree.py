@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from weft.documents.document_base import field_docstrings
+from weft.kernel.model_source import shown_url
 from weft.kernel.settings import ConstantMark, Public, Secret
 from weft.kernel.units import Rate
 
@@ -116,7 +117,7 @@ def descriptions_of(section: type) -> Mapping[str, str]:
 
 
 def plain_value(value: Any) -> Any:
-    """Returns a value in the form of weft.yaml."""
+    """Returns a value in the form of weft.yaml, for display: URLs without credentials."""
     plain = value
     match value:
         case Rate():
@@ -125,6 +126,8 @@ def plain_value(value: Any) -> Any:
             plain = value.name.lower()
         case Enum():
             plain = value.value
+        case str():
+            plain = shown_url(value)
         case Path():
             plain = str(value)
         case frozenset():

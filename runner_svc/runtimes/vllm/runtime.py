@@ -31,6 +31,7 @@ from runner_svc.policy.repository_files import ModelForm
 from runner_svc.runtimes.runtime import Runtime, deferred
 from runner_svc.runtimes.settings import MAX_ADAPTERS, NOT_PULLED, AdapterSettings, Argument, SourcedModelSettings
 from weft.kernel.decoding import DECODE_FAULTS
+from weft.kernel.model_source import shown_url
 from weft.kernel.reach import PLAIN, SOURCE
 from weft.kernel.request import Skill
 from weft.kernel.settings import PUBLIC, PathText, Pattern
@@ -235,8 +236,8 @@ class VllmModel(SourcedModelSettings):
     @property
     @override
     def location(self) -> str:
-        """The folder or hub id, or the source."""
-        return self.model or self.source or ""
+        """The folder or hub id, or the source for display."""
+        return self.model or shown_url(self.source or "")
 
     @property
     @override

@@ -77,6 +77,17 @@ def test_secrets_are_masked() -> None:
     assert "pw" not in CliRunner().invoke(app, ["config", "show", "--effective"]).stdout
 
 
+def test_credentials_in_urls_are_not_shown(file: Path) -> None:
+    file.write_text("runners: [{name: a, models: [{name: m, source: 'https://h/x.gguf?sig=secret'}]}]\n")
+    (file.parent / "weft.local.yaml").unlink()
+    found = shown("--effective")
+    assert found["runners.0.models.0.source"][0] == "https://h/x.gguf?..."
+    assert "sig=" not in str(found)
+    file.write_text("runners: [{name: a, models: [{name: m, source: 'ftp://me:secret@h/x?sig=secret'}]}]\n")
+    refused = CliRunner().invoke(app, ["config", "show"])
+    assert (refused.exit_code, "sig=" in refused.output, "me:" in refused.output) == (2, False, False)
+
+
 @pytest.mark.usefixtures("file")
 def test_runner_environment_differs_from_mesh_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOG_LEVEL", "debug")

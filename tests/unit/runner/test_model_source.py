@@ -3,6 +3,7 @@
 import os
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,9 @@ from hypothesis import strategies as st
 from kit.failures import fails
 
 from runner_svc.model_files.digest import model_digest
+from runner_svc.runtimes.runtime import Runtime
+from runner_svc.runtimes.settings import SourcedModelSettings
+from runner_svc.runtimes.table import built_in
 from weft.kernel.errors import FieldError
 from weft.kernel.model_source import (
     HubSource,
@@ -21,6 +25,7 @@ from weft.kernel.model_source import (
     UrlSource,
     hub_source,
     parse_source,
+    shown_url,
 )
 
 DIGEST = "0123456789abcdef" * 4
@@ -110,6 +115,31 @@ def test_url_query_is_not_shown() -> None:
     source = parse_source("https://h/x.gguf?signature=secret", "source")
     assert isinstance(source, UrlSource)
     assert source.shown == "https://h/x.gguf?..."
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://h/x.gguf?sig=secret#sha256=ab", "https://h/x.gguf?...#sha256=ab"),
+        ("http://me:secret@h:1/wake?token=secret", "http://...@h:1/wake?..."),
+        ("https://h/x.gguf", "https://h/x.gguf"),
+        ("https://h/a@b", "https://h/a@b"),
+        ("is it hf:a/b?", "is it hf:a/b?"),
+        ("", ""),
+    ],
+)
+def test_url_for_display_has_neither_user_nor_query(text: str, shown: str) -> None:
+    assert shown_url(text) == shown
+
+
+@pytest.mark.parametrize(
+    "runtime",
+    [each for each in built_in() if issubclass(each.settings, SourcedModelSettings)],
+    ids=lambda each: each.name,
+)
+def test_presigned_source_of_a_model_is_not_shown_to_the_mesh(runtime: Runtime[Any]) -> None:
+    model = runtime.settings(name="m", source="https://h/x.gguf?sig=secret")
+    assert (model.upstream_name, model.location) == ("https://h/x.gguf?...", "https://h/x.gguf?...")
 
 
 def _read_again(text: str) -> ModelSource | FieldError:
