@@ -114,7 +114,7 @@ class RegistryService:
         declarations = Declarations(
             core, self._operations.unloader, self._secrets.has, self._bell, self._captures.note_switch
         )
-        roster = SessionManager(core, calls.incarnation_at)
+        roster = SessionManager(core, calls.incarnation_at, self.ledger.is_local_host)
         self.refusal_of = roster.refusal
         """Returns why the last session of a runner was refused, by its name; empty: it was not."""
         self._servicers = (

@@ -53,16 +53,16 @@ class TokenGate:
         """Hashes of tokens that were valid when last used."""
         self._checking = 0
 
-    async def check(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        """Return if the caller presents a valid token.
+    async def check(self, context: grpc.aio.ServicerContext[Any, Any]) -> str:
+        """Return the id of the caller's token.
 
         Raises UNAUTHENTICATED if not, RATE_LIMIT_EXCEEDED after too many wrong ones, SERVICE_UNAVAILABLE if the
         registry is unreachable.
         """
-        await self.check_token(_token_of(context.invocation_metadata() or ()), context.peer().rpartition(":")[0])
+        return await self.check_token(_token_of(context.invocation_metadata() or ()), context.peer().rpartition(":")[0])
 
-    async def check_token(self, token: str, peer: str) -> None:
-        """Return if a token is valid; wrong ones are counted by peer. Raises as `check`."""
+    async def check_token(self, token: str, peer: str) -> str:
+        """Return the id of a valid token; wrong ones are counted by peer. Raises as `check`."""
         if not 0 < len(token) <= MAX_TOKEN_CHARS:
             raise _no_token()
         digest = sha256(token.encode()).digest()
@@ -73,7 +73,7 @@ class TokenGate:
             )
         self._checking += 1
         try:
-            await self._call_registry(token)
+            token_id = await self._call_registry(token)
         except WeftError as error:
             if error.reason is Reason.UNAUTHENTICATED:
                 self._known.pop(digest, None)
@@ -82,14 +82,16 @@ class TokenGate:
         finally:
             self._checking -= 1
         self._remember(digest)
+        return token_id
 
-    async def _call_registry(self, token: str) -> None:
+    async def _call_registry(self, token: str) -> str:
         try:
             request = join_token_service_pb2.CheckJoinTokenRequest(token=token)
             with calling(Reason.SERVICE_UNAVAILABLE):
-                await self._tokens.CheckJoinToken(request, timeout=CHECK_SECONDS)
+                checked = await self._tokens.CheckJoinToken(request, timeout=CHECK_SECONDS)
         except WeftError as error:
             raise _check_error(error) from None
+        return checked.join_token.id
 
     def _remember(self, digest: bytes) -> None:
         self._known[digest] = None
@@ -284,8 +286,8 @@ class Relay:
         """Serve a link until it ends. Raises the error that ended it, see RelayService.Attach."""
         self._require_running()
         assert self._gate is not None, "a link before the relay was started"
-        await self._gate.check(context)
-        standing = RelayLink(self._config, LinkSession(), self._require_room())
+        session = LinkSession(joined_by=await self._gate.check(context))
+        standing = RelayLink(self._config, session, self._require_room())
         # Once registered it counts, and `stop` ends it.
         self._standing[standing.session] = standing
         opening = asyncio.create_task(self._require_session(standing))

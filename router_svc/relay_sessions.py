@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 class LinkSession:
     """The session opened over a link."""
 
+    joined_by: str = ""
+    """Id of the join token that opened the link."""
     runner: str = ""
     """Owner of the link: the first name that a session was requested for, even if it was not opened."""
     session_id: str = ""
@@ -174,6 +176,7 @@ class SessionCalls:
         # The runner's own address is irrelevant, as the mesh reaches it through this router.
         request.runner.address = relayed_address(self._address, name)
         request.runner.dial_out = True
+        request.runner.joined_by = session.joined_by
         request.runner.capability.draining |= session.is_draining
         # Losing the link does not cancel this: the registry may have opened the session, which must then be closed.
         opening = session.opening = asyncio.create_task(self._open_in_turn(session, request))
@@ -198,7 +201,7 @@ class SessionCalls:
             finally:
                 session.opening = None
             session.session_id, session.incarnation = response.session_id, request.runner.incarnation
-            session.host = request.runner.host
+            session.host = response.host or request.runner.host
             session.max_requests = request.runner.capability.max_requests
             session.opened.set()
             self._note_open(session)

@@ -219,6 +219,7 @@ class RunnerService(Service):
         )
         self._session.requires_all = self._config.requires_all
         self._session.on_left_out = self._note_left_out
+        self._session.on_host = self._note_host
         if isinstance(self._registry, FailoverChannel):
             self._registry.on_move(self._session.note_other_registry)
         if self._config.leftovers is not None:
@@ -463,6 +464,10 @@ class RunnerService(Service):
         return DeviceSampler(
             config.observer, self.meter, self._leases.processes, self._clock, config.device_sample_seconds
         )
+
+    def _note_host(self, host: str) -> None:
+        if self._leases is not None:
+            self._leases.host = host
 
     def _session_id(self) -> str:
         return "" if self._session is None else self._session.session_id

@@ -111,7 +111,7 @@ class LeaseTable:
         end leases of others.
         """
         known, by_dial_out = self._hosts.get(snapshot.host), self._is_of_dial_out(holder)
-        if by_dial_out and self._is_seen_locally(snapshot.host, now):
+        if by_dial_out and self.is_seen_locally(snapshot.host, now):
             return
         if known is None and len(self._hosts) >= MAX_HOSTS:
             self.forget_hosts(now)
@@ -161,12 +161,20 @@ class LeaseTable:
                 metadata={"runner": holder.name},
             )
 
-    def _is_seen_locally(self, host: str, now: float) -> bool:
+    def is_seen_locally(self, host: str, now: float) -> bool:
         """Whether a holder other than a dial-out runner recently observed a host, or holds memory there."""
         known = self._hosts.get(host)
         if known is not None and not known.by_dial_out and now - known.seen < DEVICES_KEPT_SECONDS:
             return True
         return any(not self._is_of_dial_out(lease.grant.holder) for lease in self.leases_on(host))
+
+    def require_own_host(self, holder: Holder, host: str, now: float) -> None:
+        """Raises PERMISSION_DENIED for memory of a host that runners or programs of the mesh itself observe."""
+        if self._is_of_dial_out(holder) and self.is_seen_locally(host, now):
+            raise WeftError(
+                Reason.PERMISSION_DENIED,
+                f"runners or programs of the mesh have the host {host!r}; open the session again",
+            )
 
     def forget_hosts(self, now: float) -> None:
         """Removes hosts without leases that were not observed for `host_keep_seconds`."""
@@ -179,4 +187,8 @@ class LeaseTable:
     def open(self, host: str) -> HostAccount | None:
         """Returns the current memory account of a host; None if it was not observed yet."""
         seen = self._hosts.get(host)
-        return None if seen is None else host_account(seen.snapshot, self.leases_on(host), self._margin)
+        if seen is None:
+            return None
+        # A joined runner that stated the host before its own runners did books nothing of theirs.
+        own = (each for each in self.leases_on(host) if seen.by_dial_out or not self._is_of_dial_out(each.grant.holder))
+        return host_account(seen.snapshot, tuple(own), self._margin)

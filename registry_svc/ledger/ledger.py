@@ -121,6 +121,7 @@ class Ledger:
         self._require_running()
         holder, snapshot = holder_from(request.holder), snapshot_from(request.sighting)
         self._table.require_present(holder, request.session_id)
+        self._table.require_own_host(holder, snapshot.host, self._clock.monotonic())
         self._table.see(holder, snapshot, self._clock.monotonic(), self._clock.utc_now())
         waiter = self._waiter_for(request, snapshot)
         was_delivered = False
@@ -280,6 +281,10 @@ class Ledger:
     def evictions(self) -> Mapping[str, int]:
         """Evictions requested from runners since the start, by their answer."""
         return {answer.name.lower(): count for answer, count in self._evictor.answers.items()}
+
+    def is_local_host(self, host: str) -> bool:
+        """Whether a holder that did not join over a relay observes a host, or holds memory there."""
+        return self._table.is_seen_locally(host, self._clock.monotonic())
 
     def unowned_models(self) -> list[UnownedModel]:
         """Returns the models with a held lease that their runner no longer publishes."""

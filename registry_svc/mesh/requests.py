@@ -64,6 +64,8 @@ def valid_opening(request: session_pb.OpenSessionRequest, config: RegistryConfig
     except FieldError:
         check_message(runner, "runner")
         raise
+    if not runner.dial_out:
+        runner.ClearField("joined_by")
     if runner.name == CENTRAL_RUNNER and runner.dial_out:
         raise invalid_field("runner.name", f"{CENTRAL_RUNNER} is the runner of the mesh itself; choose another name")
 

@@ -297,6 +297,7 @@ class RunnerSessionServicer(AnsweringServicer, runner_session_service_pb2_grpc.R
             registry_time=stamp_of(self._clock.utc_now()),
             max_clock_offset=max_offset,
             left_out=self._roster.left_out(session),
+            host=self._roster.host(session),
         )
 
     @override

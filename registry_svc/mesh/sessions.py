@@ -45,6 +45,8 @@ from weft.kernel.timestamps import stamp_of
 
 log = get_logger("weft.registry")
 
+MAX_HOST_CHARS = 100
+"""Characters of a stated host name that a renamed host keeps."""
 MAX_REFUSED_RUNNERS = 1_000
 """Maximum number of runners whose refusal is remembered."""
 _REFUSALS = frozenset({Reason.ALREADY_EXISTS, Reason.INVALID_ARGUMENT, Reason.TOO_MANY_RESOURCES})
@@ -58,9 +60,18 @@ class SessionManager:
     Acknowledged changes are on disk, except heartbeats, whose times Expiry stores periodically.
     """
 
-    def __init__(self, core: RegistryCore, incarnation_at: IncarnationAt | None = None) -> None:
-        """`incarnation_at` probes whether a runner's earlier process is gone; None: only silence proves that."""
+    def __init__(
+        self,
+        core: RegistryCore,
+        incarnation_at: IncarnationAt | None = None,
+        is_local_host: Callable[[str], bool] = lambda _: False,
+    ) -> None:
+        """`incarnation_at` probes whether a runner's earlier process is gone; None: only silence proves that.
+
+        `is_local_host` returns whether a program or runner of the mesh itself observes a host.
+        """
         self._core = core
+        self._is_local_host = is_local_host
         self._incarnation_at = incarnation_at
         self._clock = core.clock
         self._config = core.config
@@ -84,6 +95,11 @@ class SessionManager:
         state = self._core.mesh.of_session(session.id)
         return () if state is None else state.left_out
 
+    def host(self, session: Session) -> str:
+        """Returns the mesh's name of a session's machine."""
+        state = self._core.mesh.of_session(session.id)
+        return "" if state is None else state.profile.host
+
     def refusal(self, runner: str) -> str:
         """Returns why a runner's last session was refused; empty: it was not."""
         return self._refused.get(runner, "")
@@ -105,7 +121,8 @@ class SessionManager:
         async with self._core.writer.turn():
             self._core.require_open()
             state = self._core.mesh.of_session(beat.session_id)
-            if state is None:
+            if state is None or (state.profile.dial_out and self._is_local_host(state.profile.host)):
+                # A runner of the mesh itself that opened later takes its host: a new opening gets another one.
                 raise unknown_session()
             hearing = validate_heartbeat(
                 beat.incarnation, beat.sequence, state.session, state.pulse.standing, state.sequence
@@ -157,6 +174,8 @@ class SessionManager:
         refused = publication.leave_out(opening)
         decision = Admitted(adopted=decision.adopted, evicted=tuple(sorted(publication.ended)))
         leaving = self._leaving(decision)
+        if opening.runner.dial_out:
+            self._give_own_host(opening.runner)
         state = self._new_member(opening, decision, (*invalid, *refused))
         await self._core.store.save_session(state.stored(), evicted=decision.evicted)
         state.saved_pulse = state.pulse
@@ -164,6 +183,19 @@ class SessionManager:
         self._core.publish(mesh.install(state, decision.evicted), drafts)
         log.info("session opened", runner=opening.runner.name, models=len(opening.models), adopted=own is not None)
         return state.session
+
+    def _give_own_host(self, runner: runner_pb2.Runner) -> None:
+        """Renames the host of a joined runner if others state it: leases and evictions there are theirs."""
+        if self._is_of_others(runner):
+            runner.host = f"{runner.host[:MAX_HOST_CHARS]} ({runner.name})"
+        if self._is_of_others(runner):
+            raise WeftError(Reason.ALREADY_EXISTS, f"another machine states the host name {runner.host!r}")
+
+    def _is_of_others(self, runner: runner_pb2.Runner) -> bool:
+        if not runner.host:
+            return False
+        there = (each.profile for each in self._core.mesh if each.profile.host == runner.host)
+        return self._is_local_host(runner.host) or any(_joining(each) != _joining(runner) for each in there)
 
     def _leaving(self, decision: Admitted) -> list[SessionState]:
         """Returns the sessions that this one replaces: its earlier one, and dead sessions that end."""
@@ -278,6 +310,10 @@ class SessionManager:
                 state.rows(), event_pb2.EVENT_REASON_CLOSED, f"the runner {state.profile.name} closed its session"
             )
             self._core.publish(self._core.mesh.changes_for([state]), said)
+
+
+def _joining(runner: runner_pb2.Runner) -> tuple[bool, str]:
+    return runner.dial_out, runner.joined_by
 
 
 def _identity(opening: OpenSessionRequest) -> Opening:

@@ -57,7 +57,7 @@ class StoredMesh:
     """Messages about stored documents of kinds that were removed."""
 
 
-_PROFILE = ("name", "incarnation", "address", "host", "runtime", "version", "dial_out")
+_PROFILE = ("name", "incarnation", "address", "host", "runtime", "version", "dial_out", "joined_by")
 """Fields of a runner that are constant for an incarnation, which are columns of `runners`."""
 _PULSE = """
     UPDATE runners SET standing = :standing, last_heartbeat_at = :last_heartbeat_at, inactive_since = :inactive_since

@@ -161,6 +161,8 @@ class LeaseManager(MemoryLedger):
         """Whether a lease is used differently than in the last reading of the host."""
         self._release_asked = asyncio.Event()
         self._times = _Times()
+        self.host = ""
+        """The mesh's name of this host, which observations state; empty: its own name."""
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -182,7 +184,7 @@ class LeaseManager(MemoryLedger):
         accounts: dict[int, pb.DeviceMemory] = {}
         if snapshot.devices:
             with contextlib.suppress(WeftError):
-                known = await self._host_memory(snapshot.host)
+                known = await self._host_memory(self.host or snapshot.host)
                 accounts = {account.device.index: account for account in known}
         wanted = self._config.device_indexes
         return tuple(
@@ -200,7 +202,7 @@ class LeaseManager(MemoryLedger):
         snapshot = await self._observer.look()
         wanted = self._config.device_indexes
         with contextlib.suppress(WeftError):
-            accounts = await self._host_memory(snapshot.host)
+            accounts = await self._host_memory(self.host or snapshot.host)
             return sum(each.free_bytes for each in accounts if not wanted or each.device.index in wanted)
         return None
 
@@ -293,12 +295,17 @@ class LeaseManager(MemoryLedger):
         """Returns the request for a lease, without its holder."""
         request = pb.AcquireLeaseRequest(
             request_id=new_id("lease"),
-            sighting=snapshot_message(snapshot),
+            sighting=self._sighting(snapshot),
             device_indexes=self._config.device_indexes,
             max_wait=duration_of(max_wait_seconds),
         )
         request.MergeFrom(wanted)
         return request
+
+    def _sighting(self, snapshot: HostSnapshot) -> lease_pb2.HostSighting:
+        sighting = snapshot_message(snapshot)
+        sighting.host = self.host or sighting.host
+        return sighting
 
     async def _sees_devices(self, wait: _Wait) -> bool:
         """Whether the host has devices; waits until that is certain."""
@@ -326,7 +333,7 @@ class LeaseManager(MemoryLedger):
                 await self._clock.sleep(retry_pause_seconds(failures, self._jitter()))
                 # A grant must not be based on a snapshot from before the outage.
                 snapshot = await self._observer.look(fresh=True)
-                wait.request.sighting.CopyFrom(snapshot_message(snapshot))
+                wait.request.sighting.CopyFrom(self._sighting(snapshot))
             else:
                 if not lease.shares or not lease.lease_id:
                     raise WeftError(Reason.INTERNAL, "the registry granted a lease without memory")
@@ -430,7 +437,7 @@ class LeaseManager(MemoryLedger):
                 holder=self._holder,
                 session_id=self._require_session(),
                 leases=[one.use(processes[lease_id]) for lease_id, one in held.items()],
-                sighting=snapshot_message(snapshot),
+                sighting=self._sighting(snapshot),
             )
             sent = self._clock.monotonic()
             with calling(Reason.SERVICE_UNAVAILABLE):

@@ -64,6 +64,8 @@ class RunnerSession:
         """`gates` receive the session's key; `jitter` returns 0 to 1 and spreads the retries of many runners."""
         self.on_left_out: Callable[[Sequence[runner_pb2.LeftOut]], None] = lambda _: None
         """Called with the models and agents that the registry does not publish."""
+        self.on_host: Callable[[str], None] = lambda _: None
+        """Called with the mesh's name of this host, which may differ if another machine states the same."""
         self.requires_all = False
         """Whether the registry refuses the session instead of leaving out models or agents."""
         self._registry = registry
@@ -221,6 +223,7 @@ class RunnerSession:
         for gate in self._gates:
             gate.use_key(response.ticket_key)
         self._file.keep(response.session_id)
+        self.on_host(response.host)
         self._heartbeat_at = self._looked_at = -math.inf
         self._heartbeat_interval = seconds_of(response.heartbeat_interval) or DEFAULT_HEARTBEAT_INTERVAL_SECONDS
         self._report_interval = seconds_of(response.report_interval) or DEFAULT_REPORT_INTERVAL_SECONDS

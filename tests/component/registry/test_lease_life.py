@@ -367,11 +367,15 @@ async def test_reports_of_joined_runners_are_trusted_on_their_own_host() -> None
         assert (await stage.lease(_guest(stage, "other"), 20 * GIB)).grant.holder.name == "other"
 
 
-async def test_joined_runner_on_a_shared_host_gets_leases_based_on_resident_reports() -> None:
+async def test_joined_runner_gets_no_memory_of_a_host_that_others_observe_and_its_earlier_leases_do_not_count() -> None:
     async with Stage(SimulatedHost((24 * GIB,))) as stage:
-        resident, guest = stage.runner("resident"), _guest(stage)
-        await stage.loaded(resident, 10 * GIB)
-        assert (await stage.lease(guest, 10 * GIB)).grant.holder == guest
-        refused = stage.acquire(guest, 10 * GIB, snapshot=_lie(stage))
+        guest = _guest(stage)
+        early = await stage.lease(guest, 20 * GIB)
+        assert early.grant.holder == guest
+        resident = stage.runner("resident")
+        await _tell(stage, resident, stage.host.look(stage.host.held))
+        refused = stage.acquire(guest, 2 * GIB, snapshot=_lie(stage))
         await stage.settle()
-        assert refused.granted is None
+        assert refused.error is not None
+        assert refused.error.reason is Reason.PERMISSION_DENIED
+        assert (await stage.lease(resident, 20 * GIB)).grant.holder == resident

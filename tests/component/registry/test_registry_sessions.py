@@ -117,6 +117,25 @@ async def test_runner_behind_a_link_has_no_clock_offset_limit(mesh: RunningRegis
     assert not (await mesh.sessions.OpenSession(opening)).HasField("max_clock_offset")
 
 
+async def test_joined_machine_that_states_a_host_of_others_gets_a_host_of_its_own(mesh: RunningRegistry) -> None:
+    async def opened(name: str, joined_by: str = "", host: str = "box") -> str:
+        opening = SomeRunner(mesh, name=name, models=(f"of-{name}",)).opening()
+        opening.runner.host, opening.runner.dial_out, opening.runner.joined_by = host, bool(joined_by), joined_by
+        told = (await mesh.sessions.OpenSession(opening)).host
+        shown = await mesh.runner(name)
+        assert (shown.host, shown.joined_by) == (told, joined_by)
+        return told
+
+    assert await opened("local") == "box"
+    assert await opened("local-2") == "box"
+    assert await opened("ann", "token-1") == "box (ann)"
+    assert await opened("ann-2", "token-1", "laptop") == "laptop"
+    assert await opened("ann-3", "token-1", "laptop") == "laptop", "runners of one machine share its host"
+    assert await opened("eve", "token-2", "laptop") == "laptop (eve)"
+    assert await opened("late", "", "laptop") == "laptop"
+    assert await opened("other", "token-3", "box (ann)") == "box (ann) (other)"
+
+
 async def test_clock_offset_of_a_runner_is_stored_and_bounded(mesh: RunningRegistry) -> None:
     runner = await SomeRunner(mesh).open()
     watch = await mesh.watch()

@@ -68,6 +68,8 @@ class ScriptedRegistry(
         self.token_checks = 0
         self.is_away = False
         self.refuse_open: WeftError | None = None
+        self.host = ""
+        """What it calls the machines of runners; empty: as they do."""
         self.runners: dict[str, runner_pb2.Runner] = {}
         self.opened: list[runner_session_service_pb2.OpenSessionRequest] = []
         self.heartbeats: list[runner_session_service_pb2.HeartbeatRequest] = []
@@ -102,7 +104,9 @@ class ScriptedRegistry(
             request.runner.status = runner_pb2.Runner.STATUS_ACTIVE
             self.runners[request.runner.name] = request.runner
             session_id = request.session_id or f"session-{len(self.opened)}"
-            response = runner_session_service_pb2.OpenSessionResponse(session_id=session_id, ticket_key=b"k" * 32)
+            response = runner_session_service_pb2.OpenSessionResponse(
+                session_id=session_id, ticket_key=b"k" * 32, host=self.host
+            )
             response.report_interval.FromMilliseconds(50)
             return response
 

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from relay_harness import HOST, RUNNER, Laptop, Mesh, refusal, running_laptop, running_mesh_side, soon
 
-from weft.api.registry.v1 import lease_pb2, lease_service_pb2_grpc
+from weft.api.registry.v1 import lease_pb2, lease_service_pb2_grpc, runner_session_service_pb2
 from weft.api.registry.v1 import lease_service_pb2 as pb
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -174,3 +174,16 @@ async def test_link_cannot_report_devices_of_another_host(joined: Joined) -> Non
             assert error.reason is Reason.PERMISSION_DENIED
             assert HOST in error.message
         assert joined.noting.told == []
+
+
+async def test_link_reports_and_leases_by_the_host_that_the_registry_gave_it(joined: Joined) -> None:
+    joined.mesh.registry.host = "anns-laptop (laptop)"
+    await joined.laptop.sessions.OpenSession(
+        runner_session_service_pb2.OpenSessionRequest(
+            request_id="again", session_id=joined.laptop.session_id, runner=joined.mesh.registry.opened[0].runner
+        )
+    )
+    stated = joined.book.AcquireLease(pb.AcquireLeaseRequest(sighting=seen(), **joined.own()))
+    assert (await refusal(stated.read())).reason is Reason.PERMISSION_DENIED
+    given = joined.book.AcquireLease(pb.AcquireLeaseRequest(sighting=seen(joined.mesh.registry.host), **joined.own()))
+    assert (await soon(given.read())).waiting.detail == "held by qwen"

@@ -63,6 +63,7 @@ class Runner(google.protobuf.message.Message):
     LAST_HEARTBEAT_TIME_FIELD_NUMBER: builtins.int
     INACTIVE_TIME_FIELD_NUMBER: builtins.int
     DIAL_OUT_FIELD_NUMBER: builtins.int
+    JOINED_BY_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Name, unique in the mesh; same format as a model name."""
     incarnation: builtins.str
@@ -72,7 +73,7 @@ class Runner(google.protobuf.message.Message):
     the address of the router that holds its link, and "#runner=<name>".
     """
     host: builtins.str
-    """The host it runs on."""
+    """The host it runs on. A dial-out runner that states a host of another holder gets a name of its own."""
     runtime: builtins.str
     """The runtime it serves, such as "llama_server"."""
     version: builtins.str
@@ -81,6 +82,8 @@ class Runner(google.protobuf.message.Message):
     """Whether it sends heartbeats."""
     dial_out: builtins.bool
     """Whether it is reached over a link that it opened (dial-out)."""
+    joined_by: builtins.str
+    """Id of the join token or machine with which it joined; empty: it did not join over a relay."""
     @property
     def capability(self) -> global___Capability:
         """Its last capability report."""
@@ -107,9 +110,10 @@ class Runner(google.protobuf.message.Message):
         last_heartbeat_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         inactive_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         dial_out: builtins.bool = ...,
+        joined_by: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["capability", b"capability", "inactive_time", b"inactive_time", "last_heartbeat_time", b"last_heartbeat_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "capability", b"capability", "dial_out", b"dial_out", "host", b"host", "inactive_time", b"inactive_time", "incarnation", b"incarnation", "last_heartbeat_time", b"last_heartbeat_time", "name", b"name", "runtime", b"runtime", "status", b"status", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "capability", b"capability", "dial_out", b"dial_out", "host", b"host", "inactive_time", b"inactive_time", "incarnation", b"incarnation", "joined_by", b"joined_by", "last_heartbeat_time", b"last_heartbeat_time", "name", b"name", "runtime", b"runtime", "status", b"status", "version", b"version"]) -> None: ...
 
 global___Runner = Runner
 

@@ -31,7 +31,7 @@ from weft.api.registry.v1 import model_pb2 as weft_dot_api_dot_registry_dot_v1_d
 from weft.api.registry.v1 import runner_pb2 as weft_dot_api_dot_registry_dot_v1_dot_runner__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n1weft/api/registry/v1/runner_session_service.proto\x12\x14weft.api.registry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fweft/api/common/v1/access.proto\x1a!weft/api/common/v1/document.proto\x1a weft/api/registry/v1/agent.proto\x1a weft/api/registry/v1/model.proto\x1a!weft/api/registry/v1/runner.proto\"\x9a\x02\n\x12OpenSessionRequest\x12\x1f\n\nrequest_id\x18\x01 \x01(\tB\x0b\x8a\xb5\x18\x07\x08\x01\x10\x02 \x80\x01\x12\x1d\n\nsession_id\x18\x02 \x01(\tB\t\x8a\xb5\x18\x05\x10\x02 \x80\x01\x12,\n\x06runner\x18\x03 \x01(\x0b\x32\x1c.weft.api.registry.v1.Runner\x12?\n\x06models\x18\x04 \x03(\x0b\x32#.weft.api.registry.v1.ModelManifestB\n\x8a\xb5\x18\x06j\x04name\x12?\n\x06\x61gents\x18\x05 \x03(\x0b\x32#.weft.api.registry.v1.AgentManifestB\n\x8a\xb5\x18\x06j\x04name\x12\x14\n\x0crequires_all\x18\x06 \x01(\x08\"\xf0\x02\n\x13OpenSessionResponse\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\nticket_key\x18\x02 \x01(\x0c\x12\x35\n\x12heartbeat_interval\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x32\n\x0freport_interval\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\tmesh_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x31\n\rregistry_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x33\n\x10max_clock_offset\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x08left_out\x18\x08 \x03(\x0b\x32\x1d.weft.api.registry.v1.LeftOut\"\xac\x01\n\x10HeartbeatRequest\x12\x1f\n\nsession_id\x18\x01 \x01(\tB\x0b\x8a\xb5\x18\x07\x08\x01\x10\x02 \x80\x01\x12 \n\x0bincarnation\x18\x02 \x01(\tB\x0b\x8a\xb5\x18\x07\x08\x01\x10\x02 \x80\x01\x12\x1f\n\x08sequence\x18\x03 \x01(\x03\x42\r\x8a\xb5\x18\t1\x00\x00\x00\x00\x00\x00\x00\x00\x12\x34\n\ncapability\x18\x04 \x01(\x0b\x32 .weft.api.registry.v1.Capability\"u\n\x11HeartbeatResponse\x12-\n\tmesh_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x31\n\rregistry_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\">\n\x13\x43loseSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\x16\n\x14\x43loseSessionResponse\"A\n\x14RetireSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x15\n\rprocess_ended\x18\x02 \x01(\x08\"\xf7\x01\n\x15RetireSessionResponse\x12\x44\n\x07outcome\x18\x01 \x01(\x0e\x32\x33.weft.api.registry.v1.RetireSessionResponse.Outcome\x12\x0e\n\x06models\x18\x02 \x03(\t\x12\r\n\x05pools\x18\x03 \x03(\t\"y\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x13\n\x0fOUTCOME_RETIRED\x10\x01\x12\x11\n\rOUTCOME_LIVES\x10\x02\x12\x18\n\x14OUTCOME_HOLDS_MEMORY\x10\x03\x12\x13\n\x0fOUTCOME_UNKNOWN\x10\x04\x32\xf9\x03\n\x14RunnerSessionService\x12v\n\x0bOpenSession\x12(.weft.api.registry.v1.OpenSessionRequest\x1a).weft.api.registry.v1.OpenSessionResponse\"\x12\x90\x02\x02\xb2\xb5\x18\x0bmesh:create\x12p\n\tHeartbeat\x12&.weft.api.registry.v1.HeartbeatRequest\x1a\'.weft.api.registry.v1.HeartbeatResponse\"\x12\x90\x02\x02\xb2\xb5\x18\x0bmesh:create\x12y\n\x0c\x43loseSession\x12).weft.api.registry.v1.CloseSessionRequest\x1a*.weft.api.registry.v1.CloseSessionResponse\"\x12\x90\x02\x02\xb2\xb5\x18\x0bmesh:create\x12|\n\rRetireSession\x12*.weft.api.registry.v1.RetireSessionRequest\x1a+.weft.api.registry.v1.RetireSessionResponse\"\x12\x90\x02\x02\xb2\xb5\x18\x0bmesh:createb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n1weft/api/registry/v1/runner_session_service.proto\x12\x14weft.api.registry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fweft/api/common/v1/access.proto\x1a!weft/api/common/v1/document.proto\x1a weft/api/registry/v1/agent.proto\x1a weft/api/registry/v1/model.proto\x1a!weft/api/registry/v1/runner.proto\"\x9a\x02\n\x12OpenSessionRequest\x12\x1f\n\nrequest_id\x18\x01 \x01(\tB\x0b\x8a\xb5\x18\x07\x08\x01\x10\x02 \x80\x01\x12\x1d\n\nsession_id\x18\x02 \x01(\tB\t\x8a\xb5\x18\x05\x10\x02 \x80\x01\x12,\n\x06runner\x18\x03 \x01(\x0b\x32\x1c.weft.api.registry.v1.Runner\x12?\n\x06models\x18\x04 \x03(\x0b\x32#.weft.api.registry.v1.ModelManifestB\n\x8a\xb5\x18\x06j\x04name\x12?\n\x06\x61gents\x18\x05 \x03(\x0b\x32#.weft.api.registry.v1.AgentManifestB\n\x8a\xb5\x18\x06j\x04name\x12\x14\n\x0crequires_all\x18\x06 \x01(\x08\"\xfe\x02\n\x13OpenSessionResponse\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x12\n\nticket_key\x18\x02 \x01(\x0c\x12\x35\n\x12heartbeat_interval\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x32\n\x0freport_interval\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12-\n\tmesh_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x31\n\rregistry_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x33\n\x10max_clock_offset\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12/\n\x08left_out\x18\x08 \x03(\x0b\x32\x1d.weft.api.registry.v1.LeftOut\x12\x0c\n\x04host\x18\t \x01(\t\"\xac\x01\n\x10HeartbeatRequest\x12\x1f\n\nsession_id\x18\x01 \x01(\tB\x0b\x8a\xb5\x18\x07\x08\x01\x10\x02 \x80\x01\x12 \n\x0bincarnation\x18\x02 \x01(\tB\x0b\x8a\xb5\x18\x07\x08\x01\x10\x02 \x80\x01\x12\x1f\n\x08sequence\x18\x03 \x01(\x03\x42\r\x8a\xb5\x18\t1\x00\x00\x00\x00\x00\x00\x00\x00\x12\x34\n\ncapability\x18\x04 \x01(\x0b\x32 .weft.api.registry.v1.Capability\"u\n\x11HeartbeatResponse\x12-\n\tmesh_time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x31\n\rregistry_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\">\n\x13\x43loseSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\t\"\x16\n\x14\x43loseSessionResponse\"A\n\x14RetireSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x15\n\rprocess_ended\x18\x02 \x01(\x08\"\xf7\x01\n\x15RetireSessionResponse\x12\x44\n\x07outcome\x18\x01 \x01(\x0e\x32\x33.weft.api.registry.v1.RetireSessionResponse.Outcome\x12\x0e\n\x06models\x18\x02 \x03(\t\x12\r\n\x05pools\x18\x03 \x03(\t\"y\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x13\n\x0fOUTCOME_RETIRED\x10\x01\x12\x11\n\rOUTCOME_LIVES\x10\x02\x12\x18\n\x14OUTCOME_HOLDS_MEMORY\x10\x03\x12\x13\n\x0fOUTCOME_UNKNOWN\x10\x04\x32\xf9\x03\n\x14RunnerSessionService\x12v\n\x0bOpenSession\x12(.weft.api.registry.v1.OpenSessionRequest\x1a).weft.api.registry.v1.OpenSessionResponse\"\x12\x90\x02\x02\xb2\xb5\x18\x0bmesh:create\x12p\n\tHeartbeat\x12&.weft.api.registry.v1.HeartbeatRequest\x1a\'.weft.api.registry.v1.HeartbeatResponse\"\x12\x90\x02\x02\xb2\xb5\x18\x0bmesh:create\x12y\n\x0c\x43loseSession\x12).weft.api.registry.v1.CloseSessionRequest\x1a*.weft.api.registry.v1.CloseSessionResponse\"\x12\x90\x02\x02\xb2\xb5\x18\x0bmesh:create\x12|\n\rRetireSession\x12*.weft.api.registry.v1.RetireSessionRequest\x1a+.weft.api.registry.v1.RetireSessionResponse\"\x12\x90\x02\x02\xb2\xb5\x18\x0bmesh:createb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -63,21 +63,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OPENSESSIONREQUEST']._serialized_start=312
   _globals['_OPENSESSIONREQUEST']._serialized_end=594
   _globals['_OPENSESSIONRESPONSE']._serialized_start=597
-  _globals['_OPENSESSIONRESPONSE']._serialized_end=965
-  _globals['_HEARTBEATREQUEST']._serialized_start=968
-  _globals['_HEARTBEATREQUEST']._serialized_end=1140
-  _globals['_HEARTBEATRESPONSE']._serialized_start=1142
-  _globals['_HEARTBEATRESPONSE']._serialized_end=1259
-  _globals['_CLOSESESSIONREQUEST']._serialized_start=1261
-  _globals['_CLOSESESSIONREQUEST']._serialized_end=1323
-  _globals['_CLOSESESSIONRESPONSE']._serialized_start=1325
-  _globals['_CLOSESESSIONRESPONSE']._serialized_end=1347
-  _globals['_RETIRESESSIONREQUEST']._serialized_start=1349
-  _globals['_RETIRESESSIONREQUEST']._serialized_end=1414
-  _globals['_RETIRESESSIONRESPONSE']._serialized_start=1417
-  _globals['_RETIRESESSIONRESPONSE']._serialized_end=1664
-  _globals['_RETIRESESSIONRESPONSE_OUTCOME']._serialized_start=1543
-  _globals['_RETIRESESSIONRESPONSE_OUTCOME']._serialized_end=1664
-  _globals['_RUNNERSESSIONSERVICE']._serialized_start=1667
-  _globals['_RUNNERSESSIONSERVICE']._serialized_end=2172
+  _globals['_OPENSESSIONRESPONSE']._serialized_end=979
+  _globals['_HEARTBEATREQUEST']._serialized_start=982
+  _globals['_HEARTBEATREQUEST']._serialized_end=1154
+  _globals['_HEARTBEATRESPONSE']._serialized_start=1156
+  _globals['_HEARTBEATRESPONSE']._serialized_end=1273
+  _globals['_CLOSESESSIONREQUEST']._serialized_start=1275
+  _globals['_CLOSESESSIONREQUEST']._serialized_end=1337
+  _globals['_CLOSESESSIONRESPONSE']._serialized_start=1339
+  _globals['_CLOSESESSIONRESPONSE']._serialized_end=1361
+  _globals['_RETIRESESSIONREQUEST']._serialized_start=1363
+  _globals['_RETIRESESSIONREQUEST']._serialized_end=1428
+  _globals['_RETIRESESSIONRESPONSE']._serialized_start=1431
+  _globals['_RETIRESESSIONRESPONSE']._serialized_end=1678
+  _globals['_RETIRESESSIONRESPONSE_OUTCOME']._serialized_start=1557
+  _globals['_RETIRESESSIONRESPONSE_OUTCOME']._serialized_end=1678
+  _globals['_RUNNERSESSIONSERVICE']._serialized_start=1681
+  _globals['_RUNNERSESSIONSERVICE']._serialized_end=2186
 # @@protoc_insertion_point(module_scope)

@@ -83,10 +83,13 @@ class OpenSessionResponse(google.protobuf.message.Message):
     REGISTRY_TIME_FIELD_NUMBER: builtins.int
     MAX_CLOCK_OFFSET_FIELD_NUMBER: builtins.int
     LEFT_OUT_FIELD_NUMBER: builtins.int
+    HOST_FIELD_NUMBER: builtins.int
     session_id: builtins.str
     """Id of the session. Store it on disk: it proves ownership of the resources after a restart."""
     ticket_key: builtins.bytes
     """Key of this session's tickets, 32 random bytes."""
+    host: builtins.str
+    """The host by which the mesh knows the runner's machine; its observations must state it."""
     @property
     def heartbeat_interval(self) -> google.protobuf.duration_pb2.Duration:
         """Interval of heartbeats."""
@@ -124,9 +127,10 @@ class OpenSessionResponse(google.protobuf.message.Message):
         registry_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         max_clock_offset: google.protobuf.duration_pb2.Duration | None = ...,
         left_out: collections.abc.Iterable[weft.api.registry.v1.runner_pb2.LeftOut] | None = ...,
+        host: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["heartbeat_interval", b"heartbeat_interval", "max_clock_offset", b"max_clock_offset", "mesh_time", b"mesh_time", "registry_time", b"registry_time", "report_interval", b"report_interval"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["heartbeat_interval", b"heartbeat_interval", "left_out", b"left_out", "max_clock_offset", b"max_clock_offset", "mesh_time", b"mesh_time", "registry_time", b"registry_time", "report_interval", b"report_interval", "session_id", b"session_id", "ticket_key", b"ticket_key"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["heartbeat_interval", b"heartbeat_interval", "host", b"host", "left_out", b"left_out", "max_clock_offset", b"max_clock_offset", "mesh_time", b"mesh_time", "registry_time", b"registry_time", "report_interval", b"report_interval", "session_id", b"session_id", "ticket_key", b"ticket_key"]) -> None: ...
 
 global___OpenSessionResponse = OpenSessionResponse
 
