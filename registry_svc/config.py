@@ -335,6 +335,8 @@ class RegistryConfig(RegistrySettings):
     """Maximum number of declared tenants."""
     tenants: "tuple[TenantManifest, ...]" = ()
     """Tenants of weft.yaml, shown unless a tenant with the same name is declared."""
+    configured_names: frozenset[str] = frozenset()
+    """Names of runners, models, pools and agents of weft.yaml, which no joined machine gets."""
     max_manifest_bytes: int = 32 * 1024 * 1024
     """Maximum size of all declarations and publications: a snapshot of the mesh must fit into one gRPC message."""
     max_detail_bytes: int = 8 * 1024 * 1024

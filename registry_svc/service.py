@@ -180,7 +180,7 @@ class RegistryService:
 
     def reconfigure(self, config: RegistryConfig) -> None:
         """Applies the aliases and tenants of a new configuration; other settings stay unchanged."""
-        self._core.reconfigure(config.aliases, config.tenants)
+        self._core.reconfigure(config.aliases, config.tenants, config.configured_names)
 
     def figures(self) -> RegistryFigures | None:
         """Returns the values for metrics; None if the registry is not running."""

@@ -28,7 +28,7 @@ from weft.kernel.rpc_auth import API_KEY, AUTHORIZATION
 from weft.kernel.service import stop_tasks
 from weft.link.forward import Context, RawServices, finish, forward_to_link
 from weft.link.frames import Side, forwardable
-from weft.link.link import ACCEPTED_KEY, CLOCK_KEY, Link
+from weft.link.link import ACCEPTED_KEY, CLOCK_KEY, MACHINE_KEY, Link
 from weft.link.multiplexer import LinkLimits
 
 if TYPE_CHECKING:
@@ -59,11 +59,13 @@ class TokenGate:
         Raises UNAUTHENTICATED if not, RATE_LIMIT_EXCEEDED after too many wrong ones, SERVICE_UNAVAILABLE if the
         registry is unreachable.
         """
-        return await self.check_token(_token_of(context.invocation_metadata() or ()), context.peer().rpartition(":")[0])
+        given = context.invocation_metadata() or ()
+        machine = next((str(value) for key, value in given if key == MACHINE_KEY), "")
+        return await self.check_token(_token_of(given), machine, context.peer().rpartition(":")[0])
 
-    async def check_token(self, token: str, peer: str) -> str:
-        """Return the id of a valid token; wrong ones are counted by peer. Raises as `check`."""
-        if not 0 < len(token) <= MAX_TOKEN_CHARS:
+    async def check_token(self, token: str, machine: str, peer: str) -> str:
+        """Return the id of a valid machine or token; wrong ones are counted by peer. Raises as `check`."""
+        if not 0 < len(token) <= MAX_TOKEN_CHARS or len(machine) > MAX_TOKEN_CHARS:
             raise _no_token()
         digest = sha256(token.encode()).digest()
         wait = 0.0 if digest in self._known else self._refusals.wait_seconds(peer, self._clock.monotonic())
@@ -73,7 +75,7 @@ class TokenGate:
             )
         self._checking += 1
         try:
-            token_id = await self._call_registry(token)
+            token_id = await self._call_registry(token, machine)
         except WeftError as error:
             if error.reason is Reason.UNAUTHENTICATED:
                 self._known.pop(digest, None)
@@ -84,9 +86,9 @@ class TokenGate:
         self._remember(digest)
         return token_id
 
-    async def _call_registry(self, token: str) -> str:
+    async def _call_registry(self, token: str, machine: str) -> str:
         try:
-            request = join_token_service_pb2.CheckJoinTokenRequest(token=token)
+            request = join_token_service_pb2.CheckJoinTokenRequest(token=token, machine=machine)
             with calling(Reason.SERVICE_UNAVAILABLE):
                 checked = await self._tokens.CheckJoinToken(request, timeout=CHECK_SECONDS)
         except WeftError as error:
@@ -115,7 +117,8 @@ def _no_token() -> WeftError:
 def _check_error(error: WeftError) -> WeftError:
     if error.reason is Reason.UNAUTHENTICATED:
         return WeftError(
-            Reason.UNAUTHENTICATED, "the join token is not valid; create another: weft runner token create"
+            Reason.UNAUTHENTICATED,
+            "the join token is not valid, or another machine used it; create another: weft runner token create",
         )
     return WeftError(Reason.SERVICE_UNAVAILABLE, "the token cannot be checked now, because the registry is away")
 
@@ -150,6 +153,7 @@ class RelayLink:
         limits = LinkLimits(max_own_calls=config.max_calls_per_link, max_peer_calls=MAX_RUNNER_CALLS)
         self.session = session
         self.link = Link(Side.ROUTER, limits, lambda call: calls.answer(call, session))
+        session.revoke = self.link.stop
         self.ended = asyncio.Event()
         self._working = 0
         self._running = 0
@@ -269,14 +273,14 @@ class Relay:
         await standing.until_idle()
         standing.link.stop(_shutting_down())
 
-    async def check_token(self, token: str, peer: str) -> None:
-        """Return if a join token is valid, for a listener that opens links for others.
+    async def check_token(self, token: str, machine: str, peer: str) -> None:
+        """Return if a join token or machine is valid, for a listener that opens links for others.
 
         `peer`: who presents it. Raises as `TokenGate.check`, and SHUTTING_DOWN.
         """
         self._require_running()
         assert self._gate is not None, "a token before the relay was started"
-        await self._gate.check_token(token, f"publisher:{peer}")
+        await self._gate.check_token(token, machine, f"publisher:{peer}")
 
     def services(self) -> RawServices:
         """Return the runners' services, for the router's gRPC server."""

@@ -54,6 +54,8 @@ class LinkSession:
     """Request id with which the runner opens it."""
     refusal: WeftError | None = None
     """The error of the last attempt to open it."""
+    revoke: Callable[[WeftError], None] = lambda _: None
+    """Ends the link if its machine was revoked."""
     is_draining: bool = False
     """Whether its relay is about to end the link; the mesh then sees the runner as draining."""
     last_beat: pb.HeartbeatRequest | None = None
@@ -197,6 +199,8 @@ class SessionCalls:
                     response = await self._sessions.OpenSession(request, timeout=CALL_TIMEOUT_SECONDS)
             except WeftError as error:
                 session.refusal = error
+                if error.reason is Reason.UNAUTHENTICATED:
+                    session.revoke(error)
                 raise
             finally:
                 session.opening = None

@@ -26,7 +26,7 @@ from weft.kernel.rpc import CHANNEL_OPTIONS, answering, error_from_call
 from weft.kernel.service import Service, start_critical, stop_tasks
 from weft.link.forward import Context, RawServices, finish, forward_to_channel, forward_to_link
 from weft.link.frames import Side, error_of, forwardable
-from weft.link.link import ACCEPTED_KEY, CLOCK_KEY, Link, LinkCall
+from weft.link.link import ACCEPTED_KEY, CLOCK_KEY, MACHINE_KEY, Link, LinkCall
 from weft.link.multiplexer import LinkLimits
 
 if TYPE_CHECKING:
@@ -94,6 +94,8 @@ class DialOutConfig:
     token: str = field(repr=False)
     local_address: str
     """gRPC target of the runner's own server, which only this process connects to."""
+    machine: str = field(default="", repr=False)
+    """The machine's own credential, for which a token is exchanged at the first join; empty: none."""
     redial: RedialLimits = field(default_factory=RedialLimits)
     accepts_models: bool = False
     """Whether the mesh may add models of the hub to the runner."""
@@ -195,7 +197,9 @@ class DialOut(Service):
             return error
         try:
             stub = cast("RelayServiceAsyncStub", relay_service_pb2_grpc.RelayServiceStub(channel))
-            call = stub.Attach(metadata=(("authorization", f"Bearer {self._config.token}"),))
+            config = self._config
+            machine = ((MACHINE_KEY, config.machine),) if config.machine else ()
+            call = stub.Attach(metadata=(("authorization", f"Bearer {config.token}"), *machine))
             try:
                 async with asyncio.timeout(CONNECT_SECONDS):
                     answer = await _accepted(call)

@@ -26,6 +26,7 @@ from weft.kernel.reasons import Reason
 
 SURFACE = "admin"
 MAX_DESCRIPTION_CHARS = 128
+MAX_PATTERN_CHARS = 128
 MIN_LIFETIME_SECONDS = 60
 MAX_LIFETIME_SECONDS = 10 * 366 * 86_400
 
@@ -38,7 +39,13 @@ class NewJoinTokenBody(DocumentPart):
     description: Annotated[str, Field(max_length=MAX_DESCRIPTION_CHARS)] = ""
     """Purpose of the token; one line."""
     lifetime_seconds: Annotated[int, Field(ge=MIN_LIFETIME_SECONDS, le=MAX_LIFETIME_SECONDS)] | None = None
-    """How long the token is valid. Absent: no limit."""
+    """How long the token is valid. Absent: 7 days."""
+    name_pattern: Annotated[str, Field(max_length=MAX_PATTERN_CHARS)] = ""
+    """Names that runners, models and agents may have, such as `desk-*`. Absent: any that nobody else has."""
+    pool: Annotated[str, Field(max_length=MAX_PATTERN_CHARS)] = ""
+    """Pool of others that models may join. Absent: none."""
+    reusable: bool = False
+    """Whether any number of machines may join with it."""
 
 
 class JoinCommand(Protocol):
@@ -64,7 +71,7 @@ Commands = Annotated[JoinCommands, collaborator("join commands")]
 
 
 async def list_join_tokens(tokens: JoinTokens, request: Request) -> Response:
-    """Lists all join tokens without their secrets, newest first."""
+    """Lists all join tokens and joined machines without their secrets, newest first."""
     begin_read(request, SURFACE)
     return json_response(document_of(await tokens.ListJoinTokens(pb.ListJoinTokensRequest())))
 
@@ -79,7 +86,9 @@ async def create_join_token(deps: Gateway, tokens: JoinTokens, join_command: Com
             "no runner can join here: the mesh listens on this machine alone; weft up --host 0.0.0.0, or relay.listen "
             "in weft.yaml, opens it. Where the router runs on another machine, type there: weft runner token create",
         )
-    creation = pb.CreateJoinTokenRequest(description=wanted.description)
+    creation = pb.CreateJoinTokenRequest(
+        description=wanted.description, name_pattern=wanted.name_pattern, pool=wanted.pool, reusable=wanted.reusable
+    )
     if wanted.lifetime_seconds is not None:
         creation.lifetime.FromSeconds(wanted.lifetime_seconds)
     made: pb.CreateJoinTokenResponse = await tokens.CreateJoinToken(creation)
@@ -94,7 +103,7 @@ async def create_join_token(deps: Gateway, tokens: JoinTokens, join_command: Com
 
 
 async def revoke_join_token(tokens: JoinTokens, request: Request) -> Response:
-    """Revokes a join token immediately for new links. Runners that joined with it stay until their link ends."""
+    """Revokes a join token or a machine. Runners that joined with it leave the mesh."""
     begin_change(request, SURFACE)
     token_id = require_name(request.path_params["id"], "id")
     await tokens.RevokeJoinToken(pb.RevokeJoinTokenRequest(id=token_id))

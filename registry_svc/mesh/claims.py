@@ -1,17 +1,29 @@
 """Claims to names, with their current owners. `policy/namespace` decides on them."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from registry_svc.mesh.mesh_state import ResourceIndex
 from registry_svc.mesh.overlay import may_serve
+from registry_svc.mesh.policy.joining import Joiner
 from registry_svc.mesh.policy.namespace import Claim, Owner
 from registry_svc.mesh.session_state import SessionState
 from weft.documents.kinds import DECLARED_KINDS
 from weft.documents.resource_kinds import ResourceKind
 
 
-def claim_to(mesh: ResourceIndex, kind: ResourceKind, name: str, *, besides: frozenset[str] = frozenset()) -> Claim:
-    """Returns a claim to a name, with its current owners; models in `besides` do not own a pool's name."""
+def claim_to(
+    mesh: ResourceIndex,
+    kind: ResourceKind,
+    name: str,
+    *,
+    besides: frozenset[str] = frozenset(),
+    joiner: Joiner | None = None,
+) -> Claim:
+    """Returns a claim to a name, with its current owners; models in `besides` do not own a pool's name.
+
+    `joiner`: the claimant if it joined over a relay; for it, others keep their names while they are away.
+    """
     owners: list[Owner] = []
     runner, agent = mesh.of_runner(name), mesh.published_agent(name)
     if runner is not None:
@@ -25,6 +37,10 @@ def claim_to(mesh: ResourceIndex, kind: ResourceKind, name: str, *, besides: fro
         owners.append(_owner(ResourceKind.AGENT, name, agent[1]))
     if kind not in {ResourceKind.MODEL, ResourceKind.POOL}:
         owners += _pool_owners(mesh, name, besides)
+    if joiner is not None:
+        sessions = {owner: mesh.of_session(owner.session_id) for owner in owners}
+        others = (owner for owner, state in sessions.items() if state and state.profile.joined_by != joiner.id)
+        owners += [replace(owner, live=True) for owner in others]
     return Claim(kind=kind, name=name, owners=tuple(owners))
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 from registry_svc.config import AliasSetting, RegistryConfig
 from registry_svc.mesh.mesh_state import Mesh
 from registry_svc.mesh.policy.heartbeat import resumed
+from registry_svc.mesh.policy.joining import Joiner
 from registry_svc.mesh.records import Held
 from registry_svc.mesh.session_state import SessionState
 from registry_svc.mesh.store import SqlStore, StoredSession
@@ -44,6 +45,8 @@ class RegistryCore:
         self.config = config
         self.mesh = Mesh()
         self.join_tokens: dict[str, JoinToken] = {}
+        self.configured_names = config.configured_names
+        """See `RegistryConfig.configured_names`."""
         self.removed: tuple[str, ...] = ()
         """See `StoredMesh.removed`."""
         self.routers: dict[str, Router] = {}
@@ -96,12 +99,27 @@ class RegistryCore:
             self.join_tokens = {}
             await self.store.close()
 
-    def reconfigure(self, aliases: Iterable[AliasSetting], tenants: Iterable[tenant_pb2.TenantManifest] = ()) -> None:
-        """Replaces the aliases and tenants of the configuration."""
+    def reconfigure(
+        self,
+        aliases: Iterable[AliasSetting],
+        tenants: Iterable[tenant_pb2.TenantManifest] = (),
+        names: frozenset[str] = frozenset(),
+    ) -> None:
+        """Replaces the aliases, tenants and names of the configuration."""
+        self.configured_names = names
         self.publish(
             self.mesh.configure(ResourceKind.ALIAS, map(configured_alias, aliases))
             + self.mesh.configure(ResourceKind.TENANT, map(configured_tenant, tenants))
         )
+
+    def joiner(self, token_id: str) -> Joiner:
+        """Returns the rights of a join token or machine. Raises UNAUTHENTICATED if it was revoked."""
+        token = self.join_tokens.get(token_id)
+        if token is None:
+            raise WeftError(Reason.UNAUTHENTICATED, "the machine was revoked; it needs a new join token")
+        kept = {name: each.id for each in self.join_tokens.values() for name in each.names.split()}
+        reserved = kept | dict.fromkeys(self.configured_names, "")
+        return Joiner(id=token_id, name_pattern=token.name_pattern, pool=token.pool, reserved=reserved)
 
     def of_runner(self, name: str) -> SessionState | None:
         """Returns the session of a runner in the current mesh, or None."""

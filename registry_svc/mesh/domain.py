@@ -55,7 +55,7 @@ class Session:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinToken:
-    """A join token of dial-out runners, without its secret."""
+    """A join token of dial-out runners, or a machine that joined with one, without its secret."""
 
     id: str
     description: str
@@ -64,3 +64,9 @@ class JoinToken:
     created_at: datetime
     expires_at: datetime | None
     """None: never."""
+    name_pattern: str = ""
+    pool: str = ""
+    reusable: bool = True
+    machine: bool = False
+    names: str = ""
+    """Names that its runners have published, separated by spaces; they stay reserved."""

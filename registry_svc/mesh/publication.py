@@ -8,6 +8,7 @@ from registry_svc.mesh.leave_out import keep_valid
 from registry_svc.mesh.mesh_state import Mesh
 from registry_svc.mesh.policy.declarations import absent, exists
 from registry_svc.mesh.policy.heartbeat import Admitted
+from registry_svc.mesh.policy.joining import Joiner
 from registry_svc.mesh.policy.limits import require_room
 from registry_svc.mesh.policy.namespace import Claim, sessions_to_end
 from registry_svc.mesh.records import pool_name_of
@@ -17,13 +18,19 @@ from weft.api.registry.v1.runner_pb2 import LeftOut
 from weft.api.registry.v1.runner_session_service_pb2 import OpenSessionRequest
 from weft.documents.kinds import DECLARED_KINDS
 from weft.documents.resource_kinds import ResourceKind
+from weft.kernel.errors import WeftError
+from weft.kernel.reasons import Reason
 
 
 class Publication:
     """The items of one opening session, admitted one by one: models first, since agents may point to them."""
 
-    def __init__(self, mesh: Mesh, config: RegistryConfig, runner: str, decision: Admitted) -> None:
+    def __init__(
+        self, mesh: Mesh, config: RegistryConfig, runner: str, decision: Admitted, joiner: Joiner | None = None
+    ) -> None:
+        """`joiner`: the rights of a runner that joined over a relay; None: it did not."""
         self._mesh = mesh
+        self._joiner = joiner
         self._config = config
         self._runner = runner
         self._own = "" if decision.adopted is None else decision.adopted.id
@@ -43,16 +50,51 @@ class Publication:
 
     def _admit_model(self, manifest: ModelManifest) -> None:
         declared = self._mesh.declared_model(manifest.name)
-        claims = [claim_to(self._mesh, ResourceKind.MODEL, manifest.name)]
-        if manifest.pool_name and declared is None:
-            # If a model is also declared, the declared pool applies.
-            claims.append(claim_to(self._mesh, ResourceKind.POOL, manifest.pool_name))
+        pools = [manifest.pool_name] if manifest.pool_name and declared is None else []
+        self._require_own(manifest.name, None if declared is None else declared.declared_runner)
+        for pool in dict.fromkeys((*pools, manifest.name)):
+            self._require_own_pool(pool, manifest.name)
+        # If a model is also declared, the declared pool applies.
+        claims = [
+            self._claim(ResourceKind.MODEL, manifest.name),
+            *(self._claim(ResourceKind.POOL, each) for each in pools),
+        ]
         self._take(ResourceKind.MODEL, manifest, claims)
         self._arriving[manifest.name] = pool_name_of(manifest if declared is None else declared.manifest)
 
     def _admit_agent(self, manifest: AgentManifest) -> None:
         self._require_targets(manifest)
-        self._take(ResourceKind.AGENT, manifest, [claim_to(self._mesh, ResourceKind.AGENT, manifest.name)])
+        self._require_own(manifest.name, "" if self._mesh.is_declared(ResourceKind.AGENT, manifest.name) else None)
+        self._take(ResourceKind.AGENT, manifest, [self._claim(ResourceKind.AGENT, manifest.name)])
+
+    def _claim(self, kind: ResourceKind, name: str) -> Claim:
+        return claim_to(self._mesh, kind, name, joiner=self._joiner)
+
+    def _require_own(self, name: str, declared_runner: str | None) -> None:
+        """Raises an error for a name that a joined runner may not have.
+
+        `declared_runner`: the runner that a declaration of this name is for, or "" for any; None: it is not declared.
+        """
+        joiner = self._joiner
+        if joiner is None or declared_runner == self._runner:
+            return
+        joiner.require_name(name)
+        if declared_runner is not None and not joiner.name_pattern:
+            raise WeftError(Reason.ALREADY_EXISTS, f"the name {name!r} is declared by an operator; choose another name")
+
+    def _require_own_pool(self, pool: str, own: str) -> None:
+        """Raises PERMISSION_DENIED if a joined runner's model `own` would answer for models of others."""
+        mesh, joiner = self._mesh, self._joiner
+        if joiner is None or pool == joiner.pool:
+            return
+        answering = {*mesh.pools.members(pool), *([pool] if mesh.model(pool) else [])}
+        for model in answering - {own}:
+            state, declared = mesh.publisher_of(model), mesh.declared_model(model)
+            is_own = state is not None and (state.profile.joined_by == joiner.id or state.session.id == self._own)
+            if not is_own or (declared is not None and declared.declared_runner != self._runner):
+                raise joiner.others_pool(pool)
+        if pool != own:
+            joiner.require_name(pool)
 
     def _take(self, kind: ResourceKind, manifest: ModelManifest | AgentManifest, claims: Sequence[Claim]) -> None:
         """Admits an item. Raises ALREADY_EXISTS for a name that another session keeps, and TOO_MANY_RESOURCES."""

@@ -26,6 +26,7 @@ from registry_svc.mesh.policy.heartbeat import (
     unknown_session,
     validate_heartbeat,
 )
+from registry_svc.mesh.policy.joining import Joiner
 from registry_svc.mesh.policy.limits import require_room
 from registry_svc.mesh.publication import Publication
 from registry_svc.mesh.records import Held, compact, kept, unowned_in
@@ -47,9 +48,13 @@ log = get_logger("weft.registry")
 
 MAX_HOST_CHARS = 100
 """Characters of a stated host name that a renamed host keeps."""
+MAX_RESERVED_NAMES = 2_000
+"""Maximum names that stay reserved for one machine."""
 MAX_REFUSED_RUNNERS = 1_000
 """Maximum number of runners whose refusal is remembered."""
-_REFUSALS = frozenset({Reason.ALREADY_EXISTS, Reason.INVALID_ARGUMENT, Reason.TOO_MANY_RESOURCES})
+_REFUSALS = frozenset(
+    {Reason.ALREADY_EXISTS, Reason.INVALID_ARGUMENT, Reason.PERMISSION_DENIED, Reason.TOO_MANY_RESOURCES}
+)
 IncarnationAt = Callable[[str], Awaitable[str]]
 """Returns the incarnation of the runner at an address; empty if none answers."""
 
@@ -159,24 +164,32 @@ class SessionManager:
                 # Its process is gone, whatever becomes of the new one. After a success watchers see only that one.
                 self._core.publish(mesh.changes_for([earlier]))
                 raise
+        joiner = self._core.joiner(opening.runner.joined_by) if opening.runner.joined_by else None
         own, named = mesh.of_session(opening.session_id), mesh.of_runner(opening.runner.name)
+        is_other = named is not None and _joining(named.profile) != _joining(opening.runner)
+        if joiner is not None:
+            joiner = joiner if own is None else joiner.owning(_names(own))
+            joiner.require_name(opening.runner.name)
         decision = decide_opening(
             _identity(opening),
             own=None if own is None else own.as_holder(),
-            runner_holder=None if named is None else named.as_holder(),
-            claims=[claim_to(mesh, ResourceKind.RUNNER, opening.runner.name)],
+            # A machine that joined cannot repeat the calls of others.
+            runner_holder=None if named is None or is_other else named.as_holder(),
+            claims=[claim_to(mesh, ResourceKind.RUNNER, opening.runner.name, joiner=joiner)],
         )
         if isinstance(decision, Repeated):
             return decision.session
         if own is None and named is None:
             require_room("runners", len(mesh), 1, self._config.max_runners)
-        publication = Publication(mesh, self._config, opening.runner.name, decision)
+        publication = Publication(mesh, self._config, opening.runner.name, decision, joiner)
         refused = publication.leave_out(opening)
         decision = Admitted(adopted=decision.adopted, evicted=tuple(sorted(publication.ended)))
         leaving = self._leaving(decision)
         if opening.runner.dial_out:
-            self._give_own_host(opening.runner)
+            self._give_own_host(opening.runner, decision.adopted)
         state = self._new_member(opening, decision, (*invalid, *refused))
+        if joiner is not None:
+            await self._reserve(joiner, state)
         await self._core.store.save_session(state.stored(), evicted=decision.evicted)
         state.saved_pulse = state.pulse
         drafts = self._opening_events(state, leaving)
@@ -184,18 +197,32 @@ class SessionManager:
         log.info("session opened", runner=opening.runner.name, models=len(opening.models), adopted=own is not None)
         return state.session
 
-    def _give_own_host(self, runner: runner_pb2.Runner) -> None:
+    async def _reserve(self, joiner: Joiner, state: SessionState) -> None:
+        """Keeps the names of a joined runner for its machine, also after its session is deleted."""
+        earlier = self._core.mesh.of_runner(state.profile.name)
+        own, left = _names(state) - {joiner.pool}, set() if earlier is None else _names(earlier)
+        for token in list(self._core.join_tokens.values()):
+            before = set(token.names.split())
+            names = before - left | own if token.id == joiner.id else before - own
+            if len(names) > MAX_RESERVED_NAMES:
+                raise WeftError(Reason.TOO_MANY_RESOURCES, f"a machine has at most {MAX_RESERVED_NAMES} names")
+            if names != before:
+                kept = replace(token, names=" ".join(sorted(names)))
+                await self._core.store.save_join_token(kept)
+                self._core.join_tokens[token.id] = kept
+
+    def _give_own_host(self, runner: runner_pb2.Runner, adopted: Session | None) -> None:
         """Renames the host of a joined runner if others state it: leases and evictions there are theirs."""
-        if self._is_of_others(runner):
+        if self._is_of_others(runner, adopted):
             runner.host = f"{runner.host[:MAX_HOST_CHARS]} ({runner.name})"
-        if self._is_of_others(runner):
+        if self._is_of_others(runner, adopted):
             raise WeftError(Reason.ALREADY_EXISTS, f"another machine states the host name {runner.host!r}")
 
-    def _is_of_others(self, runner: runner_pb2.Runner) -> bool:
-        if not runner.host:
-            return False
-        there = (each.profile for each in self._core.mesh if each.profile.host == runner.host)
-        return self._is_local_host(runner.host) or any(_joining(each) != _joining(runner) for each in there)
+    def _is_of_others(self, runner: runner_pb2.Runner, adopted: Session | None) -> bool:
+        there = [each for each in self._core.mesh if each.profile.host == runner.host]
+        others = [each for each in there if _joining(each.profile) != _joining(runner)]
+        is_stated = any(adopted is None or each.session.id != adopted.id for each in others)
+        return bool(runner.host) and (is_stated or self._is_local_host(runner.host))
 
     def _leaving(self, decision: Admitted) -> list[SessionState]:
         """Returns the sessions that this one replaces: its earlier one, and dead sessions that end."""
@@ -310,6 +337,11 @@ class SessionManager:
                 state.rows(), event_pb2.EVENT_REASON_CLOSED, f"the runner {state.profile.name} closed its session"
             )
             self._core.publish(self._core.mesh.changes_for([state]), said)
+
+
+def _names(state: SessionState) -> set[str]:
+    pools = {each.message().manifest.pool_name for each in state.publications.values()} - {""}
+    return {name for _, name in state.rows()} | pools
 
 
 def _joining(runner: runner_pb2.Runner) -> tuple[bool, str]:

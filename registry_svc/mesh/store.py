@@ -168,6 +168,15 @@ class SqlStore(RegistryDatabase):
         """Adds or replaces a token."""
         await self.run(lambda tx: tx.replace("join_tokens", "id", asdict(token)))
 
+    async def exchange_join_token(self, token_id: str, machine: JoinToken) -> None:
+        """Replaces a token by the machine that joined with it."""
+
+        def work(tx: Tx) -> None:
+            tx.delete("join_tokens", "id", [token_id])
+            tx.replace("join_tokens", "id", asdict(machine))
+
+        await self.run(work)
+
     async def delete_join_token(self, token_id: str) -> None:
         """Deletes a token. Ignores an unknown id."""
         await self.run(lambda tx: tx.delete("join_tokens", "id", [token_id]))

@@ -99,9 +99,9 @@ def relay_facts(home: Path) -> dict[str, str]:
     return found
 
 
-async def make_token(home: Path) -> dict[str, Any]:
+async def make_token(home: Path, *options: str) -> dict[str, Any]:
     """A new join token, as `weft runner token create -o json` shows it."""
-    code, out, err = await run_weft("runner", "token", "create", "-d", "test", "-o", "json", home=home)
+    code, out, err = await run_weft("runner", "token", "create", "-d", "test", "-o", "json", *options, home=home)
     assert code == 0, err
     found: dict[str, Any] = json.loads(out)
     return found

@@ -1,5 +1,7 @@
 """What a mesh can have a machine do that joined it: serve what it publishes, and nothing else."""
 
+import asyncio
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -74,6 +76,29 @@ async def test_mesh_opens_no_server_variable_or_file_of_a_joined_machine(tmp_pat
                 names = {model["id"] for model in (await listed.json())["data"]}
             assert not names & {"reach", "file", "diary"}
         assert not (await private.state()).requests_started
+
+
+async def test_machine_comes_back_without_its_token_until_it_is_revoked(tmp_path: Path) -> None:
+    config = write_config(tmp_path, relay={"listen": "127.0.0.1:0"})
+    async with run_fake_backend(answer_tokens=2) as backend:
+        server = laptop_server(backend.base_url)
+        with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
+            url, token = relay_facts(mesh.home)["url"], (await make_token(mesh.home))["token"]
+            for _ in range(2):
+                with running_join(tmp_path / "laptop", url, token, *server) as laptop:
+                    await laptop.until("joined as laptop")
+            assert (tmp_path / "laptop" / "state" / "machine").stat().st_mode & 0o777 == 0o600
+            with running_join(tmp_path / "thief", url, token, *server) as thief:
+                assert await thief.exit_code() == 1
+                assert "another machine used it" in thief.output
+            with running_join(tmp_path / "laptop", url, token, *server) as laptop:
+                await laptop.until("joined as laptop")
+                (machine,) = json.loads(await mesh.weft("runner", "token", "list", "-o", "json"))["items"]
+                assert (machine["type"], machine["names"]) == ("machine", ["laptop", "llama"])
+                await mesh.weft("runner", "token", "revoke", machine["id"])
+                assert not await mesh.runners()
+                assert await asyncio.to_thread(laptop.process.wait, 40.0) == 1
+                assert "the machine was revoked" in laptop.output
 
 
 async def _error(call: Any) -> Reason:

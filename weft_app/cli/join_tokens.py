@@ -24,9 +24,10 @@ _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 app = typer.Typer()
 
 _TOKENS = Listing(
-    empty="there are no join tokens; create one with weft runner token create",
+    empty="there are no join tokens and no joined machines; create a token with weft runner token create",
     columns=custom_columns(
-        "ID:id DESCRIPTION:description CREATED:createTime EXPIRES",
+        "ID:id TYPE:type NAMES POOL:pool DESCRIPTION:description CREATED:createTime EXPIRES",
+        NAMES=lambda token: token.get("namePattern") or " ".join(token.get("names", [])) or "new ones",
         EXPIRES=lambda token: token.get("expireTime", "never"),
     ),
     kind="JoinTokenList",
@@ -35,8 +36,21 @@ _TOKENS = Listing(
 
 @app.command("create")
 def create(
+    *,
     description: Annotated[str, typer.Option("--description", "-d", help="Description of its purpose.")] = "",
-    expires: Annotated[str | None, typer.Option(help="Lifetime, such as 12h or 30d. Default: unlimited.")] = None,
+    names: Annotated[
+        str,
+        typer.Option(
+            "--name",
+            help="Names that the machine's runners, models and agents may have, such as 'desk-*'. Default: any that "
+            "nobody else has.",
+        ),
+    ] = "",
+    pool: Annotated[str, typer.Option(help="Pool of others that its models may join. Default: none.")] = "",
+    reusable: Annotated[
+        bool, typer.Option("--reusable", help="Let any number of machines join with it; they share its names.")
+    ] = False,
+    expires: Annotated[str | None, typer.Option(help="Lifetime, such as 12h or 30d. Default: 7d.")] = None,
     addresses: Annotated[
         list[str] | None,
         typer.Option(
@@ -55,15 +69,16 @@ def create(
     home: HomeOption = DEFAULT_HOME,
     output: OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Create a token, and print the command with which a runner joins. The token is shown only this once.
+    """Create a token, and print the command with which one machine joins. The token is shown only this once.
 
-    Example: weft runner token create --description "Ann's laptop" --expires 30d
+    Example: weft runner token create --description "Ann's laptop" --name 'ann-*' --pool qwen
     """
     # First, so that invalid addresses create no token.
     invite = inviting(home, addresses or (), fingerprint)
     lifetime = {} if expires is None else {"lifetimeSeconds": lifetime_seconds(expires, "--expires")}
     with connect(home) as api:
-        created = api.post(JOIN_TOKENS, {"description": description, **lifetime})
+        limits = {"namePattern": names, "pool": pool, "reusable": reusable}
+        created = api.post(JOIN_TOKENS, {"description": description, **limits, **lifetime})
     command, hint = invite(created["token"])
     if output is not OutputFormat.TABLE:
         token = {name: value for name, value in created.items() if name not in ("command", "thisMachineOnly")}
@@ -74,7 +89,7 @@ def create(
 
 @app.command("list")
 def list_tokens(home: HomeOption = DEFAULT_HOME, output: OutputOption = OutputFormat.TABLE) -> None:
-    """List the tokens, newest first, without their secrets.
+    """List the tokens and the machines that joined, newest first, without their secrets.
 
     Example: weft runner token list -o json
     """
@@ -84,10 +99,12 @@ def list_tokens(home: HomeOption = DEFAULT_HOME, output: OutputOption = OutputFo
 
 @app.command("revoke")
 def revoke(
-    token_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the token, from `weft runner token list`.")],
+    token_id: Annotated[
+        str, typer.Argument(metavar="ID", help="Id of the token or machine, from `weft runner token list`.")
+    ],
     home: HomeOption = DEFAULT_HOME,
 ) -> None:
-    """Revoke a token. Runners that joined with it stay until their link ends.
+    """Revoke a token or a machine. The runners that joined with it leave the mesh.
 
     Example: weft runner token revoke 3k9x0a7bq2mz
     """

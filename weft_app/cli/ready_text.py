@@ -88,7 +88,7 @@ def _first_key(api: MeshApi) -> str:
 
 def _first_token(api: MeshApi) -> str:
     """Returns a new join token; empty if a valid one exists."""
-    ends = [token.get("expireTime") for token in api.get(JOIN_TOKENS)["items"]]
+    ends = [token.get("expireTime") for token in api.get(JOIN_TOKENS)["items"] if token["type"] == "token"]
     if not all(end and moment_in(end) <= datetime.now(UTC) for end in ends):
         return ""
     wanted = {"description": DESCRIPTION, "lifetimeSeconds": INVITATION_DAYS * SECONDS_OF_DAY}
@@ -198,10 +198,10 @@ def _key_lines(access: FirstAccess) -> Iterator[str]:
 
 def _join_lines(url: str, access: FirstAccess) -> Iterator[str]:
     if access.join_command:
-        yield f"join from other machines with this command, shown only now, valid for {INVITATION_DAYS} days:"
+        yield f"join another machine with this command, shown only now, valid for {INVITATION_DAYS} days:"
         yield access.join_command
     elif access.join_file is not None:
-        yield f"join from other machines with the command in {access.join_file}, valid for {INVITATION_DAYS} days"
+        yield f"join another machine with the command in {access.join_file}, valid for {INVITATION_DAYS} days"
     else:
         yield f"join at {url}; create the command with: weft runner token create"
 

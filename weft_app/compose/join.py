@@ -27,6 +27,7 @@ from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.home import WeftHome, is_socket_address
 from weft_app.compose.invitation import Invitation
 from weft_app.compose.join_address import FindAddresses, JoinDialer
+from weft_app.compose.machine_credential import credential_in
 from weft_app.compose.process_service import ProcessService
 from weft_app.compose.runner import pick_runner, runner_config
 from weft_app.compose.shutdown import CriticalTasks, stop_requested, until
@@ -131,6 +132,7 @@ async def join(plan: JoinPlan, config: WeftConfig, home: WeftHome, report: Calla
             open_channel=dialer.open,
             token=plan.mesh.token,
             local_address=address,
+            machine=credential_in(home, plan.mesh.addresses, plan.mesh.trust),
             accepts_models=plan.accepts_models,
         )
 

@@ -35,6 +35,7 @@ from weft.kernel.service import start_task, stop_tasks
 from weft.link.link import LINK_CHANNEL_OPTIONS
 from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.home import WeftHome
+from weft_app.compose.machine_credential import machine_credential
 from weft_app.compose.relay import RelayListener
 from weft_app.compose.served_models import runner_context, served_model
 from weft_app.config.config import WeftConfig
@@ -67,7 +68,11 @@ class PublisherRunner:
 
         self._dial_out = DialOut(
             DialOutConfig(
-                target="the relay of this mesh", open_channel=open_channel, token=token, local_address=address
+                target="the relay of this mesh",
+                open_channel=open_channel,
+                token=token,
+                machine=machine_credential(token),
+                local_address=address,
             ),
             self._note,
             note_fresh_link=runner.reopen_session,
@@ -158,7 +163,8 @@ class Publishers:
     async def open(self, registration: Registration, *, token: str, peer: str, earlier_secret: str) -> PublisherSession:
         """Registers a publisher as a runner. Raises UNAUTHENTICATED, and the mesh's errors."""
         # The relay checks the token again; this check counts invalid ones by client address.
-        await self._relay.check_token(token, peer)
+        # A publisher stores nothing but its token, so that its credential follows from it.
+        await self._relay.check_token(token, machine_credential(token), peer)
         await self._end_earlier(earlier_secret)
         await self._require_room()
         self._require_open()

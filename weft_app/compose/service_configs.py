@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -93,7 +93,22 @@ def registry_config(config: WeftConfig, home: WeftHome) -> RegistryConfig:
         "keys": replace(section.keys, pepper_file=section.keys.pepper_file or home.state / "key-pepper"),
         "secrets": replace(section.secrets, key_file=section.secrets.key_file or home.state / "secret-keys"),
     }
-    return RegistryConfig(**values, tenants=configured_tenants(config.router), security=channel_security(config))
+    return RegistryConfig(
+        **values,
+        tenants=configured_tenants(config.router),
+        configured_names=frozenset(_configured_names(config)),
+        security=channel_security(config),
+    )
+
+
+def _configured_names(config: WeftConfig) -> Iterator[str]:
+    for runner in config.runners or ():
+        yield runner.name
+        yield from (agent.name for agent in runner.agents)
+        for model in runner.models:
+            yield model.name
+            if model.pool:
+                yield model.pool
 
 
 DEFAULT_KEY_PATH = Path("/etc/safebox/model-api.key")

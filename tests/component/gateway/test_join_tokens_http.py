@@ -37,7 +37,8 @@ class ScriptedTokens:
         self, request: pb.CreateJoinTokenRequest, *, timeout: float
     ) -> pb.CreateJoinTokenResponse:
         lifetime = request.lifetime.ToSeconds() if request.HasField("lifetime") else None
-        self.asked.append(("create", request.description, lifetime))
+        limits = (request.name_pattern, request.pool, request.reusable)
+        self.asked.append(("create", request.description, lifetime, *limits))
         return pb.CreateJoinTokenResponse(join_token=_token(), token=TOKEN)
 
     async def RevokeJoinToken(  # noqa: N802 - the name of the rpc
@@ -62,7 +63,7 @@ def joins(token: str) -> JoinCommand:
 async def test_new_token_comes_with_its_join_command_and_is_not_stored() -> None:
     tokens = ScriptedTokens()
     async with serving(join_tokens=tokens, join_command=joins) as gateway:
-        body = b'{"description": "Ann\'s laptop", "lifetimeSeconds": 86400}'
+        body = b'{"description": "Ann\'s laptop", "lifetimeSeconds": 86400, "namePattern": "ann-*", "pool": "qwen"}'
         raw = await gateway.request("POST", PATH, body)
         listed = await gateway.read(PATH)
     assert (raw.status, raw.headers["cache-control"]) == (201, "no-store")
@@ -71,11 +72,14 @@ async def test_new_token_comes_with_its_join_command_and_is_not_stored() -> None
         "id": "3k9x0a7bq2mz",
         "description": "Ann's laptop",
         "createTime": "2026-01-01T00:00:00Z",
+        "type": "token",
+        "reusable": False,
+        "names": [],
         "token": TOKEN,
         "command": f"weft runner join weft://{TOKEN}@box:7443/sha256:00",
         "thisMachineOnly": False,
     }
-    assert tokens.asked == [("create", "Ann's laptop", 86_400)]
+    assert tokens.asked == [("create", "Ann's laptop", 86_400, "ann-*", "qwen", False)]
     assert [each["id"] for each in listed["items"]] == ["3k9x0a7bq2mz"]
     assert TOKEN not in json.dumps(listed)
 

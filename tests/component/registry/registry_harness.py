@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import grpc
 from kit.refusals import refused
@@ -211,7 +211,7 @@ class SomeRunner:
             requires_all=self.requires_all,
         )
 
-    async def open(self) -> "SomeRunner":
+    async def open(self) -> Self:
         self.opens += 1
         response = await self.registry.sessions.OpenSession(self.opening())
         self.session_id, self.ticket_key = response.session_id, response.ticket_key

@@ -1,6 +1,8 @@
 """Tokens with which dial-out runners join."""
 
+import asyncio
 import re
+from datetime import timedelta
 from pathlib import Path
 
 from google.protobuf.duration_pb2 import Duration
@@ -17,10 +19,13 @@ List = join_token_service_pb2.ListJoinTokensRequest
 Revoke = join_token_service_pb2.RevokeJoinTokenRequest
 
 
-async def make(mesh: RunningRegistry, description: str = "", seconds: int = 0) -> tuple[str, str]:
+async def make(
+    mesh: RunningRegistry, description: str = "", seconds: int = 0, *, reusable: bool = True, **limits: str
+) -> tuple[str, str]:
     """Id and whole text of a new token."""
     lifetime = Duration(seconds=seconds) if seconds else None
-    response = await mesh.tokens.CreateJoinToken(Create(description=description, lifetime=lifetime))
+    request = Create(description=description, lifetime=lifetime, reusable=reusable, **limits)
+    response = await mesh.tokens.CreateJoinToken(request)
     return response.join_token.id, response.token
 
 
@@ -29,7 +34,7 @@ async def test_token_is_valid_until_revoked(mesh: RunningRegistry) -> None:
     assert re.fullmatch(rf"wjt_{token_id}_[0-9a-f]{{64}}", token)
     assert len(token_id) == 12
     checked = (await mesh.tokens.CheckJoinToken(Check(token=token))).join_token
-    assert (checked.id, checked.description, checked.HasField("expire_time")) == (token_id, "alice's laptop", False)
+    assert (checked.id, checked.description, checked.HasField("expire_time")) == (token_id, "alice's laptop", True)
     await mesh.tokens.RevokeJoinToken(Revoke(id=token_id))
     with refused(Reason.UNAUTHENTICATED):
         await mesh.tokens.CheckJoinToken(Check(token=token))
@@ -113,7 +118,81 @@ async def test_invalid_requests_are_rejected(mesh: RunningRegistry) -> None:
         Create(lifetime=Duration()),
         Create(lifetime=Duration(seconds=11 * 366 * 86_400)),
         Create(lifetime=Duration(seconds=2**62)),
+        Create(name_pattern="desk-[ab]*"),
+        Create(name_pattern="agent/*"),
+        Create(pool="a b"),
     ):
         with refused(Reason.INVALID_ARGUMENT):
             await mesh.tokens.CreateJoinToken(request_)
         assert not (await mesh.tokens.ListJoinTokens(List())).join_tokens
+
+
+def credential(name: str, secret: str = "0") -> str:
+    return f"wjm_{name:0<12}_{secret * 64}"
+
+
+async def test_token_without_a_lifetime_ends_after_seven_days(mesh: RunningRegistry) -> None:
+    _, token = await make(mesh)
+    mesh.clock._utc += timedelta(days=7, seconds=-1)
+    await mesh.tokens.CheckJoinToken(Check(token=token))
+    mesh.clock._utc += timedelta(seconds=1)
+    with refused(Reason.UNAUTHENTICATED):
+        await mesh.tokens.CheckJoinToken(Check(token=token))
+
+
+async def test_first_machine_takes_the_place_of_its_token(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with running_registry(tmp_path, clock=clock) as mesh:
+        token_id, token = await make(mesh, "desk", reusable=False, name_pattern="desk-*", pool="qwen")
+        with refused(Reason.UNAUTHENTICATED) as errors:
+            await mesh.tokens.CheckJoinToken(Check(token=token))
+        assert "credential" in errors[0].message
+        joined = (await mesh.tokens.CheckJoinToken(Check(token=token, machine=credential("desk")))).join_token
+        shown = (joined.id, joined.machine, joined.name_pattern, joined.pool, joined.description)
+        assert shown == ("desk00000000", True, "desk-*", "qwen", "desk")
+        assert not joined.HasField("expire_time")
+        for wrong in (
+            Check(token=token),
+            Check(token=token, machine=credential("thief")),
+            Check(token=token, machine=credential("desk", "1")),
+            Check(token=credential("desk"), machine=""),
+            Check(machine=f"wjt_{token_id}_{token.rpartition('_')[2]}"),
+        ):
+            with refused(Reason.UNAUTHENTICATED):
+                await mesh.tokens.CheckJoinToken(wrong)
+        # A used token also reaches the machine that used it: the first answer may be lost.
+        assert (await mesh.tokens.CheckJoinToken(Check(token=token, machine=credential("desk")))).join_token == joined
+    async with running_registry(tmp_path, clock=clock) as mesh:
+        clock._utc += timedelta(days=40)
+        assert (await mesh.tokens.CheckJoinToken(Check(machine=credential("desk")))).join_token == joined
+        (listed,) = (await mesh.tokens.ListJoinTokens(List())).join_tokens
+        assert listed == joined
+    assert not files_with(tmp_path, b"0" * 64)
+
+
+async def test_machine_gets_the_rights_of_a_newer_token_and_no_token_takes_its_credential(
+    mesh: RunningRegistry,
+) -> None:
+    _, first = await make(mesh, reusable=False)
+    await mesh.tokens.CheckJoinToken(Check(token=first, machine=credential("desk")))
+    _, wider = await make(mesh, reusable=False, pool="qwen")
+    with refused(Reason.UNAUTHENTICATED):
+        await mesh.tokens.CheckJoinToken(Check(token=wider, machine=credential("desk", "1")))
+    for machine in ("wjm_short_" + "0" * 64, "wjm_desk00000000_weak", "wjm_DESK00000000_" + "0" * 64):
+        with refused(Reason.UNAUTHENTICATED):
+            await mesh.tokens.CheckJoinToken(Check(token=wider, machine=machine))
+    joined = (await mesh.tokens.CheckJoinToken(Check(token=wider, machine=credential("desk")))).join_token
+    assert (joined.id, joined.pool) == ("desk00000000", "qwen")
+
+
+async def test_two_machines_with_one_token_are_one_and_a_refusal(mesh: RunningRegistry) -> None:
+    _, token = await make(mesh, reusable=False)
+    checks = (mesh.tokens.CheckJoinToken(Check(token=token, machine=credential(name))) for name in ("a", "b", "c"))
+    found = await asyncio.gather(*checks, return_exceptions=True)
+    assert sum(not isinstance(each, BaseException) for each in found) == 1
+
+
+async def test_reusable_token_admits_machines_by_itself(mesh: RunningRegistry) -> None:
+    token_id, token = await make(mesh)
+    for machine in ("", credential("a"), credential("b")):
+        assert (await mesh.tokens.CheckJoinToken(Check(token=token, machine=machine))).join_token.id == token_id

@@ -10,6 +10,7 @@ from registry_harness import ACTIVE, INACTIVE, RunningRegistry, SomeRunner, mani
 
 from weft.api.registry.v1 import runner_pb2
 from weft.api.registry.v1 import runner_session_service_pb2 as pb
+from weft.api.registry.v1.join_token_service_pb2 import CreateJoinTokenRequest
 from weft.api.registry.v1.lease_service_pb2 import ListHostMemoryRequest
 from weft.api.registry.v1.lease_service_pb2_grpc import LeaseServiceStub
 from weft.kernel.reasons import Reason
@@ -118,6 +119,9 @@ async def test_runner_behind_a_link_has_no_clock_offset_limit(mesh: RunningRegis
 
 
 async def test_joined_machine_that_states_a_host_of_others_gets_a_host_of_its_own(mesh: RunningRegistry) -> None:
+    async def token() -> str:
+        return (await mesh.tokens.CreateJoinToken(CreateJoinTokenRequest(reusable=True))).join_token.id
+
     async def opened(name: str, joined_by: str = "", host: str = "box") -> str:
         opening = SomeRunner(mesh, name=name, models=(f"of-{name}",)).opening()
         opening.runner.host, opening.runner.dial_out, opening.runner.joined_by = host, bool(joined_by), joined_by
@@ -128,12 +132,13 @@ async def test_joined_machine_that_states_a_host_of_others_gets_a_host_of_its_ow
 
     assert await opened("local") == "box"
     assert await opened("local-2") == "box"
-    assert await opened("ann", "token-1") == "box (ann)"
-    assert await opened("ann-2", "token-1", "laptop") == "laptop"
-    assert await opened("ann-3", "token-1", "laptop") == "laptop", "runners of one machine share its host"
-    assert await opened("eve", "token-2", "laptop") == "laptop (eve)"
+    ann = await token()
+    assert await opened("ann", ann) == "box (ann)"
+    assert await opened("ann-2", ann, "laptop") == "laptop"
+    assert await opened("ann-3", ann, "laptop") == "laptop", "runners of one machine share its host"
+    assert await opened("eve", await token(), "laptop") == "laptop (eve)"
     assert await opened("late", "", "laptop") == "laptop"
-    assert await opened("other", "token-3", "box (ann)") == "box (ann) (other)"
+    assert await opened("other", await token(), "box (ann)") == "box (ann) (other)"
 
 
 async def test_clock_offset_of_a_runner_is_stored_and_bounded(mesh: RunningRegistry) -> None:

@@ -275,7 +275,6 @@ async def test_calls_before_start_are_rejected(store: GatedStore, clock: FakeClo
         closed.core.watch,
         closed.tokens.newest_first,
         closed.settings.current,
-        lambda: closed.tokens.check("wjt_a_b"),
     ):
         with pytest.raises(WeftError, match="SHUTTING_DOWN"):
             attempt()
@@ -283,6 +282,7 @@ async def test_calls_before_start_are_rejected(store: GatedStore, clock: FakeClo
         closed.declarations.apply(batch),
         closed.declarations.delete(ResourceKind.MODEL, "m1"),
         closed.expiry.sweep(),
+        closed.tokens.admit("wjt_a_b", ""),
     ):
         with pytest.raises(WeftError, match="SHUTTING_DOWN"):
             await call

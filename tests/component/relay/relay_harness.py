@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 RUNNER = "laptop"
 HOST = "anns-laptop"
 TOKEN = "wjt_abc_secret"
+MACHINE = "wjm_laptop000000_secret"
 LIMIT_SECONDS = 20.0
 POLL_SECONDS = 0.005
 GenerateResponse = generation_service_pb2.GenerateResponse
@@ -66,6 +67,8 @@ class ScriptedRegistry(
     def __init__(self) -> None:
         self.good_tokens = {TOKEN}
         self.token_checks = 0
+        self.machines: set[str] = set()
+        """Credentials that machines presented with their tokens."""
         self.is_away = False
         self.refuse_open: WeftError | None = None
         self.host = ""
@@ -90,6 +93,7 @@ class ScriptedRegistry(
         async with answering(context):
             if self.is_away:
                 raise WeftError(Reason.SERVICE_UNAVAILABLE, "away")
+            self.machines.add(request.machine)
             if request.token not in self.good_tokens:
                 raise WeftError(Reason.UNAUTHENTICATED, "not good")
             return join_token_service_pb2.CheckJoinTokenResponse()
@@ -319,6 +323,7 @@ async def running_laptop(
         target=where,
         open_channel=plaintext,
         token=token,
+        machine=MACHINE,
         local_address=local,
         redial=RedialLimits(first_seconds=0.1, max_seconds=0.2),
     )

@@ -9,6 +9,7 @@ import grpc
 import pytest
 from raw_link import HEARTBEAT, OPEN, RawLink, end_of
 from relay_harness import (
+    MACHINE,
     RUNNER,
     TOKEN,
     Mesh,
@@ -191,6 +192,20 @@ async def test_revoked_token_keeps_its_link_but_opens_no_other(mesh: Mesh) -> No
         assert await soon(mesh.stream().read()) is not grpc.aio.EOF
         mesh.relay._links[RUNNER].link.stop(WeftError(Reason.SERVICE_UNAVAILABLE, "cut"))
         assert (await soon(laptop.dial_out.given_up())).reason is Reason.UNAUTHENTICATED
+
+
+async def test_credential_of_the_machine_is_checked_with_the_token_and_its_revocation_ends_the_link(mesh: Mesh) -> None:
+    async with running_laptop(mesh) as laptop:
+        await laptop.open()
+        assert mesh.registry.machines == {MACHINE}
+        mesh.registry.refuse_open = WeftError(Reason.UNAUTHENTICATED, "the machine was revoked")
+        again = runner_session_service_pb2.OpenSessionRequest(
+            request_id="again", session_id=laptop.session_id, runner=mesh.registry.opened[0].runner
+        )
+        with pytest.raises(grpc.aio.AioRpcError):
+            await laptop.sessions.OpenSession(again)
+        error = await soon(laptop.dial_out.given_up())
+        assert (error.reason, error.message) == (Reason.UNAUTHENTICATED, "the machine was revoked")
 
 
 async def test_runner_keeps_dialing_during_a_registry_outage(mesh: Mesh) -> None:

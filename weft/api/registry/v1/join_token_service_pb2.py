@@ -28,7 +28,7 @@ from weft.api.common.v1 import access_pb2 as weft_dot_api_dot_common_dot_v1_dot_
 from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-weft/api/registry/v1/join_token_service.proto\x12\x14weft.api.registry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fweft/api/common/v1/access.proto\x1a!weft/api/common/v1/document.proto\"\xba\x01\n\tJoinToken\x12\x12\n\x02id\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x37\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x06\x92\xb5\x18\x02\x10\x01\x12/\n\x0b\x65xpire_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp:\x1a\xb2\xb5\x18\x16\n\tjoinToken\x12\tJoinToken\"\xa8\x01\n\x16\x43reateJoinTokenRequest\x12\"\n\x0b\x64\x65scription\x18\x01 \x01(\tB\r\x8a\xb5\x18\x05\x10\x03 \x80\x01\xb8\xb5\x18\x01\x12j\n\x08lifetime\x18\x02 \x01(\x0b\x32\x19.google.protobuf.DurationB=\x8a\xb5\x18\x39\x31\x00\x00\x00\x00\x00\x00N@9\x00\x00\x00\x00\x32\xd9\xb2\x41z%must be 1 min to 10 years, or not set\"]\n\x17\x43reateJoinTokenResponse\x12\x33\n\njoin_token\x18\x01 \x01(\x0b\x32\x1f.weft.api.registry.v1.JoinToken\x12\r\n\x05token\x18\x02 \x01(\t\"\x17\n\x15ListJoinTokensRequest\"\x81\x01\n\x16ListJoinTokensResponse\x12\x43\n\x0bjoin_tokens\x18\x01 \x03(\x0b\x32\x1f.weft.api.registry.v1.JoinTokenB\r\x92\xb5\x18\t\n\x05items\x10\x01:\"\xb2\xb5\x18\x1e\n\rJoinTokenList\x12\rJoinTokenList\"2\n\x16RevokeJoinTokenRequest\x12\x18\n\x02id\x18\x01 \x01(\tB\x0c\x8a\xb5\x18\x04\x08\x01\x10\x01\xb8\xb5\x18\x01\"\x19\n\x17RevokeJoinTokenResponse\"&\n\x15\x43heckJoinTokenRequest\x12\r\n\x05token\x18\x01 \x01(\t\"M\n\x16\x43heckJoinTokenResponse\x12\x33\n\njoin_token\x18\x01 \x01(\x0b\x32\x1f.weft.api.registry.v1.JoinToken2\xa1\x04\n\x10JoinTokenService\x12\x82\x01\n\x0f\x43reateJoinToken\x12,.weft.api.registry.v1.CreateJoinTokenRequest\x1a-.weft.api.registry.v1.CreateJoinTokenResponse\"\x12\xb2\xb5\x18\x0erunners:create\x12\x80\x01\n\x0eListJoinTokens\x12+.weft.api.registry.v1.ListJoinTokensRequest\x1a,.weft.api.registry.v1.ListJoinTokensResponse\"\x13\x90\x02\x01\xb2\xb5\x18\x0crunners:view\x12\x83\x01\n\x0fRevokeJoinToken\x12,.weft.api.registry.v1.RevokeJoinTokenRequest\x1a-.weft.api.registry.v1.RevokeJoinTokenResponse\"\x13\x90\x02\x02\xb2\xb5\x18\x0crunners:edit\x12\x7f\n\x0e\x43heckJoinToken\x12+.weft.api.registry.v1.CheckJoinTokenRequest\x1a,.weft.api.registry.v1.CheckJoinTokenResponse\"\x12\x90\x02\x01\xb2\xb5\x18\x0bmesh:createb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-weft/api/registry/v1/join_token_service.proto\x12\x14weft.api.registry.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fweft/api/common/v1/access.proto\x1a!weft/api/common/v1/document.proto\"\xb6\x02\n\tJoinToken\x12\x12\n\x02id\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x37\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x06\x92\xb5\x18\x02\x10\x01\x12/\n\x0b\x65xpire_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0cname_pattern\x18\x05 \x01(\t\x12\x0c\n\x04pool\x18\x06 \x01(\t\x12\x18\n\x08reusable\x18\x07 \x01(\x08\x42\x06\x92\xb5\x18\x02\x10\x01\x12-\n\x07machine\x18\x08 \x01(\x08\x42\x1c\x92\xb5\x18\x18\n\x04type\x10\x01\x32\x05token2\x07machine\x12\r\n\x05names\x18\t \x03(\t:\x1a\xb2\xb5\x18\x16\n\tjoinToken\x12\tJoinToken\"\xf9\x01\n\x16\x43reateJoinTokenRequest\x12\"\n\x0b\x64\x65scription\x18\x01 \x01(\tB\r\x8a\xb5\x18\x05\x10\x03 \x80\x01\xb8\xb5\x18\x01\x12j\n\x08lifetime\x18\x02 \x01(\x0b\x32\x19.google.protobuf.DurationB=\x8a\xb5\x18\x39\x31\x00\x00\x00\x00\x00\x00N@9\x00\x00\x00\x00\x32\xd9\xb2\x41z%must be 1 min to 10 years, or not set\x12#\n\x0cname_pattern\x18\x03 \x01(\tB\r\x8a\xb5\x18\x05\x10\x03 \x80\x01\xb8\xb5\x18\x01\x12\x18\n\x04pool\x18\x04 \x01(\tB\n\x8a\xb5\x18\x02\x10\x01\xb8\xb5\x18\x01\x12\x10\n\x08reusable\x18\x05 \x01(\x08\"]\n\x17\x43reateJoinTokenResponse\x12\x33\n\njoin_token\x18\x01 \x01(\x0b\x32\x1f.weft.api.registry.v1.JoinToken\x12\r\n\x05token\x18\x02 \x01(\t\"\x17\n\x15ListJoinTokensRequest\"\x81\x01\n\x16ListJoinTokensResponse\x12\x43\n\x0bjoin_tokens\x18\x01 \x03(\x0b\x32\x1f.weft.api.registry.v1.JoinTokenB\r\x92\xb5\x18\t\n\x05items\x10\x01:\"\xb2\xb5\x18\x1e\n\rJoinTokenList\x12\rJoinTokenList\"2\n\x16RevokeJoinTokenRequest\x12\x18\n\x02id\x18\x01 \x01(\tB\x0c\x8a\xb5\x18\x04\x08\x01\x10\x01\xb8\xb5\x18\x01\"\x19\n\x17RevokeJoinTokenResponse\"7\n\x15\x43heckJoinTokenRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0f\n\x07machine\x18\x02 \x01(\t\"M\n\x16\x43heckJoinTokenResponse\x12\x33\n\njoin_token\x18\x01 \x01(\x0b\x32\x1f.weft.api.registry.v1.JoinToken2\xa1\x04\n\x10JoinTokenService\x12\x82\x01\n\x0f\x43reateJoinToken\x12,.weft.api.registry.v1.CreateJoinTokenRequest\x1a-.weft.api.registry.v1.CreateJoinTokenResponse\"\x12\xb2\xb5\x18\x0erunners:create\x12\x80\x01\n\x0eListJoinTokens\x12+.weft.api.registry.v1.ListJoinTokensRequest\x1a,.weft.api.registry.v1.ListJoinTokensResponse\"\x13\x90\x02\x01\xb2\xb5\x18\x0crunners:view\x12\x83\x01\n\x0fRevokeJoinToken\x12,.weft.api.registry.v1.RevokeJoinTokenRequest\x1a-.weft.api.registry.v1.RevokeJoinTokenResponse\"\x13\x90\x02\x02\xb2\xb5\x18\x0crunners:edit\x12\x7f\n\x0e\x43heckJoinToken\x12+.weft.api.registry.v1.CheckJoinTokenRequest\x1a,.weft.api.registry.v1.CheckJoinTokenResponse\"\x12\x90\x02\x02\xb2\xb5\x18\x0bmesh:createb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,12 +39,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_JOINTOKEN'].fields_by_name['id']._serialized_options = b'\222\265\030\002\020\001'
   _globals['_JOINTOKEN'].fields_by_name['create_time']._loaded_options = None
   _globals['_JOINTOKEN'].fields_by_name['create_time']._serialized_options = b'\222\265\030\002\020\001'
+  _globals['_JOINTOKEN'].fields_by_name['reusable']._loaded_options = None
+  _globals['_JOINTOKEN'].fields_by_name['reusable']._serialized_options = b'\222\265\030\002\020\001'
+  _globals['_JOINTOKEN'].fields_by_name['machine']._loaded_options = None
+  _globals['_JOINTOKEN'].fields_by_name['machine']._serialized_options = b'\222\265\030\030\n\004type\020\0012\005token2\007machine'
   _globals['_JOINTOKEN']._loaded_options = None
   _globals['_JOINTOKEN']._serialized_options = b'\262\265\030\026\n\tjoinToken\022\tJoinToken'
   _globals['_CREATEJOINTOKENREQUEST'].fields_by_name['description']._loaded_options = None
   _globals['_CREATEJOINTOKENREQUEST'].fields_by_name['description']._serialized_options = b'\212\265\030\005\020\003 \200\001\270\265\030\001'
   _globals['_CREATEJOINTOKENREQUEST'].fields_by_name['lifetime']._loaded_options = None
   _globals['_CREATEJOINTOKENREQUEST'].fields_by_name['lifetime']._serialized_options = b'\212\265\03091\000\000\000\000\000\000N@9\000\000\000\0002\331\262Az%must be 1 min to 10 years, or not set'
+  _globals['_CREATEJOINTOKENREQUEST'].fields_by_name['name_pattern']._loaded_options = None
+  _globals['_CREATEJOINTOKENREQUEST'].fields_by_name['name_pattern']._serialized_options = b'\212\265\030\005\020\003 \200\001\270\265\030\001'
+  _globals['_CREATEJOINTOKENREQUEST'].fields_by_name['pool']._loaded_options = None
+  _globals['_CREATEJOINTOKENREQUEST'].fields_by_name['pool']._serialized_options = b'\212\265\030\002\020\001\270\265\030\001'
   _globals['_LISTJOINTOKENSRESPONSE'].fields_by_name['join_tokens']._loaded_options = None
   _globals['_LISTJOINTOKENSRESPONSE'].fields_by_name['join_tokens']._serialized_options = b'\222\265\030\t\n\005items\020\001'
   _globals['_LISTJOINTOKENSRESPONSE']._loaded_options = None
@@ -58,25 +66,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_JOINTOKENSERVICE'].methods_by_name['RevokeJoinToken']._loaded_options = None
   _globals['_JOINTOKENSERVICE'].methods_by_name['RevokeJoinToken']._serialized_options = b'\220\002\002\262\265\030\014runners:edit'
   _globals['_JOINTOKENSERVICE'].methods_by_name['CheckJoinToken']._loaded_options = None
-  _globals['_JOINTOKENSERVICE'].methods_by_name['CheckJoinToken']._serialized_options = b'\220\002\001\262\265\030\013mesh:create'
+  _globals['_JOINTOKENSERVICE'].methods_by_name['CheckJoinToken']._serialized_options = b'\220\002\002\262\265\030\013mesh:create'
   _globals['_JOINTOKEN']._serialized_start=205
-  _globals['_JOINTOKEN']._serialized_end=391
-  _globals['_CREATEJOINTOKENREQUEST']._serialized_start=394
-  _globals['_CREATEJOINTOKENREQUEST']._serialized_end=562
-  _globals['_CREATEJOINTOKENRESPONSE']._serialized_start=564
-  _globals['_CREATEJOINTOKENRESPONSE']._serialized_end=657
-  _globals['_LISTJOINTOKENSREQUEST']._serialized_start=659
-  _globals['_LISTJOINTOKENSREQUEST']._serialized_end=682
-  _globals['_LISTJOINTOKENSRESPONSE']._serialized_start=685
-  _globals['_LISTJOINTOKENSRESPONSE']._serialized_end=814
-  _globals['_REVOKEJOINTOKENREQUEST']._serialized_start=816
-  _globals['_REVOKEJOINTOKENREQUEST']._serialized_end=866
-  _globals['_REVOKEJOINTOKENRESPONSE']._serialized_start=868
-  _globals['_REVOKEJOINTOKENRESPONSE']._serialized_end=893
-  _globals['_CHECKJOINTOKENREQUEST']._serialized_start=895
-  _globals['_CHECKJOINTOKENREQUEST']._serialized_end=933
-  _globals['_CHECKJOINTOKENRESPONSE']._serialized_start=935
-  _globals['_CHECKJOINTOKENRESPONSE']._serialized_end=1012
-  _globals['_JOINTOKENSERVICE']._serialized_start=1015
-  _globals['_JOINTOKENSERVICE']._serialized_end=1560
+  _globals['_JOINTOKEN']._serialized_end=515
+  _globals['_CREATEJOINTOKENREQUEST']._serialized_start=518
+  _globals['_CREATEJOINTOKENREQUEST']._serialized_end=767
+  _globals['_CREATEJOINTOKENRESPONSE']._serialized_start=769
+  _globals['_CREATEJOINTOKENRESPONSE']._serialized_end=862
+  _globals['_LISTJOINTOKENSREQUEST']._serialized_start=864
+  _globals['_LISTJOINTOKENSREQUEST']._serialized_end=887
+  _globals['_LISTJOINTOKENSRESPONSE']._serialized_start=890
+  _globals['_LISTJOINTOKENSRESPONSE']._serialized_end=1019
+  _globals['_REVOKEJOINTOKENREQUEST']._serialized_start=1021
+  _globals['_REVOKEJOINTOKENREQUEST']._serialized_end=1071
+  _globals['_REVOKEJOINTOKENRESPONSE']._serialized_start=1073
+  _globals['_REVOKEJOINTOKENRESPONSE']._serialized_end=1098
+  _globals['_CHECKJOINTOKENREQUEST']._serialized_start=1100
+  _globals['_CHECKJOINTOKENREQUEST']._serialized_end=1155
+  _globals['_CHECKJOINTOKENRESPONSE']._serialized_start=1157
+  _globals['_CHECKJOINTOKENRESPONSE']._serialized_end=1234
+  _globals['_JOINTOKENSERVICE']._serialized_start=1237
+  _globals['_JOINTOKENSERVICE']._serialized_end=1782
 # @@protoc_insertion_point(module_scope)

@@ -16,7 +16,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class JoinToken(google.protobuf.message.Message):
-    """JoinToken is a token without its secret."""
+    """JoinToken is a token, or a machine that joined with one, without its secret."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -24,17 +24,34 @@ class JoinToken(google.protobuf.message.Message):
     DESCRIPTION_FIELD_NUMBER: builtins.int
     CREATE_TIME_FIELD_NUMBER: builtins.int
     EXPIRE_TIME_FIELD_NUMBER: builtins.int
+    NAME_PATTERN_FIELD_NUMBER: builtins.int
+    POOL_FIELD_NUMBER: builtins.int
+    REUSABLE_FIELD_NUMBER: builtins.int
+    MACHINE_FIELD_NUMBER: builtins.int
+    NAMES_FIELD_NUMBER: builtins.int
     id: builtins.str
     """Its id, the part of the token before the secret."""
     description: builtins.str
     """Description of its purpose; at most 128 characters."""
+    name_pattern: builtins.str
+    """Names that its runners, models and agents may have, such as "desk-*"; empty: any that nobody else has."""
+    pool: builtins.str
+    """Pool of others that its models may join; empty: none."""
+    reusable: builtins.bool
+    """Whether any number of machines may join with it."""
+    machine: builtins.bool
+    """Whether it is a machine that has joined."""
     @property
     def create_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """Creation time."""
 
     @property
     def expire_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """Expiry time; not set: never."""
+        """Expiry time; not set: never, as for machines."""
+
+    @property
+    def names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Names that its runners have published, which stay reserved while they are away; the first 100."""
 
     def __init__(
         self,
@@ -43,9 +60,14 @@ class JoinToken(google.protobuf.message.Message):
         description: builtins.str = ...,
         create_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         expire_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        name_pattern: builtins.str = ...,
+        pool: builtins.str = ...,
+        reusable: builtins.bool = ...,
+        machine: builtins.bool = ...,
+        names: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["create_time", b"create_time", "expire_time", b"expire_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["create_time", b"create_time", "description", b"description", "expire_time", b"expire_time", "id", b"id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["create_time", b"create_time", "description", b"description", "expire_time", b"expire_time", "id", b"id", "machine", b"machine", "name_pattern", b"name_pattern", "names", b"names", "pool", b"pool", "reusable", b"reusable"]) -> None: ...
 
 global___JoinToken = JoinToken
 
@@ -57,20 +79,32 @@ class CreateJoinTokenRequest(google.protobuf.message.Message):
 
     DESCRIPTION_FIELD_NUMBER: builtins.int
     LIFETIME_FIELD_NUMBER: builtins.int
+    NAME_PATTERN_FIELD_NUMBER: builtins.int
+    POOL_FIELD_NUMBER: builtins.int
+    REUSABLE_FIELD_NUMBER: builtins.int
     description: builtins.str
     """Description of its purpose; at most 128 characters."""
+    name_pattern: builtins.str
+    """Names that runners, models and agents may have: a name, with * for any characters. Empty: any that nobody else has."""
+    pool: builtins.str
+    """Pool of others that models may join. Empty: none."""
+    reusable: builtins.bool
+    """Whether any number of machines may join with it until it expires. They share its names."""
     @property
     def lifetime(self) -> google.protobuf.duration_pb2.Duration:
-        """Lifetime, 1 min to 10 years. Not set: unlimited."""
+        """Lifetime, 1 min to 10 years. Not set: 7 days."""
 
     def __init__(
         self,
         *,
         description: builtins.str = ...,
         lifetime: google.protobuf.duration_pb2.Duration | None = ...,
+        name_pattern: builtins.str = ...,
+        pool: builtins.str = ...,
+        reusable: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["lifetime", b"lifetime"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["description", b"description", "lifetime", b"lifetime"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["description", b"description", "lifetime", b"lifetime", "name_pattern", b"name_pattern", "pool", b"pool", "reusable", b"reusable"]) -> None: ...
 
 global___CreateJoinTokenRequest = CreateJoinTokenRequest
 
@@ -168,27 +202,31 @@ class CheckJoinTokenRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     TOKEN_FIELD_NUMBER: builtins.int
+    MACHINE_FIELD_NUMBER: builtins.int
     token: builtins.str
     """The whole token."""
+    machine: builtins.str
+    """The credential that the machine made for itself, "wjm_<id>_<secret>". Empty: it has none."""
     def __init__(
         self,
         *,
         token: builtins.str = ...,
+        machine: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["token", b"token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["machine", b"machine", "token", b"token"]) -> None: ...
 
 global___CheckJoinTokenRequest = CheckJoinTokenRequest
 
 @typing.final
 class CheckJoinTokenResponse(google.protobuf.message.Message):
-    """CheckJoinTokenResponse is a valid token."""
+    """CheckJoinTokenResponse is a valid token, or the machine."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     JOIN_TOKEN_FIELD_NUMBER: builtins.int
     @property
     def join_token(self) -> global___JoinToken:
-        """The token without its secret."""
+        """The token or machine without its secret."""
 
     def __init__(
         self,

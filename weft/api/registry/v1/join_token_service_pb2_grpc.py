@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class JoinTokenServiceStub(object):
-    """JoinTokenService manages the tokens with which dial-out runners join. Only their hashes are stored.
+    """JoinTokenService manages the tokens with which dial-out runners join, and the machines that joined with them. Only
+    hashes of their secrets are stored.
     """
 
     def __init__(self, channel):
@@ -58,7 +59,8 @@ class JoinTokenServiceStub(object):
 
 
 class JoinTokenServiceServicer(object):
-    """JoinTokenService manages the tokens with which dial-out runners join. Only their hashes are stored.
+    """JoinTokenService manages the tokens with which dial-out runners join, and the machines that joined with them. Only
+    hashes of their secrets are stored.
     """
 
     def CreateJoinToken(self, request, context):
@@ -69,21 +71,22 @@ class JoinTokenServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListJoinTokens(self, request, context):
-        """ListJoinTokens returns all tokens without their secrets, newest first; there are at most 1,000.
+        """ListJoinTokens returns all tokens and machines without their secrets, newest first; there are at most 1,000.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RevokeJoinToken(self, request, context):
-        """RevokeJoinToken revokes a token for new links immediately. Existing links continue.
+        """RevokeJoinToken revokes a token or a machine. The runners that joined with it leave the mesh, and their links end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CheckJoinToken(self, request, context):
-        """CheckJoinToken checks a token; UNAUTHENTICATED / UNAUTHENTICATED if it is not valid. For routers.
+        """CheckJoinToken checks a token or a machine's credential; UNAUTHENTICATED / UNAUTHENTICATED if neither is valid. A
+        token that is not reusable is exchanged: it ends, and the credential gets its rights. For routers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -121,7 +124,8 @@ def add_JoinTokenServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class JoinTokenService(object):
-    """JoinTokenService manages the tokens with which dial-out runners join. Only their hashes are stored.
+    """JoinTokenService manages the tokens with which dial-out runners join, and the machines that joined with them. Only
+    hashes of their secrets are stored.
     """
 
     @staticmethod

@@ -18,7 +18,9 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class JoinTokenServiceStub:
-    """JoinTokenService manages the tokens with which dial-out runners join. Only their hashes are stored."""
+    """JoinTokenService manages the tokens with which dial-out runners join, and the machines that joined with them. Only
+    hashes of their secrets are stored.
+    """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     CreateJoinToken: grpc.UnaryUnaryMultiCallable[
@@ -31,22 +33,26 @@ class JoinTokenServiceStub:
         weft.api.registry.v1.join_token_service_pb2.ListJoinTokensRequest,
         weft.api.registry.v1.join_token_service_pb2.ListJoinTokensResponse,
     ]
-    """ListJoinTokens returns all tokens without their secrets, newest first; there are at most 1,000."""
+    """ListJoinTokens returns all tokens and machines without their secrets, newest first; there are at most 1,000."""
 
     RevokeJoinToken: grpc.UnaryUnaryMultiCallable[
         weft.api.registry.v1.join_token_service_pb2.RevokeJoinTokenRequest,
         weft.api.registry.v1.join_token_service_pb2.RevokeJoinTokenResponse,
     ]
-    """RevokeJoinToken revokes a token for new links immediately. Existing links continue."""
+    """RevokeJoinToken revokes a token or a machine. The runners that joined with it leave the mesh, and their links end."""
 
     CheckJoinToken: grpc.UnaryUnaryMultiCallable[
         weft.api.registry.v1.join_token_service_pb2.CheckJoinTokenRequest,
         weft.api.registry.v1.join_token_service_pb2.CheckJoinTokenResponse,
     ]
-    """CheckJoinToken checks a token; UNAUTHENTICATED / UNAUTHENTICATED if it is not valid. For routers."""
+    """CheckJoinToken checks a token or a machine's credential; UNAUTHENTICATED / UNAUTHENTICATED if neither is valid. A
+    token that is not reusable is exchanged: it ends, and the credential gets its rights. For routers.
+    """
 
 class JoinTokenServiceAsyncStub:
-    """JoinTokenService manages the tokens with which dial-out runners join. Only their hashes are stored."""
+    """JoinTokenService manages the tokens with which dial-out runners join, and the machines that joined with them. Only
+    hashes of their secrets are stored.
+    """
 
     CreateJoinToken: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.registry.v1.join_token_service_pb2.CreateJoinTokenRequest,
@@ -58,22 +64,26 @@ class JoinTokenServiceAsyncStub:
         weft.api.registry.v1.join_token_service_pb2.ListJoinTokensRequest,
         weft.api.registry.v1.join_token_service_pb2.ListJoinTokensResponse,
     ]
-    """ListJoinTokens returns all tokens without their secrets, newest first; there are at most 1,000."""
+    """ListJoinTokens returns all tokens and machines without their secrets, newest first; there are at most 1,000."""
 
     RevokeJoinToken: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.registry.v1.join_token_service_pb2.RevokeJoinTokenRequest,
         weft.api.registry.v1.join_token_service_pb2.RevokeJoinTokenResponse,
     ]
-    """RevokeJoinToken revokes a token for new links immediately. Existing links continue."""
+    """RevokeJoinToken revokes a token or a machine. The runners that joined with it leave the mesh, and their links end."""
 
     CheckJoinToken: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.registry.v1.join_token_service_pb2.CheckJoinTokenRequest,
         weft.api.registry.v1.join_token_service_pb2.CheckJoinTokenResponse,
     ]
-    """CheckJoinToken checks a token; UNAUTHENTICATED / UNAUTHENTICATED if it is not valid. For routers."""
+    """CheckJoinToken checks a token or a machine's credential; UNAUTHENTICATED / UNAUTHENTICATED if neither is valid. A
+    token that is not reusable is exchanged: it ends, and the credential gets its rights. For routers.
+    """
 
 class JoinTokenServiceServicer(metaclass=abc.ABCMeta):
-    """JoinTokenService manages the tokens with which dial-out runners join. Only their hashes are stored."""
+    """JoinTokenService manages the tokens with which dial-out runners join, and the machines that joined with them. Only
+    hashes of their secrets are stored.
+    """
 
     @abc.abstractmethod
     def CreateJoinToken(
@@ -89,7 +99,7 @@ class JoinTokenServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.registry.v1.join_token_service_pb2.ListJoinTokensRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.join_token_service_pb2.ListJoinTokensResponse, collections.abc.Awaitable[weft.api.registry.v1.join_token_service_pb2.ListJoinTokensResponse]]:
-        """ListJoinTokens returns all tokens without their secrets, newest first; there are at most 1,000."""
+        """ListJoinTokens returns all tokens and machines without their secrets, newest first; there are at most 1,000."""
 
     @abc.abstractmethod
     def RevokeJoinToken(
@@ -97,7 +107,7 @@ class JoinTokenServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.registry.v1.join_token_service_pb2.RevokeJoinTokenRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.join_token_service_pb2.RevokeJoinTokenResponse, collections.abc.Awaitable[weft.api.registry.v1.join_token_service_pb2.RevokeJoinTokenResponse]]:
-        """RevokeJoinToken revokes a token for new links immediately. Existing links continue."""
+        """RevokeJoinToken revokes a token or a machine. The runners that joined with it leave the mesh, and their links end."""
 
     @abc.abstractmethod
     def CheckJoinToken(
@@ -105,6 +115,8 @@ class JoinTokenServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.registry.v1.join_token_service_pb2.CheckJoinTokenRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.join_token_service_pb2.CheckJoinTokenResponse, collections.abc.Awaitable[weft.api.registry.v1.join_token_service_pb2.CheckJoinTokenResponse]]:
-        """CheckJoinToken checks a token; UNAUTHENTICATED / UNAUTHENTICATED if it is not valid. For routers."""
+        """CheckJoinToken checks a token or a machine's credential; UNAUTHENTICATED / UNAUTHENTICATED if neither is valid. A
+        token that is not reusable is exchanged: it ends, and the credential gets its rights. For routers.
+        """
 
 def add_JoinTokenServiceServicer_to_server(servicer: JoinTokenServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

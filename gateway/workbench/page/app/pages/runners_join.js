@@ -13,13 +13,15 @@ import { modelsText, stateOf } from "./runners.js";
 const LIFETIMES = [
   ["one hour", 3600, "1h"],
   ["one day", 86_400, "1d"],
+  ["7 days", 7 * 86_400, "7d"],
   ["30 days", 30 * 86_400, "30d"],
-  ["for good", 0, ""],
 ];
 
 /** @param {{runners: import("../live.js").Collection, onClose: () => void}} props */
 export function JoinDialog({ runners, onClose }) {
   const [description, setDescription] = useState("");
+  const [names, setNames] = useState("");
+  const [pool, setPool] = useState("");
   const [lifetime, setLifetime] = useState(86_400);
   const [made, setMade] = useState(/** @type {any} */ (null));
   const [error, setError] = useState(/** @type {unknown} */ (null));
@@ -28,7 +30,7 @@ export function JoinDialog({ runners, onClose }) {
     event.preventDefault();
     try {
       const before = new Map([...runners.items].map(([name, runner]) => [name, runner.status?.incarnation]));
-      const token = await post("/v1/admin/join-tokens", { description, ...(lifetime ? { lifetimeSeconds: lifetime } : {}) });
+      const token = await post("/v1/admin/join-tokens", { description, namePattern: names, pool, lifetimeSeconds: lifetime });
       setMade({ ...token, before });
     } catch (failure) {
       setError(failure);
@@ -42,10 +44,12 @@ export function JoinDialog({ runners, onClose }) {
       <p>The other machine opens one connection to this mesh and serves its models here. It needs no open port.</p>
       <div class="fields">
         <label>For <input value=${description} maxlength="128" placeholder="Ann's laptop" onInput=${(/** @type {any} */ event) => setDescription(event.target.value)} /></label>
+        <label>Names <input value=${names} maxlength="128" placeholder="any new name, or ann-*" onInput=${(/** @type {any} */ event) => setNames(event.target.value)} /></label>
+        <label>Pool of others <input value=${pool} maxlength="128" placeholder="none" onInput=${(/** @type {any} */ event) => setPool(event.target.value)} /></label>
         <label>Expires in <select value=${lifetime} onChange=${(/** @type {any} */ event) => setLifetime(Number(event.target.value))}>
           ${LIFETIMES.map(([shown, seconds]) => html`<option key=${seconds} value=${seconds}>${shown}</option>`)}</select></label>
       </div>
-      <${Code} label="Command" text=${command("runner", "token", "create", ["--description", description], ["--expires", expires])} />
+      <${Code} label="Command" text=${command("runner", "token", "create", ["--description", description], ["--name", names], ["--pool", pool], ["--expires", expires])} />
       <${ErrorNote} error=${error} />
       <div class="buttons"><button type="button" onClick=${onClose}>Cancel</button><button type="submit" class="main">Create join command</button></div>
     </form>
@@ -68,7 +72,7 @@ function Waiting({ made, runners, onClose }) {
   );
   return html`<p>Type this on the other machine, where weft is installed${made.thisMachineOnly ? "; it works only on this machine, because the relay listens on loopback" : ""}:</p>
     <${Code} label="Command for the other machine" text=${made.command} />
-    <p class="faint">It holds the token, which is shown only now${made.expireTime ? ` and ends ${clock(made.expireTime)}` : ""}. Revoke it in the list of tokens.</p>
+    <p class="faint">It holds the token, which is shown only now, works for one machine${made.expireTime ? ` and ends ${clock(made.expireTime)}` : ""}. Revoke it in the list of tokens.</p>
     <div role="status" class="panel">
       ${come.length
         ? come.map((runner) => html`<p key=${runner.name}><a href=${address(`runners/${runner.name}`)}>${runner.name}</a> has joined from ${runner.status.host}: <${State} value=${stateOf(runner)} /> models: ${modelsText(runner)}.</p>`)

@@ -57,10 +57,12 @@ function Tokens({ changes }) {
     return () => abort.abort();
   }, [changes, revoked]);
   if (!found.items.length && !found.error) return null;
-  return html`<section class="panel tokens"><h2>Join tokens</h2><${ErrorNote} error=${found.error} />
+  return html`<section class="panel tokens"><h2>Join tokens and machines</h2><${ErrorNote} error=${found.error} />
     ${found.items.length > 0 &&
     html`<${Table} label="Join tokens" rows=${found.items} rowKey=${(/** @type {any} */ row) => row.id} height="20rem" columns=${[
-      { title: "Token", cell: (/** @type {any} */ row) => html`<span class="mono">${row.id}</span>` },
+      { title: "Id", cell: (/** @type {any} */ row) => html`<span class="mono">${row.id}</span>` },
+      { title: "Type", cell: (/** @type {any} */ row) => row.type },
+      { title: "Names", cell: (/** @type {any} */ row) => row.namePattern || row.names.join(" ") || "new ones", className: "wrap" },
       { title: "For", cell: (/** @type {any} */ row) => row.description || "–", className: "wrap" },
       { title: "Made", cell: (/** @type {any} */ row) => ago(row.createTime) },
       { title: "Ends", cell: (/** @type {any} */ row) => clock(row.expireTime) || "never" },
@@ -68,7 +70,7 @@ function Tokens({ changes }) {
     ]} />`}
     ${chosen &&
     html`<${Confirm} title=${`Revoke ${chosen.id}`} action="Revoke" isDangerous onClose=${() => setChosen(null)}
-      text=${html`<p>No runner can join with it from now on. Joined runners stay until their link ends.</p>
+      text=${html`<p>Runners that joined with it leave the mesh and cannot come back.</p>
         <${Code} label="Command" text=${command("runner", "token", "revoke", chosen.id)} />`}
       onDo=${async () => {
         await remove(`/v1/admin/join-tokens/${segment(chosen.id)}`);
