@@ -1,9 +1,10 @@
-"""The names that a caller may see, for the close names in errors about unknown ones."""
+"""The names that a caller may see, in errors about unknown ones and about resources in use."""
 
 from collections.abc import Iterable
 
 from weft.dispatch.agents import name_asked_for, usable_names
 from weft.dispatch.fleet import FleetView
+from weft.documents.rights import hide_names
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import VIEW_MODELS, VIEW_RUNNERS, Principal
 from weft.kernel.reasons import Reason
@@ -26,10 +27,11 @@ _REQUESTABLE = frozenset({"", MODEL, POOL, MODEL_OR_POOL, AGENT, ROUTE, WORKFLOW
 
 
 def with_visible_names(error: WeftError, view: FleetView, principal: Principal) -> WeftError:
-    """Returns an error for an unknown name with the close names that the caller may see; other errors unchanged.
+    """Returns an error with only those names of resources that the caller may see.
 
     Services behind the gateway do not know its caller, and may have listed other names.
     """
+    hide_names(error, principal)
     return among(error, _visible(error, view, principal)) if UNKNOWN_NAME in error.metadata else error
 
 

@@ -43,9 +43,16 @@ from weft.api.registry.v1.journal_pb2 import JournalMode
 from weft.api.registry.v1.registry_service_pb2 import ListResourcesRequest
 from weft.documents.kinds import KINDS, name_in, packed
 from weft.documents.resource_kinds import ResourceKind
-from weft.documents.rights import require_declarable, require_deletable, view_of, visible_names, visible_pool
+from weft.documents.rights import (
+    hide_names,
+    require_declarable,
+    require_deletable,
+    view_of,
+    visible_names,
+    visible_pool,
+)
 from weft.documents.selectors import parse_selector, selects
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.names import is_model_name, require_name_of_model
 from weft.kernel.principal import (
     EDIT_MODELS,
@@ -329,6 +336,15 @@ def author_of(request: declaration_pb.ApplyRequest) -> Author:
     return Author(name=known.name, own_only=not known.may(EDIT_MODELS))
 
 
+@contextmanager
+def _hiding_names() -> Iterator[None]:
+    try:
+        yield
+    except WeftError as error:
+        hide_names(error, caller())
+        raise
+
+
 class DeclarationServicer(AnsweringServicer, declaration_service_pb2_grpc.DeclarationServiceServicer):
     """See DeclarationService in the contract."""
 
@@ -341,7 +357,8 @@ class DeclarationServicer(AnsweringServicer, declaration_service_pb2_grpc.Declar
         batch = valid_batch(request, self._core.config)
         self._declarations.name_targets(batch.documents)
         require_declarable(caller(), batch.documents, self._core.mesh.stands_for)
-        results = await self._declarations.apply(batch, author_of(request))
+        with _hiding_names():
+            results = await self._declarations.apply(batch, author_of(request))
         return declaration_pb.ApplyResponse(results=results)
 
     @override
@@ -350,7 +367,9 @@ class DeclarationServicer(AnsweringServicer, declaration_service_pb2_grpc.Declar
         name = self._core.name_of(require_name_of_model(request.name, "name"))
         unloads = request.force or (kind is ResourceKind.MODEL and self._declarations.is_added(name))
         require_deletable(caller(), kind, name, self._core.mesh.stands_for, unloads=unloads)
-        await self._declarations.delete(kind, name, force=request.force, requested_by=to_actor(request.requested_by))
+        with _hiding_names():
+            actor = to_actor(request.requested_by)
+            await self._declarations.delete(kind, name, force=request.force, requested_by=actor)
         return declaration_pb.DeleteResponse()
 
 

@@ -3,6 +3,7 @@
 A caller without name restrictions passes every check of names.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 
 from weft.api.operations.v1.operation_pb2 import OperationAction
@@ -15,7 +16,9 @@ from weft.documents.mesh_state import pool_message
 from weft.documents.reach import require_reach
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument
+from weft.kernel.errors import WeftError
 from weft.kernel.principal import EDIT_MODELS, OPERATE, USE_MODELS, VIEW_MODELS, Access, Principal, Resource, Role
+from weft.kernel.reasons import Reason
 
 StandsFor = Callable[[ResourceKind, str], Iterable[str]]
 """Returns the names for which a present resource answers besides its own: a model's pool, an alias's pattern."""
@@ -86,6 +89,26 @@ def stands_for(view: FleetView, kind: ResourceKind, name: str) -> Iterable[str]:
 def view_of(kind: ResourceKind) -> Access:
     """Returns the access required to see resources of a kind."""
     return Access(KINDS[kind].resource, Role.VIEW)
+
+
+_NAMING = frozenset({Reason.RESOURCE_IN_USE, Reason.ALREADY_EXISTS})
+"""Reasons of refused declarations and deletions that name other resources, also in metadata."""
+
+
+def hide_names(error: WeftError, principal: Principal) -> None:
+    """Removes the names of resources that the caller may not see from a refused declaration or deletion.
+
+    Runners are not hidden: documents of models name them.
+    """
+    if error.reason not in _NAMING:
+        return
+    for kind in frozenset(ResourceKind) - {ResourceKind.RUNNER}:
+        for key in {kind.value, kind.plural} & error.metadata.keys():
+            names = error.metadata[key].split(",")
+            seen = [name for name in names if principal.may_name(view_of(kind), name)]
+            for name in set(names).difference(seen):
+                error.message = re.sub(rf"(?<![\w.:/-]){re.escape(name)}(?![\w:/-])", "(hidden)", error.message)
+            error.metadata[key] = ",".join(seen)
 
 
 def visible_names(principal: Principal, names: Iterable[str]) -> Iterator[str]:

@@ -276,6 +276,18 @@ async def test_key_does_not_end_that_a_resource_answers_for_other_names(
         await team.delete(present.kind, present.name)
 
 
+async def test_refusal_names_no_resource_that_the_key_may_not_see(tmp_path: Path) -> None:
+    async with registry(tmp_path) as of:
+        await of("everything00").apply(a_model("team-c"), an_agent("hidden", "team-c"), an_alias("secret", "team-y"))
+        team = of("team00000000")
+        for refusal in (team.delete(MODEL, "team-c"), team.apply(an_alias("team-z", "team-y"))):
+            with pytest.raises(WeftError) as found:
+                await refusal
+            assert found.value.reason in (Reason.RESOURCE_IN_USE, Reason.ALREADY_EXISTS)
+            assert "(hidden)" in found.value.message
+            assert not {"hidden", "secret"} & set(found.value.metadata.values())
+
+
 async def test_delete_that_unloads_needs_the_scope_for_operations(tmp_path: Path) -> None:
     async with registry(tmp_path) as of:
         await of("everything00").apply(a_model("team-c"))
