@@ -41,7 +41,7 @@ class NewJoinTokenBody(DocumentPart):
     lifetime_seconds: Annotated[int, Field(ge=MIN_LIFETIME_SECONDS, le=MAX_LIFETIME_SECONDS)] | None = None
     """How long the token is valid. Absent: 7 days."""
     name_pattern: Annotated[str, Field(max_length=MAX_PATTERN_CHARS)] = ""
-    """Names that runners, models and agents may have, such as `desk-*`. Absent: any that nobody else has."""
+    """Names that runners, models and agents may have, such as `desk-*`. Absent: any unused one."""
     pool: Annotated[str, Field(max_length=MAX_PATTERN_CHARS)] = ""
     """Pool of others that models may join. Absent: none."""
     reusable: bool = False

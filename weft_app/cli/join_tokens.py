@@ -42,8 +42,8 @@ def create(
         str,
         typer.Option(
             "--name",
-            help="Names that the machine's runners, models and agents may have, such as 'desk-*'. Default: any that "
-            "nobody else has.",
+            help="Names that the machine's runners, models and agents may have, such as 'desk-*'. "
+            "Default: any unused one.",
         ),
     ] = "",
     pool: Annotated[str, typer.Option(help="Pool of others that its models may join. Default: none.")] = "",

@@ -1,4 +1,4 @@
-"""What a machine that joined over a relay may publish: names of its own, and no pool of others."""
+"""What a machine that joined over a relay may publish: its own names, and no pool of others."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace

@@ -34,7 +34,7 @@ class JoinToken(google.protobuf.message.Message):
     description: builtins.str
     """Description of its purpose; at most 128 characters."""
     name_pattern: builtins.str
-    """Names that its runners, models and agents may have, such as "desk-*"; empty: any that nobody else has."""
+    """Names that its runners, models and agents may have, such as "desk-*"; empty: any unused one."""
     pool: builtins.str
     """Pool of others that its models may join; empty: none."""
     reusable: builtins.bool
@@ -85,7 +85,7 @@ class CreateJoinTokenRequest(google.protobuf.message.Message):
     description: builtins.str
     """Description of its purpose; at most 128 characters."""
     name_pattern: builtins.str
-    """Names that runners, models and agents may have: a name, with * for any characters. Empty: any that nobody else has."""
+    """Names that runners, models and agents may have: a name, with * for any characters. Empty: any unused one."""
     pool: builtins.str
     """Pool of others that models may join. Empty: none."""
     reusable: builtins.bool
