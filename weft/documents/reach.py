@@ -71,7 +71,7 @@ def reach_of(field: FieldDescriptor) -> Reach:
 
 
 def require_reach(principal: Principal, message: Message, what: str = "") -> None:
-    """Raises PERMISSION_DENIED for the first text that needs a permission which the caller lacks, or that nobody has.
+    """Raises PERMISSION_DENIED for the first text that needs a permission which the caller lacks, or no caller has.
 
     `what` is the message in words, such as "model/qwen".
     """
@@ -81,7 +81,7 @@ def require_reach(principal: Principal, message: Message, what: str = "") -> Non
         path = text.path.removeprefix("manifest.")
         names = f"{what}: {path} names" if what else f"{path} names"
         if principal.may(needed):
-            raise WeftError(Reason.PERMISSION_DENIED, f"{names} a link-local address, which nobody may")
+            raise WeftError(Reason.PERMISSION_DENIED, f"{names} a link-local address, which no caller may name")
         raise WeftError(Reason.PERMISSION_DENIED, f"the key lacks the scope {needed}: {names} {_WORDS[text.reach]}")
 
 

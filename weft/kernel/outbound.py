@@ -183,7 +183,7 @@ def _is_of_this_machine(address: Address) -> bool:
 
 
 def is_link_local(text: str) -> bool:
-    """Whether it is an address that nobody may name; false for names."""
+    """Whether it is an address that no caller may name; false for names."""
     try:
         address = ip_address(text)
     except ValueError:

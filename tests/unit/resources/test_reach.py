@@ -252,7 +252,7 @@ def test_refusal_names_the_scope_and_the_field_without_the_text() -> None:
     ],
 )
 def test_nobody_may_name_a_link_local_address_in_a_document(document: AnyDocument, who: str) -> None:
-    with pytest.raises(WeftError, match="names a link-local address, which nobody may") as refused:
+    with pytest.raises(WeftError, match="names a link-local address, which no caller may name") as refused:
         require_declarable(CALLERS[who], [document])
     assert refused.value.reason is Reason.PERMISSION_DENIED
 
@@ -261,7 +261,7 @@ def test_nobody_may_name_a_link_local_address_in_a_document(document: AnyDocumen
 @pytest.mark.parametrize("source", ["http://169.254.169.254", "https://169.254.169.254/x.gguf"])
 def test_nobody_may_name_a_link_local_address_as_a_source(source: str, who: str) -> None:
     for action in (load(source), OperationAction(pull_model=PullModel(source=source))):
-        with pytest.raises(WeftError, match="names a link-local address, which nobody may"):
+        with pytest.raises(WeftError, match="names a link-local address, which no caller may name"):
             require_operable(CALLERS[who], action)
 
 

@@ -73,7 +73,7 @@ class Runner(google.protobuf.message.Message):
     the address of the router that holds its link, and "#runner=<name>".
     """
     host: builtins.str
-    """The host it runs on. A dial-out runner that states a host of another holder gets a name of its own."""
+    """The host it runs on. A dial-out runner that states a host of another holder gets a separate name."""
     runtime: builtins.str
     """The runtime it serves, such as "llama_server"."""
     version: builtins.str
