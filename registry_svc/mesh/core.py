@@ -5,6 +5,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from registry_svc.config import AliasSetting, RegistryConfig
+from registry_svc.mesh.leave_out import drop_recipe
 from registry_svc.mesh.mesh_state import Mesh
 from registry_svc.mesh.policy.heartbeat import resumed
 from registry_svc.mesh.policy.joining import Joiner
@@ -187,6 +188,9 @@ class RegistryCore:
         now_utc, pulse = self.clock.utc_now(), stored.pulse
         lost_ago = None if pulse.inactive_since is None else (now_utc - pulse.inactive_since).total_seconds()
         since_heartbeat = (now_utc - pulse.last_heartbeat_at).total_seconds()
+        if stored.profile.dial_out:
+            for each in stored.publications:  # an earlier release has stored them whole
+                drop_recipe(each.manifest)
         resumed_pulse = resumed(pulse.standing, since_heartbeat, lost_ago, self.clock.monotonic())
         return SessionState(
             session=stored.session,

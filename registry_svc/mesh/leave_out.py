@@ -5,13 +5,19 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
+from weft.api.registry.v1.model_pb2 import ModelManifest
 from weft.api.registry.v1.runner_pb2 import LeftOut
 from weft.documents.left_out import left_out
+from weft.documents.reach import needed_access
+from weft.kernel.address import is_loopback
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.field_rules import RuleError, check_rules, path_text, rules_of
+from weft.kernel.outbound import is_link_local
+from weft.kernel.reach import Reach
 from weft.kernel.reasons import Reason
 
 T = TypeVar("T", bound=Message)
+DECLARE_OTHERS = "an operator declares others with weft apply"
 
 
 def keep_valid(
@@ -103,3 +109,17 @@ def _clear(message: Message, error: RuleError) -> tuple[str | int, ...]:
             place.ClearField(field.name)
         return error.path[:depth]
     raise invalid_field(path_text(error.path), error.problem)
+
+
+def drop_recipe(manifest: ModelManifest) -> list[LeftOut]:
+    """Removes a wake recipe that would make a router connect to an address that a joined machine chose; returns it."""
+    wake = manifest.wake
+    packet = wake.by_mesh.wake_on_lan.broadcast_address
+    is_packet = all(text.reach is Reach.PACKET for text, _ in needed_access(wake))
+    if is_packet and not is_loopback(packet) and not is_link_local(packet):
+        return []
+    wake.ClearField("by_mesh")
+    if not wake.by_runner:
+        manifest.ClearField("wake")
+    message = f"a joined machine may publish Wake-on-LAN recipes only; {DECLARE_OTHERS}"
+    return [left_out("wake", manifest.name, message)]

@@ -5,12 +5,12 @@ module checks several documents and the registry's limits. Unknown fields of new
 changes the message in place.
 """
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from datetime import UTC
 
 from registry_svc.config import RegistryConfig
-from registry_svc.mesh.leave_out import clear_invalid, keep_valid
+from registry_svc.mesh.leave_out import DECLARE_OTHERS, clear_invalid, drop_recipe, keep_valid
 from registry_svc.mesh.records import to_kind
 from registry_svc.wire_values import (
     read_page_token,
@@ -26,16 +26,12 @@ from weft.api.registry.v1.runner_pb2 import LeftOut
 from weft.documents.kinds import DECLARED_KINDS, KINDS
 from weft.documents.kinds.agent import check_agent
 from weft.documents.kinds.model import check_manifest
-from weft.documents.left_out import left_out
 from weft.documents.reach import needed_access
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument, declared_document
-from weft.kernel.address import is_loopback
 from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.field_rules import check_message
 from weft.kernel.names import CENTRAL_RUNNER, is_model_name, require_name_of_model
-from weft.kernel.outbound import is_link_local
-from weft.kernel.reach import Reach
 from weft.kernel.reasons import Reason
 
 MAX_CLOCK_OFFSET_NANOSECONDS = 3_155_760_000 * 10**9
@@ -43,7 +39,6 @@ MAX_CLOCK_OFFSET_NANOSECONDS = 3_155_760_000 * 10**9
 DEFAULT_PAGE_SIZE = 100
 MAX_PAGE_SIZE = 1000
 
-_DECLARE = "an operator declares others with weft apply"
 _REASONS = frozenset(reason.value for reason in Reason)
 
 
@@ -71,7 +66,7 @@ def valid_opening(request: session_pb.OpenSessionRequest, config: RegistryConfig
 
     def check_model(manifest: model_pb2.ModelManifest) -> None:
         if runner.dial_out:
-            removed.extend(_without_recipe(manifest))
+            removed.extend(drop_recipe(manifest))
         check_manifest(manifest, "model", published=True)
         for field, name in (("model.name", manifest.name), ("model.pool_name", manifest.pool_name)):
             _require_other_name(field, name, {runner.name}, "must not be the name of the runner")
@@ -84,7 +79,7 @@ def valid_opening(request: session_pb.OpenSessionRequest, config: RegistryConfig
         check_agent(manifest, "agent")
         if runner.dial_out and manifest.model not in own and any(needed_access(manifest)):
             raise invalid_field(
-                "agent.tools", f"a joined machine may publish tools for its own models only; {_DECLARE}"
+                "agent.tools", f"a joined machine may publish tools for its own models only; {DECLARE_OTHERS}"
             )
         _require_other_name(
             "agent.name", manifest.name, taken, "must not be the name of the runner, of a model or of a pool"
@@ -94,19 +89,6 @@ def valid_opening(request: session_pb.OpenSessionRequest, config: RegistryConfig
     removed += keep_valid(request.agents, "agent", most, check_own_agent, requires_all=whole)
     check_message(request)
     return removed
-
-
-def _without_recipe(manifest: model_pb2.ModelManifest) -> Iterator[LeftOut]:
-    """Removes a wake recipe that would make a router connect to an address that a joined machine chose."""
-    wake = manifest.wake
-    packet = wake.by_mesh.wake_on_lan.broadcast_address
-    is_packet = all(text.reach is Reach.PACKET for text, _ in needed_access(wake))
-    if is_packet and not is_loopback(packet) and not is_link_local(packet):
-        return
-    wake.ClearField("by_mesh")
-    if not wake.by_runner:
-        manifest.ClearField("wake")
-    yield left_out("wake", manifest.name, f"a joined machine may publish Wake-on-LAN recipes only; {_DECLARE}")
 
 
 def _require_other_name(field: str, name: str, taken: Container[str], problem: str) -> None:

@@ -4,8 +4,11 @@ from pathlib import Path
 
 import pytest
 from kit.refusals import refused
-from registry_harness import ACTIVE, INACTIVE, SomeRunner, ready, running_registry
+from registry_harness import ACTIVE, INACTIVE, SomeRunner, manifest, ready, running_registry
+from typing_extensions import override
 
+from weft.api.registry.v1 import wake_pb2
+from weft.api.registry.v1.runner_session_service_pb2 import OpenSessionRequest
 from weft.kernel.reasons import Reason
 from weft_testing.fake_clock import FakeClock
 
@@ -32,6 +35,28 @@ async def test_restarted_registry_keeps_sessions_runners_models_and_keys(tmp_pat
         runner.registry = after
         await runner.beat(ready())
         assert (await after.runner("r1")).status == ACTIVE
+
+
+@pytest.mark.parametrize("dial_out", [True, False])
+async def test_recipe_that_an_earlier_release_stored_for_a_joined_machine_is_not_run(
+    tmp_path: Path, registry_url: str, dial_out: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Laptop(SomeRunner):
+        @override
+        def opening(self) -> OpenSessionRequest:
+            request = super().opening()
+            request.runner.dial_out = dial_out
+            return request
+
+    clock = FakeClock()
+    recipe = wake_pb2.WakeRecipe(http=wake_pb2.HttpAction(url="http://10.0.0.7/wake"))
+    async with running_registry(tmp_path, database_url=registry_url, clock=clock) as before:
+        with monkeypatch.context() as earlier:
+            earlier.setattr("registry_svc.mesh.requests.drop_recipe", lambda _: [])
+            await Laptop(before, models=(manifest("m1", wake=wake_pb2.Wake(by_mesh=recipe)),)).open()
+        assert (await before.model("m1")).manifest.wake.HasField("by_mesh")
+    async with running_registry(tmp_path, database_url=registry_url, clock=clock) as after:
+        assert (await after.model("m1")).manifest.wake.HasField("by_mesh") is not dial_out
 
 
 async def test_registry_downtime_expires_no_runner(tmp_path: Path, registry_url: str) -> None:
