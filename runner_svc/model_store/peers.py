@@ -35,6 +35,8 @@ SEARCH_SECONDS = 3.0
 """Maximum time in which the other runners say what they have."""
 SILENCE_SECONDS = 30.0
 """Maximum time between two parts of a file."""
+MIN_BYTES_PER_SECOND = 16_384
+"""Least average pace of a file after SILENCE_SECONDS: a slower runner would hold up the download for hours."""
 MAX_PEERS = 1_000
 MAX_FILES = 1_000
 """Maximum number of files of a model that is copied."""
@@ -246,7 +248,7 @@ class ModelPeers:
             request = pb.ReadModelFileRequest(sha256=file.sha256, offset=size)
             call = stub.ReadModelFile(request, metadata=metadata_of(offer.address))
             try:
-                async with aclosing(_parts(call)) as parts:
+                async with aclosing(_parts(call, self._clock)) as parts:
                     async for part in parts:
                         room.before(size, len(part), file.size_bytes)
                         size += len(part)
@@ -296,9 +298,9 @@ async def _stub(channels: ChannelPool, address: str) -> "RunnerServiceAsyncStub"
     return cast("RunnerServiceAsyncStub", runner_service_pb2_grpc.RunnerServiceStub(channel))
 
 
-async def _parts(call: Any) -> AsyncGenerator[bytes]:
-    """Yields the parts of a file. Raises the runner's error, and TimeoutError after SILENCE_SECONDS without a part."""
-    messages = aiter(call)
+async def _parts(call: Any, clock: Clock) -> AsyncGenerator[bytes]:
+    """Yields the parts of a file. Raises the runner's error, and TimeoutError if it is silent or slow."""
+    messages, began, received = aiter(call), clock.monotonic(), 0
     while True:
         try:
             async with asyncio.timeout(SILENCE_SECONDS):
@@ -306,6 +308,9 @@ async def _parts(call: Any) -> AsyncGenerator[bytes]:
                     message = await anext(messages)
         except StopAsyncIteration:
             return
+        received += len(message.content)
+        if received < MIN_BYTES_PER_SECOND * (clock.monotonic() - began - SILENCE_SECONDS):
+            raise TimeoutError(f"it sends less than {MIN_BYTES_PER_SECOND} bytes/s")
         yield message.content
 
 

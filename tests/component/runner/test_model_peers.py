@@ -12,7 +12,7 @@ import pytest
 from kit.failures import fails
 from runner_harness import RunningRunner, refusal, running_runner
 
-from runner_svc.model_store.peers import PART_BYTES, ModelPeers, SharedModels, _loading
+from runner_svc.model_store.peers import PART_BYTES, ModelPeers, SharedModels, _loading, _parts
 from runner_svc.model_store.pull import PullSettings
 from runner_svc.model_store.store import ModelStore, source_digest
 from runner_svc.policy.repository_files import ModelForm
@@ -233,6 +233,26 @@ async def test_files_are_sent_at_most_at_the_configured_rate(tmp_path: Path) -> 
     async for _ in shared.read(SHA256, 0):
         pass
     assert clock.now == pytest.approx(len(WEIGHTS) // PART_BYTES)
+
+
+@pytest.mark.parametrize(("pause", "is_slow"), [(0.5, False), (29.0, True)])
+async def test_copy_from_a_runner_that_sends_little_by_little_ends(pause: float, is_slow: bool) -> None:
+    clock = _Steps()
+
+    async def call() -> AsyncIterator[runner_service_pb2.ReadModelFileResponse]:
+        for _ in range(1_000):
+            await clock.sleep(pause)
+            yield runner_service_pb2.ReadModelFileResponse(content=b"x" * (1 if is_slow else 16_384))
+
+    async def read() -> int:
+        return len([part async for part in _parts(call(), clock)])  # type: ignore[arg-type]
+
+    if is_slow:
+        with pytest.raises(TimeoutError, match="bytes/s"):
+            await read()
+        assert clock.now < 90.0
+    else:
+        assert await read() == 1_000
 
 
 class _Steps:
