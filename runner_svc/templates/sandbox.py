@@ -20,7 +20,7 @@ import msgspec
 
 from runner_svc.model_files.gguf import MAX_TEXT_BYTES, GgufHeader, is_gguf, read_gguf_header
 from runner_svc.model_files.tokenizer_folder import TokenizerFolder, read_tokenizer_folder
-from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.errors import WeftError, invalid_field, quoting_engine
 from weft.kernel.reasons import Reason
 
 MAX_REQUEST_BYTES = 32 * 1024 * 1024
@@ -73,7 +73,8 @@ class TemplateSandbox:
         """
         answer = await self._request(template, variables)
         if answer.cause == _CONVERSATION:
-            raise invalid_field("messages", f"the model's chat template rejects them: {answer.message}")
+            words = "the model's chat template rejects them"
+            raise quoting_engine(invalid_field("messages", f"{words}: {answer.message}"), f"messages: {words}")
         if answer.text is None:
             raise _failed(answer.message)
         return answer.text

@@ -12,9 +12,9 @@ from typing import Any
 
 
 def indiscreet_runner(mode: str) -> dict[str, Any]:
-    """A runner section with one such model, named like the mode."""
+    """A runner section with one such model, named like the mode; its own name is short, as its socket needs."""
     command = [sys.executable, str(Path(__file__)), mode, "{port}"]
-    return {"name": f"r-{mode}", "runtime": "server", "models": [{"name": mode, "command": command}]}
+    return {"name": mode[0], "runtime": "server", "models": [{"name": mode, "command": command}]}
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -206,7 +206,8 @@ async def test_keys_and_prompts_are_in_no_log_error_trace_metric_command_line_or
     assert set(cores.values()) == {0}, cores
 
 
-async def test_prompts_in_words_of_engines_reach_no_one_else(tmp_path: Path) -> None:
+async def test_prompts_in_words_of_engines_reach_no_one_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EXAMPLE_API_KEY", PROVIDER_KEY)
     runners = [indiscreet_runner(mode) for mode in ("prints", "echoes")]
     config = write_config(tmp_path, *runners, log={"level": "debug"}, auth={"required": True})
     home, given = tmp_path / "home", {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 3}
@@ -225,6 +226,9 @@ async def test_prompts_in_words_of_engines_reach_no_one_else(tmp_path: Path) -> 
                 assert response.status != 401
                 return await response.text(), response.headers.get("x-request-id", "")
 
+        engines = [process for process in mesh.family() if "indiscreet_server" in str(process.cmdline())]
+        assert engines
+        assert PROVIDER_KEY not in str([process.environ() for process in engines]), "it is another runner's"
         seen: dict[str, str] = {}
         echoed, _ = await ask(owner, "POST", "/v1/chat/completions", given | {"model": "echoes"})
         assert PROMPT in echoed, "the words of an engine's error are its caller's"

@@ -211,6 +211,12 @@ async def test_template_that_rejects_the_sample_passes_the_check_and_fails_rende
         await _failure(sandbox, broken, {"messages": MESSAGES})
 
 
+async def test_words_with_which_a_template_rejects_a_chat_are_its_callers_only(sandbox: TemplateSandbox) -> None:
+    refused = await _failure(sandbox, "{{ raise_exception(messages[0].content) }}", {"messages": MESSAGES})
+    assert MESSAGES[0]["content"] in refused.message
+    assert refused.log_message == "messages: the model's chat template rejects them"
+
+
 @pytest.mark.parametrize(
     ("template", "expected"),
     [
