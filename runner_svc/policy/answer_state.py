@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from enum import Enum, auto
 from types import MappingProxyType
 
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import WeftError, quoting_engine
 from weft.kernel.reasons import Reason
 
 
@@ -133,9 +133,10 @@ class AnswerState:
             return
         reason = _finish_of(plain)
         if reason is Finish.FAILURE:
-            raise WeftError(
+            failed = WeftError(
                 Reason.BACKEND_ERROR, f"the engine ended choice {index} with finish_reason {quoted(word or '')}"
             )
+            raise quoting_engine(failed, f"the engine ended choice {index} with an error")
         if reason is None:
             self._words[index] = word or ""
         elif ended is None or (reason in CUTTING and ended not in CUTTING):

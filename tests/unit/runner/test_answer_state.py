@@ -107,6 +107,12 @@ def test_word_of_an_unknown_failure_is_a_backend_error(word: str) -> None:
     expect_failure(_fault((0, "a", None), (0, "", word)), Reason.BACKEND_ERROR, repr(word))
 
 
+def test_finish_reason_that_may_quote_a_prompt_is_not_logged() -> None:
+    fault = _fault((0, "a", None), (0, "", "error my secret"))
+    assert "my secret" in fault.message
+    assert fault.log_message == "the engine ended choice 0 with an error"
+
+
 @pytest.mark.parametrize("word", ["done", "STOP!", "\ud800", "x" * 10_000])
 def test_unknown_finish_reason_marks_the_end_as_uncertain(word: str) -> None:
     state = _answer((0, "a", word), (0, "b", None))
