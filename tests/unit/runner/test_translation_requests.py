@@ -97,7 +97,7 @@ async def test_unknown_source_language_falls_back_to_the_several_languages_promp
 async def test_untranslatable_request_is_refused_with_its_field(
     sandbox: TemplateSandbox, payload: chat_pb2.ChatPayload, field: str, words: str
 ) -> None:
-    with fails(match=words, field=field):
+    with fails(None, words, field=field):
         await _prepared(sandbox, payload)
 
 
