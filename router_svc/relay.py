@@ -29,7 +29,7 @@ from weft.kernel.service import stop_tasks
 from weft.link.forward import Context, RawServices, finish, forward_to_link
 from weft.link.frames import Side, forwardable
 from weft.link.link import ACCEPTED_KEY, CLOCK_KEY, MACHINE_KEY, Link
-from weft.link.multiplexer import LinkLimits
+from weft.link.multiplexer import LinkLimits, UnreadShare
 
 if TYPE_CHECKING:
     from weft.api.registry.v1.join_token_service_pb2_grpc import JoinTokenServiceAsyncStub
@@ -125,6 +125,8 @@ def _check_error(error: WeftError) -> WeftError:
 
 log = get_logger("weft.relay")
 
+MAX_UNREAD_BYTES = 1024**3
+"""Maximum bytes that wait for slow callers, over all links."""
 MAX_RUNNER_CALLS = 16
 """Maximum concurrent calls of a runner to the registry."""
 _NOT_FOR_RUNNERS = frozenset({RUNNER_KEY, AUTHORIZATION, API_KEY})
@@ -149,10 +151,10 @@ AttachContext = grpc.aio.ServicerContext[relay_service_pb2.AttachRequest, relay_
 class RelayLink:
     """An open link and the session that its runner opened over it."""
 
-    def __init__(self, config: RelayConfig, session: LinkSession, calls: SessionCalls) -> None:
+    def __init__(self, config: RelayConfig, session: LinkSession, calls: SessionCalls, share: UnreadShare) -> None:
         limits = LinkLimits(max_own_calls=config.max_calls_per_link, max_peer_calls=MAX_RUNNER_CALLS)
         self.session = session
-        self.link = Link(Side.ROUTER, limits, lambda call: calls.answer(call, session))
+        self.link = Link(Side.ROUTER, limits, lambda call: calls.answer(call, session), share)
         session.revoke = self.link.stop
         self.ended = asyncio.Event()
         self._working = 0
@@ -212,6 +214,7 @@ class Relay:
         self._config = config
         self._clock = clock
         self._channels = channels
+        self._share = UnreadShare(MAX_UNREAD_BYTES)
         self._links: dict[str, RelayLink] = {}
         self._standing: dict[LinkSession, RelayLink] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -291,7 +294,7 @@ class Relay:
         self._require_running()
         assert self._gate is not None, "a link before the relay was started"
         session = LinkSession(joined_by=await self._gate.check(context))
-        standing = RelayLink(self._config, session, self._require_room())
+        standing = RelayLink(self._config, session, self._require_room(), self._share)
         # Once registered it counts, and `stop` ends it.
         self._standing[standing.session] = standing
         opening = asyncio.create_task(self._require_session(standing))

@@ -15,7 +15,7 @@ from weft.kernel.rpc import MAX_METADATA_BYTES, PING_TIMEOUT_MS, calling
 from weft.kernel.service import stop_tasks
 from weft.link.flow_control import Call
 from weft.link.frames import GAVE_UP, MAX_FRAMES_AT_ONCE, LinkProtocolError, Metadata, Side, status_of
-from weft.link.multiplexer import CallBegan, CallEnded, CallReadable, Event, LinkLimits, Multiplexer
+from weft.link.multiplexer import CallBegan, CallEnded, CallReadable, Event, LinkLimits, Multiplexer, UnreadShare
 
 log = get_logger("weft.link")
 
@@ -116,9 +116,9 @@ Answer = Callable[[LinkCall], Awaitable[pb.CallEnd]]
 class Link:
     """One link. Calls may be made while `run` runs."""
 
-    def __init__(self, side: Side, limits: LinkLimits, answer: Answer) -> None:
+    def __init__(self, side: Side, limits: LinkLimits, answer: Answer, share: UnreadShare | None = None) -> None:
         self._work = asyncio.Event()
-        self._mux = Multiplexer(side, limits, self._work.set)
+        self._mux = Multiplexer(side, limits, self._work.set, share)
         self._answer = answer
         self._calls: dict[Call, LinkCall] = {}
         self._answers: dict[Call, asyncio.Task[None]] = {}

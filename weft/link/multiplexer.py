@@ -38,6 +38,25 @@ class LinkLimits:
     """Unsent bytes, over all calls."""
 
 
+class UnreadShare:
+    """The unread bytes of all links of a process. A link over its even share may not add to a full total."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._by_link: dict[object, int] = {}
+        self.total = 0
+
+    def note(self, link: object, unread: int) -> None:
+        """Sets the unread bytes of a link; 0 forgets it."""
+        self.total += unread - self._by_link.pop(link, 0)
+        if unread:
+            self._by_link[link] = unread
+
+    def is_exceeded_by(self, link: object) -> bool:
+        """Whether a link holds more than its share of a total that is over the limit."""
+        return self.total > self._most and self._by_link.get(link, 0) * len(self._by_link) >= self._most
+
+
 @value_class()
 class CallBegan:
     """The peer has begun a call."""
@@ -65,8 +84,15 @@ Event = CallBegan | CallReadable | CallEnded
 class Multiplexer:
     """Multiplexes many calls over one ordered stream of frames."""
 
-    def __init__(self, side: Side, limits: LinkLimits, note_work: Callable[[], None] = lambda: None) -> None:
-        """`note_work` is called whenever there is a frame to send."""
+    def __init__(
+        self,
+        side: Side,
+        limits: LinkLimits,
+        note_work: Callable[[], None] = lambda: None,
+        share: UnreadShare | None = None,
+    ) -> None:
+        """`note_work` is called whenever there is a frame to send; `share` counts unread bytes with other links."""
+        self._share = share
         self._side = side
         self._limits = limits
         self._calls: dict[int, Call] = {}
@@ -151,14 +177,19 @@ class Multiplexer:
         """Returns the next message of a call; None if there is none yet."""
         before = call.receive.buffered_bytes
         message = call.receive.read()
-        self._unread_bytes += call.receive.buffered_bytes - before
+        self._note_unread(call.receive.buffered_bytes - before)
         self._note_credit(call)
         return message
 
     def release(self, call: Call) -> None:
         """Drops the unread messages of a call."""
-        self._unread_bytes -= call.receive.buffered_bytes
+        self._note_unread(-call.receive.buffered_bytes)
         call.receive.clear()
+
+    def _note_unread(self, change: int) -> None:
+        self._unread_bytes += change
+        if self._share is not None:
+            self._share.note(self, self._unread_bytes)
 
     def lose(self, status: pb.CallEnd) -> list[Call]:
         """Ends all calls, because the stream is lost. Returns those that had not ended yet."""
@@ -168,6 +199,9 @@ class Multiplexer:
             self._schedule.drop_unsent(call)
         self._calls.clear()
         self._schedule.clear()
+        if self._share is not None:
+            self._share.note(self, 0)
+            self._share = None
         return lost
 
     def receive(self, frame: pb.LinkFrame) -> Event | None:
@@ -229,8 +263,9 @@ class Multiplexer:
             raise
         except WeftError as error:
             return self._fail(call, error)
-        self._unread_bytes += call.receive.buffered_bytes - before
-        if self._unread_bytes > self._limits.max_unread_bytes:
+        self._note_unread(call.receive.buffered_bytes - before)
+        is_over = self._share is not None and self._share.is_exceeded_by(self)
+        if is_over or self._unread_bytes > self._limits.max_unread_bytes:
             return self._fail(call, WeftError(Reason.NO_SLOT_AVAILABLE, "too much that came over the link is unread"))
         self._note_credit(call)
         return None if part.more else CallReadable(call)

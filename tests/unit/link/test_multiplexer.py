@@ -21,7 +21,7 @@ from weft.link.frames import (
     timeout_of,
 )
 from weft.link.link import MAX_BATCH_BYTES, MAX_LINK_MESSAGE_BYTES
-from weft.link.multiplexer import CallBegan, CallEnded, CallReadable, Event, LinkLimits, Multiplexer
+from weft.link.multiplexer import CallBegan, CallEnded, CallReadable, Event, LinkLimits, Multiplexer, UnreadShare
 
 METHOD = "/pkg.Service/Method"
 EVERYTHING = 1 << 40
@@ -32,8 +32,10 @@ GIVEN_UP = pb.CallEnd(code=1)
 class Pair:
     """A router's and a runner's end, joined by hand."""
 
-    def __init__(self, *, router: LinkLimits | None = None, runner: LinkLimits | None = None) -> None:
-        self.router = Multiplexer(Side.ROUTER, router or LinkLimits())
+    def __init__(
+        self, *, router: LinkLimits | None = None, runner: LinkLimits | None = None, share: UnreadShare | None = None
+    ) -> None:
+        self.router = Multiplexer(Side.ROUTER, router or LinkLimits(), share=share)
         self.runner = Multiplexer(Side.RUNNER, runner or LinkLimits())
 
     def to_runner(self) -> list[Event]:
@@ -247,6 +249,32 @@ def test_unread_bytes_are_bounded_over_all_calls() -> None:
     assert pair.runner.unread_bytes <= 100_000
     refused = [call.status for call in calls if call.status is not None]
     assert [status.code for status in refused] == [8, 8]
+
+
+def test_unread_bytes_are_bounded_over_all_links_and_the_link_that_holds_most_gives_way() -> None:
+    share = UnreadShare(100_000)
+    greedy, modest = Pair(share=share), Pair(share=share)
+
+    def answered(pair: Pair, size: int) -> tuple[Call, Call]:
+        call, peer = pair.begun()
+        pair.runner.send(peer, b"x" * size)
+        pair.settle()
+        return call, peer
+
+    first, _ = answered(greedy, 60_000)
+    second, _ = answered(greedy, 60_000)
+    assert (first.status, second.status is not None and second.status.code) == (None, 8)
+    assert 60_000 <= share.total < 61_000
+    small, _ = answered(modest, 45_000)
+    assert (small.status, share.total > 100_000) == (None, True), "its link is within its share"
+    late, _ = answered(greedy, 10_000)
+    assert late.status is not None
+    assert greedy.router.read(first) == b"x" * 60_000
+    assert 45_000 <= share.total < 46_000
+    modest.router.lose(GIVEN_UP)
+    assert share.total == 0
+    assert modest.router.read(small) == b"x" * 45_000
+    assert share.total == 0
 
 
 def test_unsent_bytes_are_bounded_over_all_calls() -> None:
