@@ -2,7 +2,8 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from http import HTTPMethod
 
@@ -44,6 +45,9 @@ SESSION_HEADER = "weft-publisher-session"
 PROTOCOL_VERSION = 1
 OF_ANSWERS = "an answer (max_answer_bytes)"
 MAX_LEAVE_BYTES = 4096
+MAX_WHOLE_BYTES = 256 * 1024**2
+"""Maximum size of all answers that are being read whole."""
+SMALL_BYTES = 1024**2
 PING_SECONDS = 10.0
 """Interval of comments on an idle event stream."""
 _LINES = "application/x-ndjson"
@@ -52,6 +56,30 @@ _TOLD_LIMITS = (
     *("heartbeat_interval_seconds", "silence_timeout_seconds", "reconnect_seconds", "task_silence_seconds"),
     *("max_chunk_bytes", "max_answer_bytes"),
 )
+
+
+class WholeAnswers:
+    """Bodies of results that are read whole. Together they are bounded; a small one is always accepted."""
+
+    def __init__(self) -> None:
+        self._held_bytes = 0
+
+    @asynccontextmanager
+    async def body(self, request: Request, limit: int) -> AsyncGenerator[bytes]:
+        """Reads a body. Raises REQUEST_TOO_LARGE over its limit, and NO_SLOT_AVAILABLE if others hold too much."""
+        body = bytearray()
+        try:
+            async for data in request.stream():
+                self._held_bytes += len(data)
+                body += data
+                if len(body) > limit:
+                    raise _too_large(OF_ANSWERS, limit)
+                if self._held_bytes > MAX_WHOLE_BYTES and len(body) > SMALL_BYTES:
+                    message = "the answers of all publishers are too large together; send lines (application/x-ndjson)"
+                    raise WeftError(Reason.NO_SLOT_AVAILABLE, message)
+            yield bytes(body)
+        finally:
+            self._held_bytes -= len(body)
 
 
 class PublisherListener(Service):
@@ -66,6 +94,7 @@ class PublisherListener(Service):
         self._stream_config = GatewayConfig(
             sse_keepalive_seconds=PING_SECONDS, write_timeout_seconds=limits.silence_timeout_seconds
         )
+        self._whole = WholeAnswers()
         self._server: AppServer | None = None
         self.url = ""
         """Base URL for publishers, once started."""
@@ -238,7 +267,8 @@ class PublisherListener(Service):
         Raises REQUEST_TOO_LARGE for a line longer than the maximum chunk.
         """
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _LINES:
-            yield await _read_within(request, self._limits.max_answer_bytes, OF_ANSWERS)
+            async with self._whole.body(request, self._limits.max_answer_bytes) as body:
+                yield body
             return
         limit, kept = self._limits.max_chunk_bytes, b""
         async for data in request.stream():
