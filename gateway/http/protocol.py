@@ -31,7 +31,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
 from weft.kernel.open_files import max_connections
-from weft.kernel.peer_user import is_own_user
+from weft.kernel.peer_user import is_connected, is_own_user
 from weft.kernel.reasons import Reason
 
 MAX_CONNECTIONS_PER_ADDRESS = 256
@@ -289,7 +289,9 @@ class EdgeProtocol(HttpToolsProtocol):
         """Whether the user that runs this process holds the other end; asked once, while the end is open."""
         if self._own_user is None:
             peer, (host, port) = self.client, self.server or ("", None)
-            self._own_user = peer is not None and port is not None and is_own_user(peer, (host, port))
+            is_own = peer is not None and port is not None and is_own_user(peer, (host, port))
+            # After a reset, another process may have connected from the same port.
+            self._own_user = is_own and is_connected(self.transport.get_extra_info("socket"))
         return self._own_user
 
     def on_header(self, name: bytes, value: bytes) -> None:

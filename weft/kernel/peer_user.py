@@ -7,6 +7,7 @@ import os
 import socket
 import struct
 import sys
+from asyncio.trsock import TransportSocket
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -87,6 +88,14 @@ def is_own_user(peer: End, local: End) -> bool:
         found = tcp_end(peer, local)
         return found is not None and _is_trusted(found.uid)
     return are_connected(_own_processes(), peer, local)
+
+
+def is_connected(opened: socket.socket | TransportSocket) -> bool:
+    """Whether a connection is open, or only its other end has been closed. So nobody else has its two ports."""
+    with suppress(OSError):
+        opened.getpeername()
+        return True
+    return False
 
 
 def _plain(end: End) -> End:

@@ -2,15 +2,19 @@
 
 import asyncio
 import os
+import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
 from gateway_script import serving
 
+from gateway.auth.authentication import Gate
 from gateway.config import GatewayConfig
 from gateway.http import protocol
 from weft.kernel.peer_user import End
+from weft.kernel.principal import LOCAL
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 CHANGES = [
@@ -104,3 +108,48 @@ async def test_process_of_another_user_is_told_from_one_of_the_same_user(monkeyp
         out, _ = await program.communicate()
     assert out.decode().strip() == "403"
     assert own.status != 403
+
+
+LEAVES = """
+import encodings.idna, os, socket, struct, sys
+os.setgroups([]); os.setgid(65533); os.setuid(65533)
+opened = socket.socket()
+opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+opened.bind(("127.0.0.1", int(sys.argv[2])))
+opened.connect(("127.0.0.1", int(sys.argv[1])))
+print("connected", flush=True)
+sys.stdin.readline()
+opened.sendall(b"DELETE /api/v1/models/nope HTTP/1.1\\r\\nhost: localhost\\r\\n\\r\\n")
+opened.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+opened.close()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+async def test_request_does_not_count_as_that_of_the_user_who_has_its_port_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A busy gateway reads it after its sender has gone and a process of this user has connected from there."""
+    monkeypatch.undo()
+    callers: list[str] = []
+    admit = Gate.admit
+    monkeypatch.setattr(Gate, "admit", lambda gate, scope: callers.append(admit(gate, scope).name) or LOCAL)
+    with socket.create_server(("127.0.0.1", 0)) as chosen:
+        port = chosen.getsockname()[1]
+    async with serving() as gateway:
+        program = subprocess.Popen(
+            [sys.executable, "-c", LEAVES, str(gateway.service.port), str(port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        with program, socket.socket() as own:
+            assert program.stdout is not None
+            await asyncio.to_thread(program.stdout.readline)
+            await asyncio.sleep(0.1)
+            # From here on the gateway's loop is busy.
+            program.communicate(b"\n")
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            own.bind(("127.0.0.1", port))
+            own.connect(("127.0.0.1", gateway.service.port))
+            await asyncio.sleep(0.2)
+    assert callers in ([], ["other-user"])
