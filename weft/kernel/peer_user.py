@@ -91,7 +91,7 @@ def is_own_user(peer: End, local: End) -> bool:
 
 
 def is_connected(opened: socket.socket | TransportSocket) -> bool:
-    """Whether a connection is open, or only its other end has been closed. So nobody else has its two ports."""
+    """Whether a connection still has its two ports: it was not reset."""
     with suppress(OSError):
         opened.getpeername()
         return True

@@ -5,7 +5,6 @@ import signal
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Annotated
 
 import psutil
@@ -48,13 +47,13 @@ def stop(
     process = folder.owner()
     if process is None:
         raise WeftError(Reason.RESOURCE_IN_USE, f"the mesh on {folder.root} is starting or stopping; try again")
-    send(process, signal.SIGTERM, folder.root)
+    send(process, signal.SIGTERM, folder)
     deadline = time.monotonic() + seconds
     again = time.monotonic() + AGAIN_SECONDS
     while folder.is_claimed():
         if now and time.monotonic() >= again:
             again += AGAIN_SECONDS
-            send(process, signal.SIGTERM, folder.root)
+            send(process, signal.SIGTERM, folder)
         if time.monotonic() >= deadline:
             raise WeftError(
                 Reason.DEADLINE_EXCEEDED,
@@ -65,13 +64,18 @@ def stop(
     say(f"stopped the mesh on {folder.root}\n")
 
 
-def send(process: int, number: signal.Signals, root: Path) -> None:
-    """Sends a signal to the host of a mesh. Raises PERMISSION_DENIED."""
+def send(process: int, number: signal.Signals, home: WeftHome) -> None:
+    """Sends a signal to the process that runs a mesh, by its id in the home. Raises PERMISSION_DENIED."""
+    if not home.is_claimed_by(process):
+        if not home.is_claimed():
+            return
+        message = f"process {process} in {home.lock_file} does not run the mesh; stop it as its user, in its container"
+        raise WeftError(Reason.PERMISSION_DENIED, message)
     try:
         with suppress(ProcessLookupError):
             os.kill(process, number)
     except PermissionError as error:
-        message = f"the mesh on {root} (pid {process}) was started by another user"
+        message = f"the mesh on {home.root} (pid {process}) was started by another user"
         raise WeftError(Reason.PERMISSION_DENIED, message) from error
 
 
@@ -112,7 +116,7 @@ def restart(
     if process is None or running is None:
         raise WeftError(Reason.SERVICE_UNAVAILABLE, f"no mesh serves on {folder.root}; start one with weft up")
     before = running.get("startTime"), folder.up_file.stat().st_mtime_ns
-    send(process, signal.SIGUSR2, folder.root)
+    send(process, signal.SIGUSR2, folder)
     note(f"the mesh on {folder.root} finishes its requests and restarts")
     url = _await_start(folder, process, before, seconds, timeout)
     say(f"the mesh on {folder.root} serves again at {url}\n")

@@ -149,9 +149,10 @@ class WeftHome:
     def _close_root(self) -> None:
         """Ends that other users reach, rename or replace what is in the home. Raises INVALID_ARGUMENT, OSError."""
         mode = self.root.stat().st_mode
-        # In a folder such as /tmp, other users can rename and replace their own entries only.
-        if mode & _WRITE_OF_OTHERS and not mode & stat.S_ISVTX:
+        if mode & _WRITE_OF_OTHERS:
             self._require_owned(self.root)
+        # In a folder such as /tmp, other users than its own can rename and replace their own entries only.
+        if mode & _WRITE_OF_OTHERS and not mode & stat.S_ISVTX:
             try:
                 _take_bits(self.root, _ALL_OF_OTHERS)
             except PermissionError:
@@ -254,6 +255,21 @@ class WeftHome:
             text = self.lock_file.read_text("utf-8", errors="replace").strip()
         return int(text) if text.isdecimal() else None
 
+    def is_claimed_by(self, process: int) -> bool:
+        """Whether a process has opened the lock file, or the system does not tell.
+
+        Who may write the home chooses the id in it: that of another process, or one that means another in a container.
+        """
+        opened = Path("/proc", str(process), "fd")
+        try:
+            lock = self.lock_file.lstat()
+            return not opened.parent.parent.is_dir() or any(_is_same(each, lock) for each in opened.iterdir())
+        except PermissionError:
+            # Nor may this user send it signals.
+            return True
+        except OSError:
+            return False
+
     def announce(self, facts: dict[str, Any]) -> None:
         """Writes `up.json` atomically, as one line. Raises INVALID_ARGUMENT if it cannot be written."""
         with self._explained():
@@ -343,6 +359,12 @@ def _lock_alone(lock: IO[str]) -> None:
             return
         time.sleep(LOCK_PAUSE_SECONDS)
     lock_file(lock)
+
+
+def _is_same(path: Path, file: os.stat_result) -> bool:
+    with suppress(OSError):
+        return os.path.samestat(path.stat(), file)
+    return False
 
 
 _ALL_OF_OTHERS, _WRITE_OF_OTHERS = 0o077, 0o022

@@ -125,6 +125,11 @@ opened.close()
 """
 
 
+def _program(*arguments: object) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-c", LEAVES, *map(str, arguments)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
 async def test_request_does_not_count_as_that_of_the_user_who_has_its_port_afterwards(
     monkeypatch: pytest.MonkeyPatch,
@@ -137,12 +142,7 @@ async def test_request_does_not_count_as_that_of_the_user_who_has_its_port_after
     with socket.create_server(("127.0.0.1", 0)) as chosen:
         port = chosen.getsockname()[1]
     async with serving() as gateway:
-        program = subprocess.Popen(
-            [sys.executable, "-c", LEAVES, str(gateway.service.port), str(port)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        with program, socket.socket() as own:
+        with _program(gateway.service.port, port) as program, socket.socket() as own:
             assert program.stdout is not None
             await asyncio.to_thread(program.stdout.readline)
             await asyncio.sleep(0.1)

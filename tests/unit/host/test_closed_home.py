@@ -81,6 +81,18 @@ def test_link_of_another_user_in_place_of_a_folder_is_refused(tmp_path: Path) ->
         home.create()
 
 
+@AS_ROOT
+def test_folder_for_all_users_that_another_user_owns_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner can replace every entry."""
+    tmp_path.chmod(0o1777)
+    os.chown(tmp_path, NOBODY, NOBODY)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(WeftError, match=f"{tmp_path} belongs to another user"):
+        WeftHome(tmp_path).create()
+
+
 def _modes(folder: Path) -> dict[str, str]:
     return {each.name: _mode(each) for each in folder.iterdir()}
 
