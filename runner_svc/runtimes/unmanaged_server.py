@@ -28,7 +28,7 @@ from runner_svc.runtimes.settings import UpstreamSettings
 from runner_svc.supervise.logs import LogRing
 from weft.api.common.v1 import completion_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.kernel.errors import UNSENT, FieldError, WeftError, invalid_field
+from weft.kernel.errors import ENGINE_CAUSE, UNSENT, FieldError, WeftError, invalid_field
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.wake.recipes import redacted
@@ -231,12 +231,12 @@ class UnmanagedServer(ServerCalls, Generic[Model]):
         return self._http
 
     def _redacted(self, error: WeftError) -> WeftError:
-        if isinstance(error, FieldError):
+        if isinstance(error, FieldError) and ENGINE_CAUSE not in error.metadata:
             return error  # weft's own message about the caller's request
         return WeftError(
             error.reason,
             redacted(error.message, self._secrets),
-            metadata=error.metadata,
+            metadata={name: redacted(value, self._secrets) for name, value in error.metadata.items()},
             retry_after_seconds=error.retry_after_seconds,
         )
 

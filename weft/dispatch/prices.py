@@ -12,21 +12,21 @@ if TYPE_CHECKING:
 
 NANODOLLARS = 1_000
 """Billionths of a dollar per token at a price of one dollar per million tokens."""
+MAX_NANODOLLARS = 10**15
+"""Largest price of a request: providers report the tokens, and a sum of larger prices does not fit its field."""
 
 
 def price_of(price: ModelPrice, usage: Usage) -> int:
     """Returns the price of tokens in billionths of a dollar."""
     cached = min(usage.cached_prompt_tokens, usage.prompt_tokens)
     written = min(usage.cache_write_prompt_tokens, usage.prompt_tokens - cached)
-    return round(
-        NANODOLLARS
-        * (
-            (usage.prompt_tokens - cached - written) * price.prompt_dollars
-            + cached * (price.cached_prompt_dollars or price.prompt_dollars)
-            + written * (price.cache_write_prompt_dollars or price.prompt_dollars)
-            + usage.completion_tokens * price.completion_dollars
-        )
+    per_million = (
+        (usage.prompt_tokens - cached - written) * price.prompt_dollars
+        + cached * (price.cached_prompt_dollars or price.prompt_dollars)
+        + written * (price.cache_write_prompt_dollars or price.prompt_dollars)
+        + usage.completion_tokens * price.completion_dollars
     )
+    return round(min(NANODOLLARS * per_million, MAX_NANODOLLARS))
 
 
 def known_price(view: "FleetView", name: str) -> ModelPrice | None:

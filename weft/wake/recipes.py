@@ -55,6 +55,8 @@ def magic_packet(mac_address: str) -> bytes:
 HIDDEN = "[hidden]"
 MIN_SECRET_CHARS = 3
 """Minimum length of a secret, since redacting shorter words would make any text unreadable."""
+LONG_SECRET_CHARS = 12
+"""Number of characters that identify a secret anywhere in a text: others escape, join and cut what they quote."""
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>)\]]+")
 
@@ -65,4 +67,14 @@ def redacted(text: str, secrets: Iterable[str] = ()) -> str:
     for secret in sorted(secrets, key=len, reverse=True):
         if len(secret) >= MIN_SECRET_CHARS:
             text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", HIDDEN, text)
+        if len(secret) >= LONG_SECRET_CHARS:
+            begin, rest = re.escape(secret[:LONG_SECRET_CHARS]), secret[LONG_SECRET_CHARS:].lower()
+            first, *others = re.split(begin, text, flags=re.IGNORECASE)
+            text = HIDDEN.join([first, *(other[_shared_chars(other.lower(), rest) :] for other in others)])
     return text
+
+
+def _shared_chars(one: str, other: str) -> int:
+    """Returns the length of the common beginning of two texts."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (left, right) in pairs if left != right), min(len(one), len(other)))

@@ -1,6 +1,7 @@
 """A model of a provider: what is sent there, what never is, and the errors of its refusals."""
 
 import asyncio
+import json
 import ssl
 import time
 from collections.abc import AsyncIterator
@@ -16,6 +17,7 @@ from kit.engines import chat, started
 from kit.failures import fails
 
 from runner_svc.backend.port import CallInfo
+from runner_svc.openai_upstream.errors import MAX_ERROR_CHARS
 from runner_svc.policy import backoff
 from runner_svc.runtimes.model_engine import ModelContext
 from runner_svc.runtimes.openai_remote.backend import OpenAiRemote
@@ -345,6 +347,23 @@ async def test_address_and_key_quoted_by_the_provider_are_hidden() -> None:
         provider.replies.append(Reply(status=400, body=b'{"error": {"message": "%s"}}' % words.encode()))
         error = await _failure(backend)
     assert error.message == "the engine answered 400: bad call with [hidden] to [hidden] at [hidden]"
+
+
+async def test_field_that_the_provider_names_does_not_quote_the_key() -> None:
+    body = json.dumps({"error": {"type": "invalid_field", "message": f"Bearer {KEY}: not with {KEY}"}})
+    async with _stage() as (provider, backend):
+        provider.replies.append(Reply(status=400, body=body.encode()))
+        error = await _failure(backend)
+    assert error.reason is Reason.INVALID_ARGUMENT
+    assert KEY not in f"{error.message} {error.metadata}"
+
+
+async def test_key_is_hidden_in_an_error_that_is_cut_within_it() -> None:
+    words = "x" * (MAX_ERROR_CHARS - len(KEY)) + f" {KEY}"
+    async with _stage() as (provider, backend):
+        provider.replies.append(Reply(status=400, body=json.dumps({"error": {"message": words}}).encode()))
+        error = await _failure(backend)
+    assert error.message.endswith("x [hidden]")
 
 
 async def test_fields_outside_the_openai_api_are_dropped_with_a_warning() -> None:

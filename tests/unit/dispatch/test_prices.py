@@ -3,10 +3,11 @@
 import pytest
 from kit.fleet import model_view
 
+from weft.api.common.v1.receipt_pb2 import Receipt
 from weft.api.common.v1.usage_pb2 import Usage
 from weft.api.registry.v1.model_pb2 import ModelPrice
 from weft.dispatch.fleet import FleetView
-from weft.dispatch.prices import cheapest, known_price, price_of
+from weft.dispatch.prices import MAX_NANODOLLARS, cheapest, known_price, price_of
 from weft.kernel.request import Operation
 
 PRICE = ModelPrice(
@@ -26,6 +27,11 @@ PRICE = ModelPrice(
 )
 def test_price_of_tokens(usage: Usage, price: ModelPrice, dollars: float) -> None:
     assert price_of(price, usage) == round(dollars * 1e9)
+
+
+def test_tokens_that_no_provider_can_have_counted_have_a_price_that_fits_a_receipt() -> None:
+    price = price_of(PRICE, Usage(prompt_tokens=2**63 - 1, completion_tokens=2**63 - 1))
+    assert Receipt(price_nanodollars=1000 * price).price_nanodollars == 1000 * MAX_NANODOLLARS
 
 
 def test_only_remote_chat_models_with_a_price_are_compared_with() -> None:

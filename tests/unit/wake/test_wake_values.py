@@ -63,3 +63,12 @@ def test_unset_variable_is_reported_by_name() -> None:
 )
 def test_urls_and_secrets_are_redacted_from_foreign_messages(text: str, hidden: str) -> None:
     assert redacted(text, ("gpu-box:8000", "gpu-box", "8000", "sk-1234", "")) == hidden
+
+
+@pytest.mark.parametrize("text", ["key_{}_end", "Bearer%20{}", "headers:\\nBearer\\n{}", "it's {}"])
+def test_long_secret_is_redacted_wherever_it_stands_and_also_if_it_is_cut(text: str) -> None:
+    secret = "sk-proj-0123456789abcdef"
+    assert redacted(text.format(secret), (secret,)) == text.format("[hidden]")
+    before = text.partition("{")[0]
+    assert redacted(before + secret[:-1], (secret,)) == before + "[hidden]"
+    assert redacted(before + secret.upper(), (secret,)) == before + "[hidden]"
