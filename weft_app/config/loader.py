@@ -5,6 +5,7 @@ Every limit has a name with its unit. Unknown names are rejected: a typo must no
 
 import json
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,7 +18,8 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 from pydantic import TypeAdapter, ValidationError
 from pydantic.alias_generators import to_camel
 
-from weft.kernel.errors import invalid_field, refused_together
+from weft.kernel.errors import FieldError, invalid_field, refused_together
+from weft.kernel.reasons import Reason
 from weft_app.config.config import CONFIG_NAME, WeftConfig
 from weft_app.config.document import (
     Document,
@@ -222,18 +224,33 @@ def config_files(path: Path | None, environment: Mapping[str, str] = os.environ)
     """Returns the files that `load_config` reads, in order of merging; empty without ./weft.yaml.
 
     `path`, the file of `--config`, takes precedence over its variable. Raises INVALID_ARGUMENT if a variable contains
-    the path of a missing file.
+    the path of a missing file, PERMISSION_DENIED if a file that nothing names may be one that another user put there.
     """
     named = path or _named_by(SETTINGS_VARIABLE, environment)
     local = _named_by(LOCAL_SETTINGS_VARIABLE, environment)
     main = named or Path(CONFIG_NAME)
     if named is None and _is_missing(main):
         return () if local is None else (local,)
+    unnamed = [main] if named is None else []
     beside = main.with_name(f"{main.stem}{LOCAL_SUFFIX}{main.suffix}")
     if local is None:
         with suppress(OSError):  # a folder of another user, in which the file itself cannot be read either
-            local = beside if beside.is_file() else None
+            if beside.is_file():
+                local = beside
+                unnamed.append(beside)
+    for file in unnamed:
+        _require_not_planted(file)
     return (main,) if local is None else (main, local)
+
+
+def _require_not_planted(file: Path) -> None:
+    """Raises PERMISSION_DENIED for a file of another user in a folder that all users can write, such as /tmp."""
+    with suppress(OSError):  # reading it then reports why
+        owners = {file.lstat().st_uid, file.stat().st_uid}
+        is_for_all = file.parent.stat().st_mode & stat.S_IWOTH
+        if hasattr(os, "geteuid") and is_for_all and not owners <= {os.geteuid(), 0}:
+            what = f"{file.absolute()} belongs to another user, and would choose the programs to run"
+            raise FieldError("--config", f"{what}; use a folder that only you can write", Reason.PERMISSION_DENIED)
 
 
 def _named_by(variable: str, environment: Mapping[str, str]) -> Path | None:
