@@ -83,10 +83,13 @@ class Publication:
             raise WeftError(Reason.ALREADY_EXISTS, f"the name {name!r} is declared by an operator; choose another name")
 
     def _require_own_pool(self, pool: str, own: str) -> None:
-        """Raises PERMISSION_DENIED if a joined runner's model `own` would answer for models of others."""
+        """Raises an error if a joined runner's model `own` would answer for models of others, or for an alias."""
         mesh, joiner = self._mesh, self._joiner
         if joiner is None or pool == joiner.pool:
             return
+        aliases = mesh.documents[ResourceKind.ALIAS].shown.values()
+        if not joiner.name_pattern and pool in {each.manifest.pattern for each in aliases}:
+            raise WeftError(Reason.ALREADY_EXISTS, f"the name {pool!r} is an alias of the mesh; choose another name")
         answering = {*mesh.pools.members(pool), *([pool] if mesh.model(pool) else [])}
         for model in answering - {own}:
             state, declared = mesh.publisher_of(model), mesh.declared_model(model)

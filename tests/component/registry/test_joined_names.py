@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from kit.refusals import refused
-from registry_harness import RunningRegistry, SomeRunner, an_agent, declare, manifest, running_registry
+from registry_harness import RunningRegistry, SomeRunner, an_agent, an_alias, declare, manifest, running_registry
 
 from weft.api.registry.v1.join_token_service_pb2 import (
     CheckJoinTokenRequest,
@@ -115,6 +115,19 @@ async def test_names_of_the_configuration_and_of_runners_that_are_down_are_not_f
     assert (await mesh.model("pinned")).runner == "eve"
     back = await SomeRunner(mesh, name="local", models=("m1",), incarnation="life-2").open()
     assert not back.left_out, "a runner of the mesh itself gets its names back"
+
+
+async def test_alias_is_no_name_for_a_joined_model_or_its_pool_unless_the_token_permits_it(
+    mesh: RunningRegistry,
+) -> None:
+    await SomeRunner(mesh, name="local", models=("m1",)).open()
+    await mesh.apply(an_alias("user", pattern="chat"), an_alias("others", pattern="claude-*"))
+    eve = await machine(mesh, "eve")
+    models = ("chat", manifest("inner", pool="chat"), "claude-opus", "own")
+    runner = await Joined(mesh, name="eve", models=models, machine=eve).open()
+    assert {item.partition(":")[0] for item in runner.left_out} == {"model chat", "model inner"}
+    permitted = await machine(mesh, "frank", name_pattern="*")
+    assert not (await Joined(mesh, name="frank", models=("chat",), machine=permitted).open()).left_out
 
 
 async def test_revoked_machine_leaves_the_mesh_and_cannot_come_back(mesh: RunningRegistry) -> None:
