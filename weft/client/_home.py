@@ -6,6 +6,7 @@ import re
 import socket
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NoReturn
@@ -36,10 +37,19 @@ DEFAULT_HOME = FoundHome("~/.weft")
 
 
 def home_folder(home: Path | str | None) -> Path:
-    """Returns the absolute path of a home, by default WEFT_HOME or DEFAULT_HOME."""
+    """Returns the absolute path of a home, by default WEFT_HOME or DEFAULT_HOME.
+
+    Raises PERMISSION_DENIED for one in which another user runs a mesh, such as /tmp/mesh; root may use it.
+    """
     chosen = home or FoundHome(os.environ.get(HOME_VARIABLE) or DEFAULT_HOME)
     # Path(...) of a FoundHome is a plain path.
-    return (chosen if isinstance(chosen, Path) else Path(chosen)).expanduser().absolute()
+    folder = (chosen if isinstance(chosen, Path) else Path(chosen)).expanduser().absolute()
+    with suppress(OSError):
+        run = (folder / "run").stat()
+        if hasattr(os, "geteuid") and os.geteuid() and run.st_uid not in (os.geteuid(), 0):
+            what = f"the home {folder} belongs to another user, whose programs would get keys and prompts"
+            raise WeftError(Reason.PERMISSION_DENIED, f"{what}; choose another with --home")
+    return folder
 
 
 Service = Literal["router", "registry"]

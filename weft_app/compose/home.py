@@ -264,11 +264,9 @@ class WeftHome:
         try:
             lock = self.lock_file.lstat()
             return not opened.parent.parent.is_dir() or any(_is_same(each, lock) for each in opened.iterdir())
-        except PermissionError:
-            # Nor may this user send it signals.
-            return True
-        except OSError:
-            return False
+        except OSError as error:
+            # This user may not signal a process whose files it may not see.
+            return isinstance(error, PermissionError)
 
     def announce(self, facts: dict[str, Any]) -> None:
         """Writes `up.json` atomically, as one line. Raises INVALID_ARGUMENT if it cannot be written."""

@@ -9,12 +9,13 @@ from collections.abc import Iterator
 
 import pytest
 from gateway_script import serving
+from starlette.types import Scope
 
 from gateway.auth.authentication import Gate
 from gateway.config import GatewayConfig
 from gateway.http import protocol
 from weft.kernel.peer_user import End
-from weft.kernel.principal import LOCAL
+from weft.kernel.principal import OTHER_USER, Principal
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 CHANGES = [
@@ -138,7 +139,12 @@ async def test_request_does_not_count_as_that_of_the_user_who_has_its_port_after
     monkeypatch.undo()
     callers: list[str] = []
     admit = Gate.admit
-    monkeypatch.setattr(Gate, "admit", lambda gate, scope: callers.append(admit(gate, scope).name) or LOCAL)
+
+    def noted(gate: Gate, scope: Scope) -> Principal:
+        callers.append(admit(gate, scope).name)
+        return OTHER_USER
+
+    monkeypatch.setattr(Gate, "admit", noted)
     with socket.create_server(("127.0.0.1", 0)) as chosen:
         port = chosen.getsockname()[1]
     async with serving() as gateway:

@@ -1,9 +1,10 @@
 """How programs find a mesh on other machines, and what they show there."""
 
 import asyncio
+import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -177,3 +178,20 @@ def test_call_without_time_left_fails_and_does_not_wait() -> None:
     ):
         mesh.embed("m", "text", timeout=0)
     assert late.value.reason is Reason.DEADLINE_EXCEEDED
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root gives files to another user")
+@pytest.mark.parametrize("find", [mesh_url, mesh_address, api_socket])
+def test_home_of_another_user_gets_no_key_and_no_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, find: Callable[[Path], object]
+) -> None:
+    """Another user could create /tmp/mesh, which a command names, after a restart of the machine."""
+    run = tmp_path / "trap" / "run"
+    run.mkdir(parents=True)
+    (run / "up.json").write_text('{"grpc": "127.0.0.1:1", "url": "http://127.0.0.1:1"}')
+    find(tmp_path / "trap")
+    os.chown(run, 65_534, 65_534)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(WeftError, match="belongs to another user") as refused:
+        find(tmp_path / "trap")
+    assert refused.value.reason is Reason.PERMISSION_DENIED
