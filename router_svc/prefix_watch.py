@@ -72,23 +72,28 @@ class PrefixWatch:
         channel = await self._channels.get(address)
         stub = cast("RunnerServiceAsyncStub", runner_service_pb2_grpc.RunnerServiceStub(channel))
         request = runner_service_pb2.WatchPrefixesRequest(model=key[0])
-        async for changes in stub.WatchPrefixes(request, metadata=metadata_of(address)):
+        metadata = metadata_of(address)
+        # An engine would parse, and answer by, what a joined machine sends as the state of a prompt.
+        is_movable = not metadata
+        async for changes in stub.WatchPrefixes(request, metadata=metadata):
             report = PrefixReport(
                 key=key,
                 restart=changes.restart,
                 cleared=changes.cleared,
                 held=tuple(changes.held),
                 lost=tuple(changes.lost),
-                stored=tuple(map(_stored, changes.stored.prompts)) if changes.HasField("stored") else None,
+                stored=tuple(_stored(prompt, is_movable=is_movable) for prompt in changes.stored.prompts)
+                if changes.HasField("stored")
+                else None,
             )
             self._note(report)
 
 
-def _stored(prompt: runner_service_pb2.StoredPrompt) -> StoredPrompt:
+def _stored(prompt: runner_service_pb2.StoredPrompt, *, is_movable: bool) -> StoredPrompt:
     seconds = prompt.restore.ToNanoseconds() / 1e9
     digests = tuple(prompt.prefix_digests[: len(PREFIX_ENDS)])
     token_seconds = prompt.token_prefill.ToNanoseconds() / 1e9
-    return StoredPrompt(digests, seconds, prompt.byte_count, prompt.state_kind, token_seconds)
+    return StoredPrompt(digests, seconds, prompt.byte_count, prompt.state_kind if is_movable else "", token_seconds)
 
 
 def _reporting(view: FleetView) -> Iterator[tuple[CandidateKey, str]]:

@@ -127,6 +127,8 @@ log = get_logger("weft.relay")
 
 MAX_UNREAD_BYTES = 1024**3
 """Maximum bytes that wait for slow callers, over all links."""
+RECHECK_SECONDS = 30.0
+"""Interval in which the credential of a link is checked if the mesh does not have its runner."""
 MAX_RUNNER_CALLS = 16
 """Maximum concurrent calls of a runner to the registry."""
 _NOT_FOR_RUNNERS = frozenset({RUNNER_KEY, AUTHORIZATION, API_KEY})
@@ -297,7 +299,7 @@ class Relay:
         standing = RelayLink(self._config, session, self._require_room(), self._share)
         # Once registered it counts, and `stop` ends it.
         self._standing[standing.session] = standing
-        opening = asyncio.create_task(self._require_session(standing))
+        watching = asyncio.create_task(self._watch_session(standing, context))
         try:
             milliseconds = int(self._clock.utc_now().timestamp() * 1000)
             await context.send_initial_metadata(((ACCEPTED_KEY, "1"), (CLOCK_KEY, str(milliseconds))))
@@ -306,7 +308,7 @@ class Relay:
             del self._standing[standing.session]
             self._unbind(standing)
             standing.ended.set()
-            await stop_tasks([opening])
+            await stop_tasks([watching])
 
     def _require_room(self) -> SessionCalls:
         self._require_running()
@@ -321,12 +323,22 @@ class Relay:
         if self._stopping or self._calls is None:
             raise _shutting_down()
 
-    async def _require_session(self, standing: RelayLink) -> None:
-        """End a link if its runner does not open a session in time."""
-        seconds = self._config.open_timeout_seconds
-        if not await wait_for_event(standing.session.opened, self._clock, seconds):
+    async def _watch_session(self, standing: RelayLink, context: AttachContext) -> None:
+        """End a link if its runner does not open a session in time, or once its machine was revoked."""
+        seconds, session = self._config.open_timeout_seconds, standing.session
+        if not await wait_for_event(session.opened, self._clock, seconds):
             message = f"the runner opened no session within {seconds:g} s"
-            standing.link.stop(standing.session.refusal or WeftError(Reason.DEADLINE_EXCEEDED, message))
+            standing.link.stop(session.refusal or WeftError(Reason.DEADLINE_EXCEEDED, message))
+            return
+        while self._calls is not None and self._gate is not None:
+            await self._clock.sleep(RECHECK_SECONDS)
+            # A revoked runner that sends no heartbeats would otherwise keep its link.
+            try:
+                if not await self._calls.is_known(session):
+                    await self._gate.check(context)
+            except WeftError as error:
+                if error.reason is Reason.UNAUTHENTICATED:
+                    standing.link.stop(error)
 
     def _bind(self, session: LinkSession) -> None:
         standing = self._standing.get(session)

@@ -158,12 +158,26 @@ class SessionCalls:
     async def close(self, session: LinkSession) -> None:
         """Close the session of a runner that lost its link, unless it is reachable elsewhere. Raises WeftError."""
         with calling(Reason.SERVICE_UNAVAILABLE):
-            request = registry_service_pb2.GetResourceRequest(kind="runner", name=session.runner)
-            found = await self._registry.GetResource(request, timeout=CALL_TIMEOUT_SECONDS)
-            known = runner_pb2.Runner()
-            found.resource.content.Unpack(known)
+            known = await self._known(session)
             if known.address == relayed_address(self._address, session.runner):
                 await self._sessions.CloseSession(_close_request(session), timeout=CALL_TIMEOUT_SECONDS)
+
+    async def is_known(self, session: LinkSession) -> bool:
+        """Return whether the mesh has the runner, joined by this link's token or machine. Raises WeftError."""
+        try:
+            with calling(Reason.SERVICE_UNAVAILABLE):
+                return (await self._known(session)).joined_by == session.joined_by
+        except WeftError as error:
+            if error.reason is Reason.NOT_FOUND:
+                return False
+            raise
+
+    async def _known(self, session: LinkSession) -> runner_pb2.Runner:
+        request = registry_service_pb2.GetResourceRequest(kind="runner", name=session.runner)
+        found = await self._registry.GetResource(request, timeout=CALL_TIMEOUT_SECONDS)
+        known = runner_pb2.Runner()
+        found.resource.content.Unpack(known)
+        return known
 
     async def _open(self, _: LinkCall, session: LinkSession, request: pb.OpenSessionRequest) -> Message:
         name = require_name(request.runner.name, "runner.name")

@@ -106,7 +106,7 @@ class JoinTokens:
         """Replaces a token by a machine with its rights."""
         earlier = self._core.join_tokens.get(machine_id)
         is_used = token.id not in self._core.join_tokens
-        if is_used or (earlier is not None and not hmac.compare_digest(earlier.secret_sha256, secret_sha256)):
+        if is_used or (earlier and not (earlier.machine and hmac.compare_digest(earlier.secret_sha256, secret_sha256))):
             raise WeftError(Reason.UNAUTHENTICATED, "the join token was used already; request a new one")
         machine = replace(
             token,

@@ -127,7 +127,7 @@ def choose_runner(named: str, field: str, directory: RunnerDirectory) -> str:
 
     Raises NOT_FOUND, INVALID_ARGUMENT listing the runners that could do it, and NO_RUNNER_AVAILABLE if none can.
     """
-    able = directory.adding_runners()
+    able = directory.adding_runners(joined=bool(named))
     if named:
         if named not in directory.runner_names():
             raise unknown_name(RUNNER, named, directory.runner_names(), field=field)
@@ -137,7 +137,8 @@ def choose_runner(named: str, field: str, directory: RunnerDirectory) -> str:
     if not able:
         raise WeftError(
             Reason.NO_RUNNER_AVAILABLE,
-            "no runner can add models by their source; start one (weft up)",
+            "no runner of the mesh can add models by their source; start one (weft up), or name a machine that joined "
+            "with --accept-models",
         )
     if len(able) > 1:
         raise invalid_field(field, f"must say which runner: {', '.join(able)}")
@@ -150,7 +151,8 @@ def _served(shown: str, load: operation_pb2.LoadModel, directory: RunnerDirector
         (
             each
             for each in directory.added_models()
-            if each.source == shown and load.model in ("", each.model) and load.runner in ("", each.runner)
+            if each.source == shown and load.model in ("", each.model)
+            if each.runner == load.runner or not (load.runner or each.is_joined)
         ),
         None,
     )

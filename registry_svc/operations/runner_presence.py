@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from registry_svc.mesh.claims import claim_to
 from registry_svc.mesh.core import RegistryCore
+from registry_svc.mesh.session_state import SessionState
 from registry_svc.operations.policy.loads import PoolMember
 from weft.api.registry.v1 import runner_pb2
 from weft.documents.resource_kinds import ResourceKind
@@ -17,7 +18,7 @@ from weft.kernel.reasons import Reason
 _LOADED = frozenset({runner_pb2.InstanceState.PHASE_LOADING, runner_pb2.InstanceState.PHASE_READY})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class AddedModelView:
     """A model that an active runner serves by its source."""
 
@@ -25,6 +26,8 @@ class AddedModelView:
     source: str
     """For display: a URL has no query."""
     runner: str
+    is_joined: bool = False
+    """Whether this is what a joined machine says: it counts only for loads that name the machine."""
 
 
 class RunnerDirectory:
@@ -67,24 +70,25 @@ class RunnerDirectory:
         """Whether a runner is active."""
         return self.incarnation_of(runner) is not None
 
-    def adding_runners(self) -> list[str]:
-        """Returns the names of active runners that serve models by source, sorted."""
-        return sorted(name for name, report in self._reports() if report.adds_models)
+    def adding_runners(self, *, joined: bool = False) -> list[str]:
+        """Returns the names of active runners that serve models by source, sorted; `joined`: also joined machines."""
+        return sorted(each.profile.name for each in self._active(joined) if each.capability.message().adds_models)
 
     def attaching_runners(self) -> list[str]:
-        """Returns the names of active runners that attach servers, sorted."""
-        return sorted(name for name, report in self._reports() if report.attaches_servers)
+        """Returns the names of active runners that attach servers, sorted; joined machines attach none."""
+        return sorted(each.profile.name for each in self._active() if each.capability.message().attaches_servers)
 
     def runner_of_server(self, server: str) -> str | None:
         """Returns the active runner that has attached a server, or None."""
-        return next((name for name, report in self._reports() if server in report.attached_servers), None)
+        found = (each for each in self._active() if server in each.capability.message().attached_servers)
+        return next((each.profile.name for each in found), None)
 
     def added_models(self) -> list[AddedModelView]:
         """Returns the models that active runners serve by source."""
         return [
-            AddedModelView(model=instance.model, source=instance.added_source, runner=name)
-            for name, report in self._reports()
-            for instance in report.instances
+            AddedModelView(instance.model, instance.added_source, each.profile.name, each.profile.dial_out)
+            for each in self._active(joined=True)
+            for instance in each.capability.message().instances
             if instance.added_source
         ]
 
@@ -102,11 +106,9 @@ class RunnerDirectory:
         mesh = self._core.mesh
         return bool(claim_to(mesh, ResourceKind.MODEL, name).owners or mesh.pools.is_explicit(name))
 
-    def _reports(self) -> Iterator[tuple[str, runner_pb2.Capability]]:
-        """Yields the names and last reports of active runners."""
-        for member in self._core.mesh:
-            if member.pulse.active:
-                yield member.profile.name, member.capability.message()
+    def _active(self, joined: bool = False) -> Iterator[SessionState]:
+        """Yields active runners; `joined`: also machines that joined, which may report what they like."""
+        return (each for each in self._core.mesh if each.pulse.active and (joined or not each.profile.dial_out))
 
     def _pool_member(self, model: str, runner: str) -> PoolMember:
         member = self._core.mesh.of_runner(runner) if runner else None

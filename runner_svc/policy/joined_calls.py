@@ -15,6 +15,8 @@ class Permission(Enum):
     """It concerns published models and the runner itself only."""
     ACCEPTS_MODELS = "accepts models"
     """The machine was joined with `--accept-models`."""
+    NEVER = "never"
+    """It concerns the mesh's own runners only."""
 
 
 _RUNNER = "/weft.api.runner.v1.RunnerService/"
@@ -33,10 +35,8 @@ JOINED_CALLS: Mapping[str, Permission] = MappingProxyType(
             f"{_RUNNER}{name}": Permission.ALWAYS
             for name in ("Describe", "Wake", "Load", "Unload", "YieldMemory", "FlushCache", "GetRequest", "TailLogs")
         },
-        **{
-            f"{_RUNNER}{name}": Permission.ALWAYS
-            for name in ("WatchPrefixes", "FetchPrompt", "FindStoredModel", "ReadModelFile")
-        },
+        **{f"{_RUNNER}{name}": Permission.ALWAYS for name in ("WatchPrefixes", "FindStoredModel", "ReadModelFile")},
+        f"{_RUNNER}FetchPrompt": Permission.NEVER,
         **{f"{_RUNNER}{name}": Permission.ACCEPTS_MODELS for name in ("PullModel", "AddModel", "RemoveModel")},
     }
 )
@@ -45,8 +45,8 @@ JOINED_CALLS: Mapping[str, Permission] = MappingProxyType(
 
 def require_callable(method: str, *, accepts_models: bool) -> None:
     """Raises UNSUPPORTED_OPERATION for a method that is never called over a link, PERMISSION_DENIED without consent."""
-    permission = JOINED_CALLS.get(method)
-    if permission is None:
+    permission = JOINED_CALLS.get(method, Permission.NEVER)
+    if permission is Permission.NEVER:
         raise WeftError(Reason.UNSUPPORTED_OPERATION, "this method cannot be called over a link")
     if permission is Permission.ACCEPTS_MODELS and not accepts_models:
         raise WeftError(

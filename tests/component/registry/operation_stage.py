@@ -223,7 +223,7 @@ class FakeDirectory(RunnerDirectory):
     def is_active(self, runner: str) -> bool:
         return runner in self.active_runners()
 
-    def adding_runners(self) -> list[str]:
+    def adding_runners(self, *, joined: bool = False) -> list[str]:
         return [name for name in self.active_runners() if name in self.adding]
 
     def attaching_runners(self) -> list[str]:

@@ -185,6 +185,16 @@ async def test_machine_gets_the_rights_of_a_newer_token_and_no_token_takes_its_c
     assert (joined.id, joined.pool) == ("desk00000000", "qwen")
 
 
+async def test_machine_does_not_take_the_place_of_a_reusable_token_with_its_id_and_secret(
+    mesh: RunningRegistry,
+) -> None:
+    token_id, shared = await make(mesh)
+    _, fresh = await make(mesh, reusable=False)
+    with refused(Reason.UNAUTHENTICATED):
+        await mesh.tokens.CheckJoinToken(Check(token=fresh, machine=f"wjm_{token_id}_{shared.rpartition('_')[2]}"))
+    assert (await mesh.tokens.CheckJoinToken(Check(token=shared))).join_token.id == token_id
+
+
 async def test_two_machines_with_one_token_are_one_and_a_refusal(mesh: RunningRegistry) -> None:
     _, token = await make(mesh, reusable=False)
     checks = (mesh.tokens.CheckJoinToken(Check(token=token, machine=credential(name))) for name in ("a", "b", "c"))

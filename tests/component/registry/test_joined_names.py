@@ -5,15 +5,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from kit.failures import fails
 from kit.refusals import refused
 from registry_harness import RunningRegistry, SomeRunner, an_agent, an_alias, declare, manifest, running_registry
 
+from registry_svc.operations.model_sources import load_target
+from registry_svc.operations.runner_presence import RunnerDirectory
+from weft.api.operations.v1.operation_pb2 import LoadModel
 from weft.api.registry.v1.join_token_service_pb2 import (
     CheckJoinTokenRequest,
     CreateJoinTokenRequest,
     ListJoinTokensRequest,
     RevokeJoinTokenRequest,
 )
+from weft.api.registry.v1.runner_pb2 import Capability, InstanceState
 from weft.api.registry.v1.runner_session_service_pb2 import OpenSessionRequest
 from weft.kernel.reasons import Reason
 
@@ -151,3 +156,24 @@ async def test_session_of_a_machine_goes_on_with_its_next_token(mesh: RunningReg
     assert (await mesh.runner("desk")).host == "desk-box"
     listed = (await mesh.tokens.ListJoinTokens(ListJoinTokensRequest())).join_tokens
     assert {each.id: list(each.names) for each in listed} == {"desk00000000": [], "desk20000000": ["a", "desk"]}
+
+
+async def test_joined_machine_takes_no_operation_that_does_not_name_it(mesh: RunningRegistry) -> None:
+    own = SomeRunner(mesh, name="local", models=("alone",))
+    joined = Joined(mesh, name="evil", models=("evil-model",), machine=await machine(mesh, "evil"))
+    directory = RunnerDirectory(mesh.service._core)
+    for runner in (joined, own):
+        await runner.open()
+        report = Capability(adds_models=True, attaches_servers=True, attached_servers=["server"])
+        report.instances.add(model=runner.models[0], phase=InstanceState.PHASE_READY, added_source="hf:a/b")
+        await runner.beat(report)
+        if runner is joined:
+            assert not directory.adding_runners()
+            assert directory.runner_of_server("server") is None
+            with fails(Reason.NO_RUNNER_AVAILABLE, "--accept-models"):
+                load_target(LoadModel(source="hf:a/b"), directory)
+            assert load_target(LoadModel(source="hf:a/b", runner="evil"), directory).is_served
+    assert directory.adding_runners() == directory.attaching_runners() == ["local"]
+    assert directory.adding_runners(joined=True) == ["evil", "local"]
+    assert directory.runner_of_server("server") == "local"
+    assert load_target(LoadModel(source="hf:a/b"), directory).runner == "local"

@@ -125,7 +125,10 @@ class ScriptedRegistry(
 
     async def GetResource(self, request: Any, context: Any) -> Any:  # noqa: N802
         await self.may_answer.wait()
-        return registry_service_pb2.GetResourceResponse(resource=carried(self.runners[request.name]))
+        async with answering(context):
+            if request.name not in self.runners:
+                raise WeftError(Reason.NOT_FOUND, "no such runner")
+            return registry_service_pb2.GetResourceResponse(resource=carried(self.runners[request.name]))
 
 
 class ScriptedRunner(

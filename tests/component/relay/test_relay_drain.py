@@ -105,7 +105,7 @@ async def test_stream_longer_than_the_drain_ends_with_its_link(mesh: Mesh, lapto
     answer = await _begun(mesh, laptop)
     stopping = _stopping(mesh)
     await eventually(lambda: len(mesh.registry.heartbeats) > 1)
-    await clock.wait_for_sleepers(1)
+    await clock.wait_for_sleepers(2)
     await clock.advance(GRACE_SECONDS)
     assert (await answer.error()).reason is Reason.WORKER_LOST
     await soon(stopping)

@@ -22,6 +22,7 @@ from relay_harness import (
     soon,
 )
 
+from router_svc.relay import RECHECK_SECONDS
 from runner_svc.dial_out import DialOut, DialOutConfig, LinkState
 from weft.api.common.v1 import link_pb2 as pb
 from weft.api.registry.v1 import runner_pb2, runner_session_service_pb2
@@ -30,6 +31,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import open_channel
 from weft.link.link import MAX_LINK_MESSAGE_BYTES
+from weft_testing.fake_clock import FakeClock
 
 
 async def _endless(_request: Any, _context: Any) -> AsyncIterator[Any]:
@@ -206,6 +208,20 @@ async def test_credential_of_the_machine_is_checked_with_the_token_and_its_revoc
             await laptop.sessions.OpenSession(again)
         error = await soon(laptop.dial_out.given_up())
         assert (error.reason, error.message) == (Reason.UNAUTHENTICATED, "the machine was revoked")
+
+
+async def test_revoked_machine_that_sends_no_heartbeats_loses_its_link(tmp_path: Path) -> None:
+    clock = FakeClock()
+    async with running_mesh_side(tmp_path, clock=clock) as mesh, running_laptop(mesh) as laptop:
+        await laptop.open()
+        await clock.wait_for_sleepers(1)
+        mesh.registry.good_tokens.clear()
+        await clock.advance(RECHECK_SECONDS)
+        await clock.wait_for_sleepers(1)
+        assert RUNNER in mesh.relay._links, "the mesh has its runner"
+        mesh.registry.runners.clear()
+        await clock.advance(RECHECK_SECONDS)
+        assert (await soon(laptop.dial_out.given_up())).reason is Reason.UNAUTHENTICATED
 
 
 async def test_runner_keeps_dialing_during_a_registry_outage(mesh: Mesh) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 from kit.fleet import model_view, runner_view
 from kit.serving import served
 from kit.waiting import until
@@ -18,6 +19,7 @@ from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.api.runner.v1 import runner_service_pb2_grpc
 from weft.dispatch.fleet import FleetView
+from weft.kernel.address import relayed_address
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import ChannelPool, answering
@@ -104,6 +106,20 @@ async def test_stored_prompts_of_a_sleeping_model_are_passed_on(tmp_path: Path) 
         watching.runner.changes.put_nowait(message)
         await until(lambda: bool(watching.reports))
         assert watching.reports == [PrefixReport(key=KEY, stored=(StoredPrompt((1, 2), 0.25),))]
+
+
+@pytest.mark.parametrize(("is_joined", "kind"), [(False, "llama-1"), (True, "")])
+async def test_stored_prompts_of_a_joined_machine_are_not_moved_to_others(
+    tmp_path: Path, is_joined: bool, kind: str
+) -> None:
+    async with _watching(tmp_path) as watching:
+        address = f"unix:{tmp_path}/r"
+        watching.show(stores=True, address=relayed_address(address, "r") if is_joined else address)
+        message = pb.WatchPrefixesResponse()
+        message.stored.prompts.add(prefix_digests=[1], state_kind="llama-1")
+        watching.runner.changes.put_nowait(message)
+        await until(lambda: bool(watching.reports))
+        assert watching.reports == [PrefixReport(key=KEY, stored=(StoredPrompt((1,), 0.0, 0, kind),))]
 
 
 async def test_broken_stream_means_estimates_until_it_is_opened_again(tmp_path: Path) -> None:
