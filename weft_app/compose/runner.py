@@ -27,6 +27,7 @@ from weft.kernel.health import HealthSource
 from weft.kernel.health_monitor import HealthMonitor
 from weft.kernel.log import get_logger
 from weft.kernel.model_source import parse_source
+from weft.kernel.names import AUTO_MODEL
 from weft.kernel.service import Service
 from weft_app.compose.accelerators import host_observer
 from weft_app.compose.added_models import SectionAdder
@@ -81,14 +82,14 @@ def runner_config(  # noqa: PLR0913 - what the file says about this host, by its
     accelerators: AcceleratorSettings | None = None,
     model_store: ModelStoreSettings | None = None,
     peers: ModelPeers | None = None,
-    others: Iterable[RunnerSettings] = (),
+    taken_names: Iterable[str] = (),
 ) -> RunnerConfig:
     """Returns the configuration of a runner at the gRPC target `address`.
 
     `published`: the models to serve; None: all without `publish: false`. `drain_seconds`: how long an unload waits for
     running requests. `accelerators`: this host's devices with leased memory; None: memory is not leased. `model_store`:
-    how models with a `source` are pulled. `peers`: the runners that may have them; None: none. `others`: the file's
-    runners, whose names listed models of servers must not take.
+    how models with a `source` are pulled. `peers`: the runners that may have them; None: none. `taken_names`: see
+    `names_taken_by`.
     """
     models = section.published_models
     if published is not None:
@@ -140,7 +141,7 @@ def runner_config(  # noqa: PLR0913 - what the file says about this host, by its
         memory_wait_seconds=section.memory_wait_seconds,
         stored_prompts_mb=section.stored_prompts_mb,
         agents=published_agents(section),
-        reserved_names=frozenset(names_of(others)),
+        reserved_names=frozenset(taken_names),
         tools=tool_sources(section, os.environ),
         max_requests=section.max_requests,
         worker_hosts=section.worker_hosts,
@@ -233,7 +234,7 @@ async def serve_runner(
             accelerators=config.accelerators,
             model_store=config.model_store,
             peers=peers,
-            others=configured_runners(config),
+            taken_names=names_taken_by(config),
         )
         return replace(built, security=security)
 
@@ -264,9 +265,11 @@ async def serve_runner(
         await serve_until_stopped(host, made, config, started, companions=[service, *companions], monitor=monitor)
 
 
-def names_of(runners: Iterable[RunnerSettings]) -> Iterator[str]:
-    """Yields the names of runners, their published models and their agents."""
-    for runner in runners:
+def names_taken_by(config: WeftConfig) -> Iterator[str]:
+    """Yields the names that models from the lists of servers must not take: of runners, models, agents and aliases."""
+    yield AUTO_MODEL
+    yield from (alias.pattern or alias.name for alias in config.registry.aliases)
+    for runner in configured_runners(config):
         yield runner.name
         yield from (model.name for model in runner.published_models)
         yield from (agent.name for agent in runner.agents)
