@@ -2,12 +2,9 @@
 
 from weft.dispatch.agents import agent_name_of
 from weft.dispatch.fleet import FleetView
-from weft.kernel.names import ROUTE_PREFIX
+from weft.kernel.names import LATEST, ROUTE_PREFIX
 
 SURFACE = "ollama"
-
-LATEST = ":latest"
-"""The tag that clients add to a name without one."""
 
 
 def mesh_name(view: FleetView, given: str) -> str:

@@ -20,7 +20,7 @@ from gateway.deps import Gateway, GatewayDeps
 from gateway.errors import OLLAMA_JSON, ClientGoneError, Dialect, envelope
 from gateway.ollama.answers import JSON_LINES
 from gateway.ollama.chat import KEYLESS, Operations, begin_operation, require_success
-from gateway.ollama.names import LATEST, SURFACE
+from gateway.ollama.names import SURFACE
 from gateway.ollama.schema import OllamaPullRequest
 from gateway.openai.extension_fields import unknown_fields
 from gateway.operations import ENDED, OperationsClient, read_body, requester
@@ -32,6 +32,7 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.json_lines import encode_json
 from weft.kernel.log import get_logger
 from weft.kernel.model_source import asked_source, is_source
+from weft.kernel.names import LATEST
 from weft.kernel.reasons import Reason
 from weft.kernel.short_names import short_names_hint, short_source
 

@@ -19,6 +19,7 @@ from weft.api.registry.v1.runner_session_service_pb2 import OpenSessionRequest
 from weft.documents.kinds import DECLARED_KINDS
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError
+from weft.kernel.names import ANY, matches, with_twin
 from weft.kernel.reasons import Reason
 
 
@@ -87,11 +88,12 @@ class Publication:
         mesh, joiner = self._mesh, self._joiner
         if joiner is None or pool == joiner.pool:
             return
-        aliases = mesh.documents[ResourceKind.ALIAS].shown.values()
-        if not joiner.name_pattern and pool in {each.manifest.pattern for each in aliases}:
+        patterns = {each.manifest.pattern for each in mesh.documents[ResourceKind.ALIAS].shown.values()} - {ANY}
+        is_alias = any(matches(pattern, name) for pattern in patterns for name in with_twin(pool))
+        if is_alias and not joiner.name_pattern:
             raise WeftError(Reason.ALREADY_EXISTS, f"the name {pool!r} is an alias of the mesh; choose another name")
-        answering = {*mesh.pools.members(pool), *([pool] if mesh.model(pool) else [])}
-        for model in answering - {own}:
+        answering = {model for name in with_twin(pool) for model in (*mesh.pools.members(name), name)} - {own}
+        for model in filter(mesh.model, answering):
             state, declared = mesh.publisher_of(model), mesh.declared_model(model)
             is_own = state is not None and (state.profile.joined_by == joiner.id or state.session.id == self._own)
             if not is_own or (declared is not None and declared.declared_runner != self._runner):

@@ -234,6 +234,15 @@ def check_alias(name: str, pattern: str, target: str, tenant: str, field: str = 
         raise invalid_field(f"{within}tenant", f"must be at most {MAX_TENANT_CHARS} letters, digits or '._:@/+=-'")
 
 
+LATEST = ":latest"
+"""The tag that Ollama's clients add to a name without one."""
+
+
+def with_twin(name: str) -> tuple[str, str]:
+    """Returns a name, and the one that Ollama's clients use for it, too: with or without LATEST."""
+    return name, name.removesuffix(LATEST) if name.endswith(LATEST) else name + LATEST
+
+
 def matches(pattern: str, name: str) -> bool:
     """Whether a pattern matches a name."""
     return name.startswith(pattern[:-1]) if pattern.endswith(ANY) else name == pattern
