@@ -540,7 +540,9 @@ class _Attempt:
 
     def complete(self, runner_part: receipt_pb2.Receipt) -> receipt_pb2.Receipt:
         self._is_complete = True
-        self._run.note_counted(runner_part)
+        # A joined machine counts as it likes, and what is learned excludes prompts from its whole pool.
+        if not metadata_of(self._grant.address):
+            self._run.note_counted(runner_part)
         return self._run.close(Reason.UNSPECIFIED, runner_part)
 
 

@@ -34,6 +34,7 @@ from weft.dispatch.placement import (
 )
 from weft.dispatch.request_trace import RequestContext
 from weft.durable.trials import TrialSender
+from weft.kernel.address import relayed_address
 from weft.kernel.errors import WeftError, quoting_engine
 from weft.kernel.placement_request import PlacementRequest, PrefixHolder
 from weft.kernel.reasons import Reason
@@ -680,6 +681,25 @@ async def test_prompt_that_may_have_been_read_once_per_choice_is_not_learned_fro
             pass
         await channels.close()
     assert dispatcher.prompt_counts.expected("m", 10) == 10
+
+
+@pytest.mark.parametrize(("is_joined", "expected"), [(False, 1000), (True, 10)])
+async def test_length_of_prompts_is_not_learned_from_joined_machines(
+    tmp_path: Path, is_joined: bool, expected: int
+) -> None:
+    """One such count excluded the prompts of everyone from a pool."""
+    counted = receipt_pb2.Receipt(usage=usage_pb2.Usage(prompt_tokens=2**40, completion_tokens=1))
+    finished = event_pb2.InferenceEvent(finished=event_pb2.Finished(receipt=counted))
+    prompt = chat_pb2.ChatPayload(messages=[chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER)])
+    prompt.messages[0].content.add(text="Why is the sky blue?")
+    async with _runner(tmp_path, [STARTED, _text("a"), finished]) as address:
+        channels = ChannelPool()
+        scheduler = ScriptedScheduler(relayed_address(address, "laptop") if is_joined else address)
+        dispatcher = Dispatcher(scheduler, channels)
+        async for _frame in dispatcher.call(CHAT, _about(), prompt).chunks():
+            pass
+        await channels.close()
+    assert min(dispatcher.prompt_counts.expected("m", 10), 1000) == expected
 
 
 async def test_deadline_is_not_a_cancellation_on_the_receipt(tmp_path: Path) -> None:
