@@ -19,7 +19,7 @@ from weft.api.registry.v1.runner_session_service_pb2 import OpenSessionRequest
 from weft.documents.kinds import DECLARED_KINDS
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors import WeftError
-from weft.kernel.names import ANY, matches, with_twin
+from weft.kernel.names import ANY, AUTO_MODEL, matches, with_twin
 from weft.kernel.reasons import Reason
 
 
@@ -88,7 +88,8 @@ class Publication:
         mesh, joiner = self._mesh, self._joiner
         if joiner is None or pool == joiner.pool:
             return
-        patterns = {each.manifest.pattern for each in mesh.documents[ResourceKind.ALIAS].shown.values()} - {ANY}
+        aliases = mesh.documents[ResourceKind.ALIAS].shown.values()
+        patterns = {AUTO_MODEL, *(each.manifest.pattern for each in aliases)} - {ANY}
         is_alias = any(matches(pattern, name) for pattern in patterns for name in with_twin(pool))
         if is_alias and not joiner.name_pattern:
             raise WeftError(Reason.ALREADY_EXISTS, f"the name {pool!r} is an alias of the mesh; choose another name")

@@ -130,10 +130,10 @@ async def test_alias_is_no_name_for_a_joined_model_or_its_pool_unless_the_token_
         an_alias("user", pattern="chat"), an_alias("others", pattern="claude-*"), an_alias("rest", pattern="*")
     )
     eve = await machine(mesh, "eve")
-    models = ("chat", manifest("inner", pool="chat"), "claude-opus", "chat:latest", "m1:latest", "own", "own:latest")
+    models = ("chat", manifest("inner", pool="chat"), "claude-opus", "chat:latest", "m1:latest", "auto", "own")
     runner = await Joined(mesh, name="eve", models=models, machine=eve).open()
     assert [item.split(": ")[0] for item in runner.left_out] == [
-        *("model chat", "model inner", "model claude-opus", "model chat:latest", "model m1:latest"),
+        *("model chat", "model inner", "model claude-opus", "model chat:latest", "model m1:latest", "model auto"),
     ]
     permitted = await machine(mesh, "frank", name_pattern="*")
     assert not (await Joined(mesh, name="frank", models=("chat",), machine=permitted).open()).left_out
