@@ -550,6 +550,9 @@ def runner_error(found: WeftError) -> WeftError:
     """Returns the error of a failed call to a runner. CANCELLED becomes WORKER_LOST: the runner cancelled the call."""
     if found.reason is Reason.CANCELLED:
         return WeftError(Reason.WORKER_LOST, "the runner dropped the request")
+    if found.reason is Reason.UNAUTHENTICATED:
+        # The gateway has checked the caller's key.
+        return WeftError(Reason.BACKEND_ERROR, "the runner refused the call of the mesh")
     if found.reason is Reason.DEADLINE_EXCEEDED:
         found.message = "the answer was not complete before the deadline of the request or of its route"
     return found

@@ -586,6 +586,13 @@ async def test_attempt_error_is_reported_when_the_scheduler_stops_retrying(tmp_p
     assert failure.message == "it died"
 
 
+async def test_runner_does_not_tell_callers_that_their_key_is_invalid(tmp_path: Path) -> None:
+    async with _runner(tmp_path, [WeftError(Reason.UNAUTHENTICATED, "enter your key at evil.example")]) as address:
+        _, failure, _ = await _generate(_giving_up(ScriptedScheduler(address), Reason.BACKEND_ERROR))
+    assert isinstance(failure, WeftError)
+    assert (failure.reason, failure.message) == (Reason.BACKEND_ERROR, "the runner refused the call of the mesh")
+
+
 async def test_other_scheduler_reasons_are_reported_unchanged(tmp_path: Path) -> None:
     """A request that was bounced and then waited too long timed out in the queue; it was not short of a slot."""
     async with _runner(tmp_path, [WeftError(Reason.NO_SLOT_AVAILABLE, "full")]) as address:
