@@ -12,6 +12,7 @@ import psutil
 import pytest
 from kit.demo_answers import CERTAIN_ANSWER, certain_chat
 from kit.engine_settings import engine_settings
+from kit.failures import fails
 from kit.one_model import OneModelCache
 from native_builds import built_ctranslate2
 
@@ -21,7 +22,6 @@ from runner_svc.runtimes.ctranslate2.runtime import CTranslate2Model
 from runner_svc.runtimes.library_server import program_command
 from weft.api.common.v1 import chat_pb2, event_pb2, sampling_pb2, tokenize_pb2
 from weft.dispatch.frames import Frame, GenerationPayload, has_content
-from weft.kernel.errors import WeftError
 from weft.kernel.telemetry import new_traceparent
 from weft_testing.conformance.backend import BackendConformance, Engine
 
@@ -136,7 +136,7 @@ async def test_beam_search_answers_in_one_piece_with_a_warning() -> None:
         assert [delta.index for delta in deltas] == [0, 1, 0, 1]
         assert all("Paris" in delta.text for delta in deltas[:2])
         assert all(delta.finish_reason for delta in deltas[2:])
-        with pytest.raises(WeftError, match="at most the number of beams"):
+        with fails(match="at most the number of beams"):
             await _frames(backend, _with_extra(_chat("Hi.", choice_count=3), beam_size=2))
     async with _running(beam_size=2) as (backend, _):
         frames = await _frames(backend, _chat("Hi.", sampling={}))

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 from kit.engine_settings import engine_settings
+from kit.failures import fails
 from kit.speech import spoken
 from native_builds import built_faster_whisper
 
@@ -128,7 +129,7 @@ async def test_prompt_temperature_voice_detection_and_translation_reach_the_mode
         ):
             heard, _ = await _words(backend, fox, **fields)
             assert "dog" in heard.text, fields
-        with pytest.raises(WeftError, match="language: this model supports only English") as refused:
+        with fails(match="language: this model supports only English") as refused:
             await _words(backend, fox, language="nl")
         assert refused.value.reason is Reason.INVALID_ARGUMENT
         _require_fox((await _words(backend, fox))[0])
@@ -220,14 +221,14 @@ async def test_truncated_recording_is_transcribed_up_to_its_end(fox: Path) -> No
 
 async def test_duration_limit_applies_to_the_stated_and_the_actual_length(fox: Path) -> None:
     async with _running(extra_arguments=("--max-audio-seconds", "2")) as (backend, _):
-        with pytest.raises(WeftError, match=r"file: lasts .* s; at most 2 s are transcribed"):
+        with fails(match=r"file: lasts .* s; at most 2 s are transcribed"):
             await _words(backend, fox)
         # This format does not say how long it lasts: the sound itself is counted.
-        with pytest.raises(WeftError, match="file: lasts"):
+        with fails(match="file: lasts"):
             await _words(backend, _encoded(fox, "adts"))
     async with _running(extra_arguments=("--max-channels", "1", "--max-audio-bytes", str(1024 * 1024))) as (backend, _):
         _require_fox((await _words(backend, fox))[0])
-        with pytest.raises(WeftError, match=r"file: has .* bytes; at most 1048576 are accepted"):
+        with fails(match=r"file: has .* bytes; at most 1048576 are accepted"):
             await _words(backend, bytes(2_000_000))
 
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 import grpc
 
 from weft.client._home import CA_FILE_VARIABLE, KEY_VARIABLE, require_key
-from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.errors import ENGINE_CAUSE, FieldError, WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import CONNECTION_LOST, error_from_call, open_blocking_channel
 from weft.kernel.tls import TlsFiles
@@ -96,6 +96,8 @@ class ServiceClient:
 
     def _failure(self, error: grpc.RpcError) -> WeftError:
         found = error_from_call(error, Reason.SERVICE_UNAVAILABLE)
+        # The caller may have an engine's words in its tracebacks, unlike services.
+        found.metadata.pop(ENGINE_CAUSE, None)
         if found.message == CONNECTION_LOST:
             found.message = f"the mesh at {self._target} does not answer: {CONNECTION_LOST}"
         return found

@@ -57,8 +57,8 @@ def _compressed(encoding: str) -> Send:
 
 
 def _declared(media_type: str) -> Send:
-    """A request as a foreign page could send it without a preflight: Ollama's API takes any type from other callers."""
-    headers = {"Content-Type": media_type, "Sec-Fetch-Site": "cross-site"}
+    """A request as a page could send it without a preflight: Ollama's API takes any type from other callers."""
+    headers = {"Content-Type": media_type, "Sec-Fetch-Site": "same-origin"}
     return lambda endpoint: request(endpoint, good_body(endpoint), headers)
 
 

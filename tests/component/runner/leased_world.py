@@ -27,7 +27,7 @@ from weft.api.runner.v1 import runner_service_pb2_grpc
 from weft.kernel.clock import SystemClock
 from weft.kernel.rpc import new_server, open_channel
 from weft_testing.fake_backend.process import fake_backend_command
-from weft_testing.fake_nvml import FakeCards, fake_nvml_library
+from weft_testing.fake_nvml import FOLDER_VARIABLE, FakeCards, fake_nvml_library
 
 GIB = 1024**3
 MIB = 1024**2
@@ -177,7 +177,9 @@ class LeasedWorld:
         """Engines that died for want of memory: they were granted memory in use."""
         lines = []
         for path in self.folder.glob("r*/logs/*"):
-            lines += [line for line in path.read_text("utf-8", "replace").splitlines() if "CUDA error" in line]
+            lines += [
+                line for line in path.read_text("utf-8", "replace").splitlines() if "it ran out of memory" in line
+            ]
         return lines
 
     async def until(self, condition: Callable[[], Any], what: str, seconds: float = WAIT_SECONDS) -> None:
@@ -222,6 +224,7 @@ class LeasedWorld:
                 "start_asleep": True,
                 "threads": 1,
                 "embeddings": False,
+                "environment": {FOLDER_VARIABLE: str(self.cards.folder)},
                 "extra_arguments": ["--take-device-memory", str(int((size - SPARE_MIB) * MIB * self.greed))],
             }
             for model, size in MODELS[name].items()

@@ -26,7 +26,7 @@ from runner_svc.runtimes.library_server import program_command
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, sampling_pb2
 from weft.api.registry.v1 import lease_pb2
 from weft.dispatch.frames import has_content
-from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.errors import FieldError
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft_testing.conformance.backend import BackendConformance, Engine
@@ -134,7 +134,7 @@ async def test_beam_search_answers_in_one_piece_and_ignores_sampling_parameters(
         assert receipt.tokens_per_second > 0
         assert not receipt.engine_timings.HasField("prefill_time"), "an answer in one piece has no first token"
         assert not receipt.engine_timings.HasField("decode_time")
-        with pytest.raises(WeftError, match="must be at most the number of beams, 4"):
+        with fails(match="must be at most the number of beams, 4"):
             await frames_of(backend, _with_extra(chat(choice_count=5), beam_size=4))
         stop = sampling_pb2.SamplingParams(stop=[" 2"])
         text, end = [
@@ -214,10 +214,10 @@ async def test_cancelled_prefill_frees_the_slot_at_its_first_token(model: Path) 
 
 async def test_missing_library_tokenizer_or_environment_error_suggests_a_fix(tmp_path: Path) -> None:
     backend = _backend(_folder(tmp_path / "model"), {"import_fails": True})
-    with pytest.raises(WeftError, match=r"weft runtime install ctranslate2.*libctranslate2\.so"):
+    with fails(match=r"weft runtime install ctranslate2.*libctranslate2\.so"):
         await backend.start()
     backend = _backend(_folder(tmp_path / "other", **{"tokenizer.json": True}))
-    with pytest.raises(WeftError, match=r"--copy_files tokenizer\.json"):
+    with fails(match=r"--copy_files tokenizer\.json"):
         await backend.start()
     backend = _backend(tmp_path / "model", command=None, environments=EnvironmentFolder(tmp_path))
     with fails(Reason.CONNECT_FAILED, match="is not installed; run: weft runtime install ctranslate2"):

@@ -179,7 +179,7 @@ async def test_request_parameters_reach_the_library(model: Path) -> None:
 async def test_unsupported_language_is_rejected_by_name(model: Path) -> None:
     for languages, words in ((["en"], "supports only English, not 'nl'"), (["en", "de"], "supports 2 languages")):
         async with _running(model, {"languages": languages}) as (backend, _):
-            with pytest.raises(WeftError, match=words) as refused:
+            with fails(match=words) as refused:
                 await _frames(backend, _payload({"language": "nl"}))
             assert refused.value.message.startswith("language: ")
 
@@ -288,10 +288,10 @@ async def test_out_of_memory_error_has_advice(model: Path) -> None:
 
 @pytest.mark.slow("starts engine processes")
 async def test_folder_that_is_no_whisper_model_is_rejected(model: Path) -> None:
-    with pytest.raises(WeftError, match="is not a Whisper model: unsupported model"):
+    with fails(match="is not a Whisper model: unsupported model"):
         await _backend(model, {"load_error": "unsupported model"}).start()
     (model / "tokenizer.json").unlink()
-    with pytest.raises(WeftError, match=r"tokenizer\.json does not exist"):
+    with fails(match=r"tokenizer\.json does not exist"):
         await _backend(model).start()
 
 

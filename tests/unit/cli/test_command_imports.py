@@ -31,6 +31,7 @@ SHARED = "import weft_app.cli.main"
 HELP_IMPORTS = {
     *("weft", "weft.kernel", "weft.kernel.memory_tuning"),
     *("weft_app", "weft_app.cli", "weft_app.cli.commands", "weft_app.cli.inherited", "weft_app.cli.main"),
+    "weft_app.cli.terminal",
 }
 """Modules of weft that the help of all commands may import."""
 OWN = {"weft", "weft_app", "gateway", "registry_svc", "router_svc", "runner_svc"}

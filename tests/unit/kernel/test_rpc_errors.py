@@ -7,6 +7,7 @@ import grpc
 import pytest
 from grpc_status import rpc_status
 
+from weft.client._channel import ServiceClient
 from weft.kernel.errors import FieldError, WeftError, invalid_field, quoting_engine
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import CONNECTION_LOST, calling, error_from_call, error_to_status, open_channel
@@ -45,6 +46,16 @@ def test_engine_observations_of_a_runner_round_trip() -> None:
 def test_cause_of_an_error_that_quotes_an_engine_round_trips(error: WeftError) -> None:
     got = _over_the_wire(quoting_engine(error, "refused"))
     assert (got.message, got.log_message) == (error.message, "refused")
+
+
+def test_python_client_shows_the_words_of_an_engine_to_its_caller() -> None:
+    status = rpc_status.to_status(error_to_status(quoting_engine(WeftError(Reason.BACKEND_ERROR, "words"), "a cause")))
+
+    def call(*_: object, **__: object) -> None:
+        raise _call_error(status.code, status.details, grpc.aio.Metadata(*status.trailing_metadata))
+
+    with ServiceClient("127.0.0.1:1", None) as client, pytest.raises(WeftError, match="words"):
+        client._call(call, None)
 
 
 def test_field_error_names_its_field_once_after_a_round_trip() -> None:
