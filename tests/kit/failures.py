@@ -16,12 +16,13 @@ def fails(
 ) -> Iterator[pytest.ExceptionInfo[WeftError]]:
     """Expects the block to raise a WeftError with this reason and texts; with `field`, a FieldError of that field.
 
-    `match` is searched in what callers get, not in `str(error)`, which has no words of an engine.
+    `match` is searched in reason and message, as callers get them; `str(error)` has no words of an engine.
     """
     with pytest.raises(FieldError if field else WeftError) as caught:
         yield caught
     expect_failure(caught.value, reason, *says)
-    assert match is None or re.search(match, caught.value.message), caught.value.message
+    error = caught.value
+    assert match is None or re.search(match, f"{error.reason.name}: {error.message}"), error.message
     assert not field or caught.value.metadata["field"] == field, caught.value
 
 
