@@ -258,9 +258,9 @@ def test_failed_load_shows_its_reason_and_hostile_engine_output_is_text(page: "P
     opened(page, models.mesh, "models/bad", "bad")
     _action(page, "Wake")
     failed = _operation(page, "Load bad", "failed")
-    assert HOSTILE in failed.inner_text()
+    assert "the engine died while it loaded (exit code 3)" in failed.inner_text()
     why = page.get_by_role("region", name="Why it is not loaded")
-    why.get_by_text(HOSTILE).first.wait_for()
+    why.get_by_text("the engine died while it loaded (exit code 3)").first.wait_for()
     assert page.locator("img").count() == 0
     picture(page, "models-failed")
 

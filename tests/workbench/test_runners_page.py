@@ -76,7 +76,7 @@ def test_another_machine_joins_with_the_shown_command(page: "Page", relayed: Mes
     picture(page, "runners-join")
     url, _, token = command.removeprefix("weft runner join ").partition(" --token ")
     runner = fake_runner("laptop")
-    runner["models"][0]["name"] = "m-laptop"
+    runner["models"][0] |= {"name": "m-laptop", "pool": "laptops"}
     config = write_config(tmp_path, runner)
     with running_join(tmp_path / "laptop", url, token, "--config", str(config), "--publish", "m-laptop"):
         dialog.get_by_text("has joined from").wait_for()
