@@ -1,7 +1,6 @@
 """HTTP client of pulls: it connects only to addresses that `weft.kernel.outbound` allows."""
 
 from collections.abc import Iterable, Mapping
-from urllib.request import getproxies
 
 import httpcore2
 import httpx2
@@ -56,15 +55,24 @@ class _CheckedTransport(httpx2.HTTPTransport):
 
 
 class PullClient(httpx2.Client):
-    """With a proxy in the environment, the proxy connects instead, and decides which addresses it allows."""
+    """A client that checks each address to which it connects.
+
+    Where the environment names a proxy, the proxy connects, and decides which addresses it allows.
+    """
 
     def __init__(self, headers: Mapping[str, str]) -> None:
         """Raises OSError if the certificates of this machine cannot be read."""
         self._backend = CheckedBackend()
-        super().__init__(headers=headers, transport=None if getproxies() else _CheckedTransport(self._backend))
+        super().__init__(headers=headers)
+        # For addresses without a proxy only; an argument `transport` would replace the proxies too.
+        self._transport.close()
+        self._transport = _CheckedTransport(self._backend)
 
     def restrict(self, response: httpx2.Response | None) -> None:
-        """Allows only public addresses from now on if a public server redirects; None: a new request of the caller."""
+        """Permits only public addresses once a public server has redirected.
+
+        `response`: a redirect that is followed next; None: a new request, which ends the restriction.
+        """
         is_public_only = False
         if response is not None:
             stream = response.extensions.get("network_stream")

@@ -155,3 +155,14 @@ def test_client_of_pulls_leaves_the_decision_to_a_proxy(monkeypatch: pytest.Monk
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     with PullClient({}) as client, pytest.raises(httpx2.ConnectError):
         client.get("http://169.254.169.254/x")
+
+
+@pytest.mark.parametrize("variable", ["no_proxy", "https_proxy"])
+async def test_address_that_no_proxy_connects_to_is_checked(
+    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:1")
+    if variable == "no_proxy":
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+        monkeypatch.setenv("no_proxy", "169.254.169.254")
+    assert "is link-local" in await pull("http://169.254.169.254/x", tmp_path)
