@@ -1,6 +1,6 @@
-"""Which environment variables of a runner its engines get: listed ones that do not look like credentials. Pure.
+"""The environment variables of a runner that its engines get: listed ones that do not look like credentials. Pure.
 
-Others, such as a provider's key for another runner, are given to an engine only by the setting `environment`.
+Others, such as the key of a provider, reach an engine only by the setting `environment` of its model.
 """
 
 import re
@@ -8,20 +8,23 @@ from collections.abc import Iterable, Mapping, Sequence
 
 COMMON_VARIABLES = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "HOSTNAME", "TERM", "TZ", "TMPDIR", "TEMP", "TMP"),
-    *("LANG", "LANGUAGE", "LC_*", "LD_*", "DYLD_*", "MALLOC_*", "XDG_*", "PYTHON*", "VIRTUAL_ENV", "CONDA_PREFIX"),
+    *("LANG", "LANGUAGE", "LC_*", "LD_*", "DYLD_*", "NIX_LD*", "GLIBC_TUNABLES", "MALLOC_*", "XDG_*"),
+    *("PYTHON*", "VIRTUAL_ENV", "CONDA_PREFIX", "DO_NOT_TRACK"),
     *("SSL_CERT_*", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
     *(spell(f"{name}_proxy") for name in ("http", "https", "all", "no") for spell in (str.lower, str.upper)),
 )
 """For every engine. A `*` at the end stands for any further characters."""
 DEVICE_VARIABLES = (
-    *("CUDA*", "NVIDIA_*", "NCCL_*", "HIP_*", "HSA_*", "ROCR_*", "ROCM_*", "AMD_*", "GPU_DEVICE_ORDINAL", "MIOPEN_*"),
-    *("RCCL_*", "ONEAPI_*", "SYCL_*", "ZE_*", "VK_*", "METAL_*", "MTL_*"),
+    *("CUDA*", "CUBLAS_*", "CUDNN_*", "NVIDIA_*", "NCCL_*", "NVSHMEM_*"),
+    *("HIP_*", "HSA_*", "ROCR_*", "ROCM_*", "ROCBLAS_*", "AMD_*", "GPU_DEVICE_ORDINAL", "MIOPEN_*", "RCCL_*"),
+    *("ONEAPI_*", "SYCL_*", "UR_*", "ZE_*", "ZES_*", "OCL_ICD_*", "VK_*", "MESA_*", "RADV_*", "METAL_*", "MTL_*"),
     *("OMP_*", "GOMP_*", "KMP_*", "MKL_*", "OPENBLAS_*"),
 )
 """For engines that compute on accelerators or with many threads."""
 PYTORCH_VARIABLES = (
-    *("TORCH*", "PYTORCH_*", "TRITON_*", "GLOO_*", "HF_*", "TRANSFORMERS_*", "TOKENIZERS_*"),
-    *("CC", "CXX", "CPATH", "LIBRARY_PATH"),
+    *("TORCH*", "PYTORCH_*", "TRITON_*", "FLASHINFER_*", "DG_*", "TVM_*", "NUMBA_*", "GLOO_*"),
+    *("HF_*", "HUGGINGFACE_HUB_CACHE", "DISABLE_TELEMETRY", "TRANSFORMERS_*", "TOKENIZERS_*", "SAFETENSORS_*"),
+    *("CC", "CXX", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "NVCC_*", "MAX_JOBS"),
 )
 """For engines with PyTorch, which compile kernels and use the hub's libraries."""
 _CREDENTIAL = re.compile(r"(^|_)(KEYS?|TOKEN|SECRET|PASSWORD|CREDENTIALS?)(_|$)", re.IGNORECASE)

@@ -110,7 +110,7 @@ class Runtime(Generic[Settings]):
     """Checks within seconds whether a model's program is installed, given the runner's `command` and the environment.
     None: its models have no program."""
     variables: Sequence[str] = DEVICE_VARIABLES
-    """Environment variables that its engines get besides the common ones; see `runner_svc.policy.engine_variables`."""
+    """The runner's environment variables that its engines get, in addition to `engine_variables.COMMON_VARIABLES`."""
     no_output: str = ""
     """Why weft cannot show the engine's output; empty: it can."""
     advice: Mapping[str, str] = field(default_factory=dict)

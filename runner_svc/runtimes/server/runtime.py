@@ -200,12 +200,8 @@ RUNTIME = Runtime(
     variables=(
         *DEVICE_VARIABLES,
         *PYTORCH_VARIABLES,
-        "SGL*",
-        "LMDEPLOY_*",
-        "MLX_*",
-        "OLLAMA_*",
-        "DOCKER_HOST",
-        "CONTAINER_HOST",
+        *("SGL*", "LMDEPLOY_*", "TABBY_*", "EXLLAMA*", "MLX_*", "OLLAMA_*", "GGML_*"),
+        *("DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "DOCKER_CERT_PATH", "DOCKER_TLS_VERIFY", "CONTAINER_HOST"),
     ),
     find_program_fault=_find_program_fault,
     advice={

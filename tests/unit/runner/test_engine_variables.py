@@ -5,8 +5,9 @@ import pytest
 from runner_svc.policy.engine_variables import DEVICE_VARIABLES, passed_variables, withheld_variables
 from runner_svc.runtimes.table import built_in
 
-COMMON = ["PATH", "HOME", "LC_ALL", "LD_LIBRARY_PATH", "https_proxy", "NO_PROXY", "SSL_CERT_FILE", "TMPDIR"]
-DEVICES = ["CUDA_VISIBLE_DEVICES", "NCCL_DEBUG", "OMP_NUM_THREADS"]
+COMMON = ["PATH", "LC_ALL", "LD_LIBRARY_PATH", "https_proxy", "NO_PROXY", "SSL_CERT_FILE", "TMPDIR", "HOME"]
+COMMON += ["DO_NOT_TRACK"]
+DEVICES = ["CUDA_VISIBLE_DEVICES", "NCCL_DEBUG", "ZES_ENABLE_SYSMAN", "OMP_NUM_THREADS"]
 ENGINES = ["VLLM_LOGGING_LEVEL", "HF_HOME", "SGLANG_X"]
 OTHERS = ["HF_TOKEN", "VLLM_API_KEY", "AWS_SECRET_ACCESS_KEY", "EXAMPLE_API_KEY", "PGPASSWORD", "KUBECONFIG"]
 GIVEN = dict.fromkeys([*COMMON, *DEVICES, *ENGINES, *OTHERS], "x")
