@@ -426,18 +426,16 @@ def _programs(config: WeftConfig) -> Iterator[Finding]:
 
 
 def _withheld(config: WeftConfig, environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Yields the names of the variables that engines do not get, once per runtime."""
-    passed: dict[str, set[str]] = {}
+    """Yields the names of the variables that not all engines of a runtime get, once per runtime."""
+    passed: dict[str, list[set[str]]] = {}
     for runner in configured_runners(config):
         if runner.engine.starts_engines:
-            models = [model for model in runner.models if isinstance(model, StartedModelSettings)]
-            passed.setdefault(runner.runtime, set()).update(name for model in models for name in model.environment)
-    for runtime, own in passed.items():
-        names = [
-            each for each in withheld_variables(environment, require_runtime(runtime).variables) if each not in own
-        ]
-        if names:
-            detail = f"engines of {runtime} do not get: {', '.join(names)}; a model's `environment` passes more"
+            models = [set(model.environment) for model in runner.models if isinstance(model, StartedModelSettings)]
+            passed.setdefault(runner.runtime, []).extend(models or [set()])
+    for runtime, each_own in passed.items():
+        withheld, own = withheld_variables(environment, require_runtime(runtime).variables), set.intersection(*each_own)
+        if names := [name for name in withheld if name not in own]:
+            detail = f"engines of {runtime} do not get: {', '.join(names)}, unless a model's `environment` sets them"
             yield ok("variables", detail)
 
 

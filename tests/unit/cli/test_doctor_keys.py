@@ -56,6 +56,16 @@ def test_variables_withheld_from_engines_are_named_without_values(
     assert "sk-secret-words" not in str(findings)
 
 
+def test_variable_that_only_one_model_sets_is_withheld_from_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "sk-secret-words")
+    own = "{name: qwen, path: /nowhere/qwen.gguf, environment: {HF_TOKEN: '${HF_TOKEN}'}}"
+    other = "{name: llama, path: /nowhere/llama.gguf}"
+    findings = _findings(tmp_path, f"runners:\n  - {{name: local, models: [{own}, {other}]}}\n")
+    assert findings["variables"].detail.startswith("engines of llama_server do not get: HF_TOKEN, ")
+
+
 def test_mesh_with_only_providers_needs_no_engine(tmp_path: Path) -> None:
     findings = _findings(tmp_path)
     assert "llama.cpp server" not in findings
