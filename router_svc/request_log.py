@@ -291,7 +291,7 @@ class RequestLog:
         key = request.key
         task, error = self._placements.get(key), end.refusal
         if error is not None:
-            self._note(Rejects(key=key, reason=error.reason, message=error.message, metadata=error.metadata), now)
+            self._note(Rejects(key=key, reason=error.reason, message=error.log_message, metadata=error.metadata), now)
         if task is not None:
             self._end_placement(task, end)
         if task is not None or error is not None:

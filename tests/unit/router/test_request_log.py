@@ -18,7 +18,7 @@ from router_svc.request_servicer import request_record
 from weft.api.common.v1 import receipt_pb2, signal_pb2
 from weft.api.router.v1 import request_pb2 as pb
 from weft.dispatch.fleet import FleetView
-from weft.kernel.errors import WeftError
+from weft.kernel.errors import WeftError, quoting_engine
 from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
@@ -429,3 +429,10 @@ def test_bug_token_count_of_a_model_without_a_tokenizer_was_a_failed_request() -
         log.note_end(ended)
         assert (log.ended(9, 1.0, "", lambda _: True)[1], log.under_way(9)[1], log.find("r", 1.0)) == (0, 0, None)
         assert ending(spec, 1.0, Reason.BACKEND_ERROR).is_counted
+
+
+def test_refusals_are_recorded_without_words_of_an_engine() -> None:
+    log = log_with(asked())
+    error = quoting_engine(WeftError(Reason.QUEUE_FULL, "the engine said: a prompt"), "the engine is full")
+    log.note_end(ending(1, 0.0, refusal=error))
+    assert "a prompt" not in str(record_of(log))
