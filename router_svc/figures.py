@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from router_svc.observer import RequestEnded
-from router_svc.usage import MAX_COUNTED_TOKENS, retries_of, speed_of
+from router_svc.usage import counted_tokens, retries_of, speed_of
 from weft.api.common.v1 import receipt_pb2
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
 from weft.api.router.v1 import figures_pb2 as pb
@@ -244,9 +244,9 @@ def end_of(receipt: receipt_pb2.Receipt, priority: Priority) -> RequestEnd:
     end = {
         _OUTCOMES.get(receipt.outcome, "failed"): 1,
         "retried": retries_of(receipt),
-        "prompt_tokens": _bounded(usage.prompt_tokens),
-        "cached_prompt_tokens": _bounded(usage.cached_prompt_tokens),
-        "completion_tokens": _bounded(usage.completion_tokens),
+        "prompt_tokens": counted_tokens(usage.prompt_tokens),
+        "cached_prompt_tokens": counted_tokens(usage.cached_prompt_tokens),
+        "completion_tokens": counted_tokens(usage.completion_tokens),
     }
     times = zip(_TIMES, speed_of(receipt, priority), strict=True)
     return end | {name: class_of(seconds) for name, seconds in times if seconds is not None}
@@ -405,7 +405,3 @@ def _fill_device(message: pb.DeviceFigures, steps: Sequence[Step]) -> None:
         message.name, message.total_bytes = last.name or message.name, last.total_bytes or message.total_bytes
         message.used_bytes.append(last.used_bytes if last.HasField("used_bytes") else UNKNOWN)
         message.utilization.append(found.utilization_sum / samples if samples else UNKNOWN)
-
-
-def _bounded(tokens: int) -> int:
-    return min(max(0, tokens), MAX_COUNTED_TOKENS)

@@ -40,7 +40,7 @@ from router_svc.policy.scheduler import Scheduler
 from router_svc.policy.settings import RateLimitConfig, Settings
 from router_svc.request_log import RequestLog, RequestLogLimits
 from router_svc.spans import WakeSpans
-from router_svc.usage import UsageRecorder
+from router_svc.usage import UsageRecorder, counted_tokens
 from weft.api.common.v1 import receipt_pb2
 from weft.api.common.v1.rate_limit_pb2 import RateLimitStatus
 from weft.api.registry.v1.tenant_pb2 import Tenant
@@ -664,9 +664,9 @@ def _served(receipt: receipt_pb2.Receipt | None, operation: Operation) -> Served
         return None
     usage, energy = receipt.usage, receipt.device_usage.energy_millijoules
     return Served(
-        prompt_tokens=usage.prompt_tokens,
-        cached_tokens=usage.cached_prompt_tokens,
-        output_tokens=usage.completion_tokens,
+        prompt_tokens=counted_tokens(usage.prompt_tokens),
+        cached_tokens=counted_tokens(usage.cached_prompt_tokens),
+        output_tokens=counted_tokens(usage.completion_tokens),
         energy_joules=energy / 1e3 if receipt.device_usage.HasField("energy_millijoules") else None,
     )
 

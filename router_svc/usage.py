@@ -122,9 +122,9 @@ def spent_of(receipt: receipt_pb2.Receipt) -> UsageSums:
 
 def _add_counted(sums: UsageSums, usage: Usage, *, is_remote: bool) -> None:
     """Adds the tokens and media work of a request; an estimate counts as unknown, too."""
-    sums["prompt_tokens"] = _bounded(usage.prompt_tokens, MAX_COUNTED_TOKENS)
-    sums["cached_prompt_tokens"] = _bounded(usage.cached_prompt_tokens, MAX_COUNTED_TOKENS)
-    sums["completion_tokens"] = _bounded(usage.completion_tokens, MAX_COUNTED_TOKENS)
+    sums["prompt_tokens"] = counted_tokens(usage.prompt_tokens)
+    sums["cached_prompt_tokens"] = counted_tokens(usage.cached_prompt_tokens)
+    sums["completion_tokens"] = counted_tokens(usage.completion_tokens)
     if usage.image_steps or usage.image_pixels or usage.audio_milliseconds:
         sums["image_steps"] = _bounded(usage.image_steps, MAX_COUNTED_STEPS)
         sums["image_pixels"] = _bounded(usage.image_pixels, MAX_COUNTED_PIXELS)
@@ -150,6 +150,11 @@ def asked_of(asked_model: str, target: str, model: str) -> str:
     """Returns the requested alias, pool or route; empty: the model's own name."""
     asked = asked_model or target
     return "" if asked == model else asked
+
+
+def counted_tokens(reported: int) -> int:
+    """Returns a token count reported by an engine, bounded to 0..MAX_COUNTED_TOKENS."""
+    return _bounded(reported, MAX_COUNTED_TOKENS)
 
 
 def _bounded(number: int, most: int) -> int:

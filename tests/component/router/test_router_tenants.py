@@ -16,6 +16,8 @@ from router_svc.loop import RouterRecords, SchedulingLoop
 from router_svc.placement import LocalPlacement
 from router_svc.policy.settings import ClientProfile, RateLimitConfig, Settings, TenantSettings
 from router_svc.request_servicer import RequestServicer
+from router_svc.usage import MAX_COUNTED_TOKENS
+from weft.api.common.v1.receipt_pb2 import OUTCOME_COMPLETED, Receipt
 from weft.api.registry.v1.tenant_pb2 import REMOTE_PERMISSION_ALWAYS, Tenant, TenantLimit, TenantManifest
 from weft.api.runner.v1.ticket_pb2 import TicketClaims
 from weft.dispatch.fleet import FleetView
@@ -109,6 +111,19 @@ async def test_raised_tenant_limit_grants_free_slots_immediately() -> None:
             async with asyncio.timeout(5):
                 while not (await second.next_decision()).HasField("granted"):
                     pass
+
+
+async def test_bug_absurd_token_counts_of_a_runner_were_charged_to_the_tenant() -> None:
+    """Its account lost precision, and a negative count put the tenant before all others."""
+    async with router() as mesh:
+        for tenant, tokens in (("a", 2**62), ("b", -(2**62))):
+            receipt = Receipt(outcome=OUTCOME_COMPLETED)
+            receipt.usage.prompt_tokens = receipt.usage.completion_tokens = tokens
+            async with mesh.placement.place(asked(tenant=tenant)) as place:
+                await place.next_decision()
+                await place.report_finished(Reason.UNSPECIFIED, receipt)
+        scheduler = mesh.loop.scheduler
+        assert (scheduler.fair_share("a"), scheduler.fair_share("b")) == (2 * MAX_COUNTED_TOKENS, 0)
 
 
 async def test_remote_permission_comes_from_the_declared_tenant() -> None:

@@ -15,7 +15,7 @@ from router_svc.client_registry import (
 )
 from router_svc.policy.cooldown import Cooldown, CooldownRule
 from router_svc.policy.settings import ClientProfile, RateLimitConfig
-from router_svc.usage import MAX_COUNTED_GPU_NANOSECONDS, MAX_COUNTED_MILLIJOULES
+from router_svc.usage import MAX_COUNTED_GPU_NANOSECONDS, MAX_COUNTED_MILLIJOULES, MAX_COUNTED_TOKENS
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_pb2 as pb
 from weft.kernel.errors import WeftError
@@ -73,11 +73,12 @@ def test_measured_device_time_shares_are_summed_with_their_count() -> None:
     assert (record.measured_count, record.device_time.ToMilliseconds(), record.energy_millijoules) == (2, 1_000, 900)
 
 
-def test_absurd_shares_of_a_runner_are_bounded_as_usage_is() -> None:
-    clients, absurd = registry(FakeClock()), used(1, 1)
+def test_absurd_figures_of_a_runner_are_bounded_as_usage_is() -> None:
+    limits = RateLimitConfig(default=(Rate(2**60, 60, RateUnit.TOKENS),))
+    clients, absurd = registry(FakeClock(), limits), used(2**62, 2**62)
     absurd.device_usage.device_time.FromSeconds(10**10)
     absurd.device_usage.energy_millijoules = 2**63 - 1
-    negative = used(1, 1)
+    negative = used(-5, -5)
     negative.device_usage.device_time.FromSeconds(-5)
     negative.device_usage.energy_millijoules = -5
     for key, receipt in enumerate((absurd, absurd, negative)):
@@ -86,6 +87,7 @@ def test_absurd_shares_of_a_runner_are_bounded_as_usage_is() -> None:
     record = record_of(clients, "a")
     assert record.device_time.ToNanoseconds() == 2 * MAX_COUNTED_GPU_NANOSECONDS
     assert record.energy_millijoules == 2 * MAX_COUNTED_MILLIJOULES
+    assert [use.used for use in clients.limit_uses("a")] == [4 * MAX_COUNTED_TOKENS]
 
 
 def test_profile_fills_options_its_client_leaves_unset() -> None:
