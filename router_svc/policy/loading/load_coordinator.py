@@ -91,6 +91,7 @@ def _demand(label: str, group: _Group, now: float) -> Demand:
         queued_tokens=sum(request_class.queued_tokens for request_class in classes),
         tenant=head.tenant,
         account=head.account,
+        turn=head.turn,
         ready_slots=group.capacity.slots,
         loading_slots=group.capacity.loading_slots,
         deadline_at=min(deadlines, default=None),

@@ -25,7 +25,8 @@ class Demand:
     tenant: str = ""
     """Tenant of its next request ..."""
     account: float = 0.0
-    """... and its account; see fair_share."""
+    turn: int = 0
+    """... and its account and turn; see fair_share."""
     ready_slots: int = 0
     """Slots of its ready members, free or not; 0: it is cold."""
     loading_slots: int = 0

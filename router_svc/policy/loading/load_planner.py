@@ -281,14 +281,14 @@ class LoadPlanner:
         unloaded = max((self._last_resident.get(each.model, -math.inf) for each in demand.asleep), default=-math.inf)
         return max(demand.oldest_arrived_at, unloaded) + self._limits.max_cold_wait_seconds
 
-    def _turn(self, demand: Demand, now: float) -> tuple[bool, float, int, float, int, float, float]:
+    def _turn(self, demand: Demand, now: float) -> tuple[bool, float, int, float, int, int, float, float]:
         """Return the sort key of a demand; the lowest is considered first."""
         due_at = self._due_at(demand)
         is_due = due_at <= now
         deadline = math.inf if demand.deadline_at is None else demand.deadline_at
         due_order = due_at if is_due else math.inf
-        band = BAND_OF[demand.priority]
-        return (not is_due, due_order, band, demand.account, demand.priority, deadline, demand.oldest_arrived_at)
+        standing = (BAND_OF[demand.priority], demand.account, demand.turn, demand.priority)
+        return (not is_due, due_order, *standing, deadline, demand.oldest_arrived_at)
 
     def _keep_planned(self, demands: Mapping[str, Demand], review: Review) -> None:
         """Drop finished and unwanted loads, reserve memory for the others, and begin those that can begin."""

@@ -216,6 +216,14 @@ def test_model_that_fits_is_loaded_immediately_with_durable_priority() -> None:
     assert (wakes.model, wakes.priority) == ("llama", DURABLE)
 
 
+def test_bug_class_ordered_the_loads_of_new_tenants_with_equal_accounts() -> None:
+    mesh = host_with("qwen")
+    mesh.show(members(), 0.0, hosts=memory("a program"))
+    mesh.submit(arrival(1, "llama", tenant="first", priority=Priority.LOW), 1.0)
+    mesh.submit(arrival(2, "qwen", tenant="second", priority=Priority.HIGH), 2.0)
+    assert woken(mesh.show(members(), 3.0, hosts=memory())) == ["llama"]
+
+
 def test_model_unused_by_callers_for_a_while_is_evicted() -> None:
     mesh = host_with("qwen")
     mesh.submit(arrival(1, "qwen"), 0.0)
