@@ -14,7 +14,7 @@ from router_svc.policy.loading.load_plan import Demand, LoadGate, LoadPlan, Resi
 from router_svc.policy.loading.load_planner import LoadPlanner
 from router_svc.policy.loading.wake_tracker import WakeTracker
 from router_svc.policy.queue.queues import Queues
-from router_svc.policy.queue.request_class import FirstRequest, RequestClass, order_of
+from router_svc.policy.queue.request_class import FirstRequest, RequestClass, rank_of
 from weft.kernel.request import Priority
 
 Shape = tuple[str, tuple[str, ...], int, bool]
@@ -59,7 +59,7 @@ def demands_of(
         if group is None:
             group = groups[shape] = _Group(asleep, capacity, first)
         group.classes.append(request_class)
-        group.first = min(group.first, first, key=order_of)
+        group.first = min(group.first, first, key=rank_of)
     widest: dict[tuple[str, bool], Shape] = {}
     for shape in groups:
         known = widest.get((shape[0], shape[3]))
@@ -263,11 +263,8 @@ class LoadCoordinator:
     def first_for(self, candidate: Candidate) -> tuple[Priority, int | None]:
         """Return the priority class and key of the first request that a candidate is woken for."""
         heads = (each.head() for each, capacity in self._demanding.items() if candidate in capacity.asleep)
-        firsts = [(*order_of(first), first[1].place) for first in filter(None, heads)]
-        if not firsts:
-            return Priority.NORMAL, None
-        *_, priority, (_, _, key) = min(firsts)
-        return priority, key
+        first = min(filter(None, heads), key=rank_of, default=None)
+        return (Priority.NORMAL, None) if first is None else (first[0], first[1].key)
 
     def _worth_loading(self, capacity: Capacity, now: float) -> tuple[Candidate, ...]:
         """Return the sleeping members to load.
@@ -318,5 +315,5 @@ class LoadCoordinator:
                     state.queued_tokens += request_class.queued_tokens
                 first = request_class.head()
                 if first is not None:
-                    state.first = min(state.first or first, first, key=order_of)
+                    state.first = min(state.first or first, first, key=rank_of)
         return state

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from router_svc.policy.request import QueuePosition
-from weft.kernel.request import Priority
 
 _Entry = tuple[float, int, str]
 """Account, turn, tenant."""
@@ -91,7 +90,6 @@ class TenantHead(NamedTuple):
 class FairQueue:
     """One priority class of a request class. Tenants at their concurrency cap are set aside until reactivated."""
 
-    priority: Priority
     standing_of: Callable[[str], tuple[float, int]]
     """See `FairShare.standing`."""
     may_run: Callable[[str], bool]

@@ -11,8 +11,8 @@ from router_svc.policy.endpoints.candidates import Needs
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.queue.fair_queue import TenantHead
 from router_svc.policy.queue.fair_share import MIN_COST, Account, FairShare
-from router_svc.policy.queue.request_class import BAND_OF, BANDS, CALLERS, PRIORITIES, RequestClass, order_of
-from router_svc.policy.request import QueuePosition, Request, RequestKind
+from router_svc.policy.queue.request_class import BAND_OF, BANDS, CALLERS, PRIORITIES, Rank, RequestClass, rank_of
+from router_svc.policy.request import Request, RequestKind
 from weft.kernel.request import Priority
 
 if TYPE_CHECKING:
@@ -80,8 +80,6 @@ MAX_TENANTS_COMPARED = 64
 
 MAX_REMEMBERED_KINDS = 1_024
 """Maximum request kinds that a queue caches, as callers choose names of tools freely."""
-Rank = tuple[int, float, int, float, QueuePosition]
-"""Band, the tenant's account and turn, class, position: the lower one is served first. Below 0: overdue."""
 _DURABLE = Priority.DURABLE
 _CALLERS_BAND, _DURABLE_BAND = BAND_OF[Priority.NORMAL], BAND_OF[_DURABLE]
 _MOST_SAVED_GRANTS = 1.0
@@ -222,7 +220,7 @@ class Queue:
             if first is None:
                 continue
             priority, head = first
-            yield QueueEntry((*order_of(first), head.place), priority, head, request_class)
+            yield QueueEntry(rank_of(first), priority, head, request_class)
             yield from self._overdue_classes(request_class, head, now)
             if is_due:
                 yield from self._overdue_bands(request_class, now)
@@ -255,8 +253,8 @@ class Queue:
         for lower_band in range(band + 1, len(BANDS)):
             if self._by_band[lower_band]:
                 self._passed_over[lower_band] += share
-        for lower in BANDS[band][priority - BANDS[band][0] + 1 :]:
-            if (backlog := self._backlogs[lower].get(tenant)) is not None:
+        for lower in BANDS[band]:
+            if lower > priority and (backlog := self._backlogs[lower].get(tenant)) is not None:
                 backlog.passed_over += share
 
     def places_of(self, tenant: str) -> int:

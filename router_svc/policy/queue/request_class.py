@@ -16,6 +16,8 @@ order requests."""
 BAND_OF = tuple(band for band, priorities in enumerate(BANDS) for _ in priorities)
 """The band of each priority class."""
 FirstRequest = tuple[Priority, TenantHead]
+Rank = tuple[int, float, int, float, QueuePosition]
+"""Band, the tenant's account and turn, class, position: the lower one is served first. Below 0: overdue."""
 _SPARE_ENTRIES = 64
 
 
@@ -51,9 +53,7 @@ class RequestClass:
         """Add a waiting request."""
         fair_queue = self.priorities[request.spec.priority]
         if fair_queue is None:
-            fair_queue = self.priorities[request.spec.priority] = FairQueue(
-                request.spec.priority, self.standing_of, self.may_run
-            )
+            fair_queue = self.priorities[request.spec.priority] = FairQueue(self.standing_of, self.may_run)
         fair_queue.add(request.spec.tenant, request.place)
         request.waits = True
         self.waiting += 1
@@ -140,7 +140,7 @@ class RequestClass:
         return self.is_paused and (self.awaited_wake is not None or self.may_pause(now, longest_seconds))
 
 
-def order_of(first: FirstRequest) -> tuple[int, float, int, Priority]:
-    """Return the sort key of the next requests of request classes: band, the tenant's account and turn, its class."""
+def rank_of(first: FirstRequest) -> Rank:
+    """Return the sort key of the next requests of request classes."""
     priority, head = first
-    return BAND_OF[priority], head.account, head.turn, priority
+    return BAND_OF[priority], head.account, head.turn, priority, head.place

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from router_svc.policy.queue.fair_queue import FairQueue, SortedPositions
 from router_svc.policy.request import QueuePosition
-from weft.kernel.request import Priority
 
 
 def queue_position(key: int, arrived_at: float, deadline_at: float | None) -> QueuePosition:
@@ -22,7 +21,7 @@ class Desk:
         self.accounts = {"a": 0.0, "b": 0.0, "c": 0.0, **accounts}
         self.capped: set[str] = set()
         self.turns = {"a": 1, "b": 2, "c": 3}
-        self.queue = FairQueue(Priority.NORMAL, self.standing, lambda tenant: tenant not in self.capped)
+        self.queue = FairQueue(self.standing, lambda tenant: tenant not in self.capped)
 
     def standing(self, tenant: str) -> tuple[float, int]:
         return self.accounts[tenant], self.turns[tenant]
