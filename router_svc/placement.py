@@ -39,7 +39,7 @@ from weft.kernel.names import (
 )
 from weft.kernel.placement_request import PlacementRequest, PoolQueue, PrefixHolder
 from weft.kernel.reasons import Reason, reason_of
-from weft.kernel.request import CALLER_BANDS, PREFIX_ENDS, Operation, Priority, Skill
+from weft.kernel.request import CALLER_CLASSES, PREFIX_ENDS, Operation, Priority, Skill
 from weft.kernel.rpc import AnsweringServicer
 from weft.kernel.service import stop_tasks
 from weft.kernel.telemetry import carried_traceparent
@@ -260,7 +260,7 @@ def _request_from_proto(message: pb.PlaceOpen, traceparent: str) -> PlacementReq
         raise invalid_field("open.operation", f"must be one of {', '.join(each.name.lower() for each in Operation)}")
     priority = Priority.from_wire(message.priority)
     # System priority is reserved for the router's own process: over gRPC, dispatchers act for callers.
-    if priority is None or priority not in CALLER_BANDS:
+    if priority is None or priority not in CALLER_CLASSES:
         raise invalid_field("open.priority", "must be high, normal or low")
     if not 0 <= message.attempts_used <= MAX_ATTEMPTS_USED:
         raise invalid_field("open.attempts_used", f"must be 0 to {MAX_ATTEMPTS_USED}")

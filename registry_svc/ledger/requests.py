@@ -14,7 +14,7 @@ from weft.gpu.snapshot import ProcessId, check_processes, process_id_from
 from weft.kernel.errors import invalid_field
 from weft.kernel.field_rules import check_message
 from weft.kernel.names import MAX_NAME_CHARS, require_name
-from weft.kernel.request import CALLER_BANDS, Priority
+from weft.kernel.request import CALLER_CLASSES, Priority
 from weft.kernel.timestamps import optional_datetime, seconds_of
 
 
@@ -73,7 +73,7 @@ def _check_priority(priority: priority_pb2.Priority.ValueType, field: str, holde
     """Only runners may use the mesh's internal priorities, SYSTEM and DURABLE."""
     band = Priority.from_wire(priority)
     is_runner = holder.kind == lease_pb2.LeaseHolder.KIND_RUNNER
-    if band is None or (band not in CALLER_BANDS and not is_runner):
+    if band is None or (band not in CALLER_CLASSES and not is_runner):
         raise invalid_field(field, "must be high, normal or low")
 
 

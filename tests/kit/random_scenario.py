@@ -25,7 +25,7 @@ from router_svc.simulation.scenario import (
     Traffic,
     seeded_random,
 )
-from weft.kernel.request import CALLER_BANDS, Priority, Skill
+from weft.kernel.request import CALLER_CLASSES, Priority, Skill
 
 FEWEST_REQUESTS, MOST_REQUESTS = 30, 150
 FEWEST_DURABLE, MOST_DURABLE = 10, 80
@@ -155,7 +155,7 @@ def _models(random: Random, hosts: tuple[HostGroup, ...]) -> tuple[ModelKind, ..
 
 
 def _bands(random: Random) -> dict[Priority, float]:
-    bands = random.sample(sorted(CALLER_BANDS), random.randint(1, len(CALLER_BANDS)))
+    bands = random.sample(CALLER_CLASSES, random.randint(1, len(CALLER_CLASSES)))
     shares: dict[Priority, float] = {band: random.uniform(0.2, 1.0) for band in bands}
     if random.random() < 0.05:
         shares[Priority.SYSTEM] = 0.1

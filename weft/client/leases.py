@@ -34,7 +34,7 @@ from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.field_rules import check_message
 from weft.kernel.names import MAX_NAME_CHARS, new_id
 from weft.kernel.reasons import REGISTRY_AWAY, Reason
-from weft.kernel.request import CALLER_BANDS
+from weft.kernel.request import CALLER_CLASSES
 from weft.kernel.units import parse_size
 
 MAX_PURPOSE_CHARS = 256
@@ -47,7 +47,7 @@ RETRY_SECONDS = 1.0
 CHILD_WAIT_SECONDS = 10.0
 """Maximum wait at the end of the block for processes that were started in it; see `hold_memory`."""
 CHILD_POLL_SECONDS = 0.05
-_PRIORITIES = {band.name.lower(): band.wire for band in sorted(CALLER_BANDS)}
+_PRIORITIES = {band.name.lower(): band.wire for band in CALLER_CLASSES}
 _INVALID_NAME_CHARS = re.compile(r"[^A-Za-z0-9._:-]+")
 
 

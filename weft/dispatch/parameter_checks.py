@@ -16,7 +16,7 @@ from weft.api.runner.v1 import serve_options_pb2
 from weft.kernel.errors import invalid_field
 from weft.kernel.json_objects import plain_object
 from weft.kernel.names import MAX_CACHE_TAG_CHARS, MAX_CLIENT_CHARS, MAX_SESSION_CHARS, require_token
-from weft.kernel.request import CALLER_BANDS, CacheMode, Handling, Priority
+from weft.kernel.request import CALLER_CLASSES, CacheMode, Handling, Priority
 from weft.kernel.units import keep_alive_seconds
 
 MAX_DOCUMENTS = 1024
@@ -132,7 +132,7 @@ def prefix_seconds(value: object, field: str) -> float:
 def priority_of(options: inference_service_pb2.RequestOptions) -> Priority:
     """Returns the caller's priority class; unset: normal. Raises INVALID_ARGUMENT for one that callers cannot claim."""
     band = Priority.from_wire(options.priority)
-    if band is None or band not in CALLER_BANDS:
+    if band is None or band not in CALLER_CLASSES:
         raise invalid_field("options.priority", "must be high, normal or low")
     return band
 

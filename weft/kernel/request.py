@@ -50,8 +50,8 @@ class Priority(IntEnum):
 
 _WIRES = {Priority.SYSTEM: 4, Priority.DURABLE: 5}
 _BANDS = {0: Priority.NORMAL, **{band.wire: band for band in Priority}}
-CALLER_BANDS = frozenset({Priority.HIGH, Priority.NORMAL, Priority.LOW})
-"""Classes that callers may request."""
+CALLER_CLASSES = (Priority.HIGH, Priority.NORMAL, Priority.LOW)
+"""Priority classes that callers may request."""
 
 
 class Skill(IntEnum):

@@ -11,7 +11,7 @@ from router_svc.policy.estimates import Estimates
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.loading.load_plan import Demand, Resident
 from router_svc.policy.request import MEDIA_UNITS, UNITS, WorkUnit
-from weft.kernel.request import CALLER_BANDS, Priority
+from weft.kernel.request import CALLER_CLASSES, Priority
 
 UNKNOWN_LOAD_SECONDS = 5.0
 """Assumed duration of a load that was never measured."""
@@ -141,7 +141,7 @@ class SwapCosts:
 
 def _is_of_another(demand: Demand | None, resident: Resident) -> bool:
     """Whether the resident next serves callers of a tenant that is not the demand's."""
-    return resident.priority in CALLER_BANDS and (demand is None or resident.tenant != demand.tenant)
+    return resident.priority in CALLER_CLASSES and (demand is None or resident.tenant != demand.tenant)
 
 
 def _class_against(demand: Demand, resident: Resident) -> Priority | None:

@@ -6,11 +6,10 @@ from router_svc.policy.decisions import Rejects
 from router_svc.policy.endpoints.capacity import Capacity
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.queue.queue import Queue
-from router_svc.policy.queue.request_class import CALLERS
 from router_svc.policy.refusals import FULL_RETRY_SECONDS, of_queue
 from router_svc.policy.request import Request
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
+from weft.kernel.request import CALLER_CLASSES, Priority
 from weft.kernel.value import value_class
 
 OVERLOAD_FILL = 0.8
@@ -139,8 +138,8 @@ class Admission:
             return better_served
         every = self._limits.lower_band_every
         kept = min(depth // every, max(1, queue.callers_of(tenant) // every))
-        waiting = {each: queue.waiting_of(tenant, each) for each in CALLERS}
-        others = [each for each in reversed(CALLERS) if each != priority and waiting[each] > kept]
+        waiting = {each: queue.waiting_of(tenant, each) for each in CALLER_CLASSES}
+        others = [each for each in reversed(CALLER_CLASSES) if each != priority and waiting[each] > kept]
         if not others or (others[0] < priority and waiting[priority] >= kept):
             return None
         return queue.last_of(tenant, others[0] if others[0] > priority else max(others, key=waiting.__getitem__))

@@ -11,9 +11,9 @@ from router_svc.policy.endpoints.candidates import Needs
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.queue.fair_queue import TenantHead
 from router_svc.policy.queue.fair_share import MIN_COST, Account, FairShare
-from router_svc.policy.queue.request_class import BAND_OF, BANDS, CALLERS, PRIORITIES, Rank, RequestClass, rank_of
+from router_svc.policy.queue.request_class import BAND_OF, BANDS, PRIORITIES, Rank, RequestClass, rank_of
 from router_svc.policy.request import Request, RequestKind
-from weft.kernel.request import Priority
+from weft.kernel.request import CALLER_CLASSES, Priority
 
 if TYPE_CHECKING:
     from router_svc.policy.endpoints.capacity import Capacity
@@ -310,7 +310,7 @@ class Queue:
             return None
         account, furthest = max(others)
         kept = self.callers_of(furthest) // self._limits.lower_band_every
-        lowest = next(each for each in reversed(CALLERS) if self.waiting_of(furthest, each) > kept)
+        lowest = next(each for each in reversed(CALLER_CLASSES) if self.waiting_of(furthest, each) > kept)
         return account, self.last_of(furthest, lowest)
 
     def last_of(self, tenant: str, priority: Priority) -> int:
@@ -353,7 +353,7 @@ class Queue:
     def _overdue_classes(self, request_class: RequestClass, head: TenantHead, now: float) -> Iterator[QueueEntry]:
         """Yield the requests of the tenant in turn whose class was passed over for higher ones, most often first."""
         due_after = self._due_after[_CALLERS_BAND]
-        for priority in CALLERS[1:]:
+        for priority in CALLER_CLASSES[1:]:
             backlog = self._backlogs[priority].get(head.tenant)
             if backlog is None or backlog.passed_over < due_after:
                 continue

@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 
 from router_svc.policy.queue.fair_queue import FairQueue, TenantHead
 from router_svc.policy.request import QueuePosition, Request, RequestKind
-from weft.kernel.request import Priority
+from weft.kernel.request import CALLER_CLASSES, Priority
 
 PRIORITIES = tuple(Priority)
-CALLERS = (Priority.HIGH, Priority.NORMAL, Priority.LOW)
-BANDS: Sequence[Sequence[Priority]] = ((Priority.SYSTEM,), CALLERS, (Priority.DURABLE,))
+BANDS: Sequence[Sequence[Priority]] = ((Priority.SYSTEM,), CALLER_CLASSES, (Priority.DURABLE,))
 """What is served in this order: the mesh's own work, callers, durable tasks. Only within a tenant do classes of callers
 order requests."""
 BAND_OF = tuple(band for band, priorities in enumerate(BANDS) for _ in priorities)

@@ -18,9 +18,9 @@ from registry_svc.mesh.runner_calls import EvictionAnswer, EvictionRequest
 from weft.api.registry.v1.lease_service_pb2 import LeaseUse
 from weft.gpu.snapshot import ProcessId, Source
 from weft.kernel.errors import WeftError
-from weft.kernel.request import CALLER_BANDS, Priority
+from weft.kernel.request import CALLER_CLASSES, Priority
 
-BANDS = sorted(CALLER_BANDS)
+BANDS = CALLER_CLASSES
 STEP_SECONDS = 0.25
 GPUS = 4
 TOTAL = 24 * GIB

@@ -12,7 +12,7 @@ from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.endpoints.routes import Route
 from router_svc.policy.settings import Settings, TenantSettings
 from weft.kernel.reasons import Reason
-from weft.kernel.request import CALLER_BANDS, Priority
+from weft.kernel.request import CALLER_CLASSES, Priority
 
 DURABLE = Priority.DURABLE
 
@@ -71,7 +71,7 @@ def test_durable_requests_get_their_share_of_grants_while_callers_wait(share: fl
 
 
 def test_durable_share_holds_for_any_waiting_classes_and_lower_ones_keep_theirs() -> None:
-    load = Load(mesh_of(lower_band_every=8), *CALLER_BANDS, DURABLE, waiting=20)
+    load = Load(mesh_of(lower_band_every=8), *CALLER_CLASSES, DURABLE, waiting=20)
     load.serve(100)
     served = load.serve(1000)
     assert served.count(DURABLE) >= 98

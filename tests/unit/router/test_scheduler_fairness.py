@@ -15,7 +15,7 @@ from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.endpoints.routes import Route
 from router_svc.policy.settings import PoolSettings, Settings, TenantSettings
 from weft.kernel.reasons import Reason
-from weft.kernel.request import CALLER_BANDS, Priority
+from weft.kernel.request import CALLER_CLASSES, Priority
 
 TOOK = Served(prompt_tokens=100, cached_tokens=0, output_tokens=100)
 
@@ -101,7 +101,7 @@ def test_tenant_that_says_high_gets_no_earlier_turn_than_one_that_began_to_wait_
     assert serve_in_turn(mesh, 1, 3) == [2, 3, 4]
 
 
-ASKED = st.tuples(st.sampled_from("abc"), st.sampled_from(sorted(CALLER_BANDS)), st.sampled_from(("", "x", "y")))
+ASKED = st.tuples(st.sampled_from("abc"), st.sampled_from(CALLER_CLASSES), st.sampled_from(("", "x", "y")))
 
 
 @given(st.lists(st.one_of(ASKED, st.none()), max_size=60))
