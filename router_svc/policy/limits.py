@@ -78,9 +78,9 @@ class SchedulingLimits:
     """Maximum debt of retries on runners that had not failed recently: these are never refused, but paid for later."""
     max_notified_per_tick: int = 2_000
     """Waiting requests examined per tick (a quarter of a second); the others follow in the next ticks."""
-    lower_band_every: int = 8
+    lower_class_every: int = 8
     """One of this many requests of a tenant in a pool, and of its places in the queue, goes to each lower class ..."""
-    lower_band_patience_seconds: float = 5.0
+    lower_class_patience_seconds: float = 5.0
     """... once that class's first request has waited this long."""
     max_durable_waiting: int = 4_096
     """Maximum durable tasks that wait for a slot; the others wait in the database."""

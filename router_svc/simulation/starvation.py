@@ -131,7 +131,7 @@ class StarvationDetector:
     ) -> int:
         """Returns how often in a row the same requests were passed over, including this time."""
         # The share of durable requests applies from their arrival.
-        long_seconds = 0.0 if key.priority is Priority.DURABLE else self._scenario.limits.lower_band_patience_seconds
+        long_seconds = 0.0 if key.priority is Priority.DURABLE else self._scenario.limits.lower_class_patience_seconds
         is_long = _all_waited(waiting, now, long_seconds)
         patient = frozenset(each.key for each in waiting) if is_long else frozenset[int]()
         before, count = counts.get(key, (frozenset[int](), 0))
@@ -215,7 +215,7 @@ def _could_fit(instance: Instance) -> bool:
 def _turn_every(band: Priority, limits: SchedulerLimits) -> float:
     """Returns n if one of n grants goes to this class while higher ones have requests; infinity: none does."""
     if band is not Priority.DURABLE:
-        return limits.lower_band_every
+        return limits.lower_class_every
     return ceil(1.0 / limits.durable_share) if limits.durable_share else inf
 
 

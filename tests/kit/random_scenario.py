@@ -240,7 +240,7 @@ def _limits(random: Random) -> SchedulerLimits:
         queue_depth_per_runner=random.choice((2, 16, 100)),
         queue_timeout_seconds=random.choice((5.0, 30.0)),
         max_cold_wait_seconds=random.choice((4.0, 10.0)),
-        lower_band_patience_seconds=random.choice((0.5, 5.0)),
+        lower_class_patience_seconds=random.choice((0.5, 5.0)),
     )
 
 

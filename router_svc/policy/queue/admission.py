@@ -136,7 +136,7 @@ class Admission:
         priority, tenant = request.spec.priority, request.spec.tenant
         if better_served is not None or priority is Priority.SYSTEM:
             return better_served
-        every = self._limits.lower_band_every
+        every = self._limits.lower_class_every
         kept = min(depth // every, max(1, queue.callers_of(tenant) // every))
         waiting = {each: queue.waiting_of(tenant, each) for each in CALLER_CLASSES}
         others = [each for each in reversed(CALLER_CLASSES) if each != priority and waiting[each] > kept]

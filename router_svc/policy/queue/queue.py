@@ -309,7 +309,7 @@ class Queue:
         if not others:
             return None
         account, furthest = max(others)
-        kept = self.callers_of(furthest) // self._limits.lower_band_every
+        kept = self.callers_of(furthest) // self._limits.lower_class_every
         lowest = next(each for each in reversed(CALLER_CLASSES) if self.waiting_of(furthest, each) > kept)
         return account, self.last_of(furthest, lowest)
 
@@ -348,7 +348,7 @@ class Queue:
             if fair_queue is not None:
                 ahead += fair_queue.ahead_of(tenant, place)
         higher = sum(self.waiting_of(tenant, each) for each in BANDS[BAND_OF[priority]] if each < priority)
-        return min(ahead + higher, self._limits.lower_band_every * (ahead + 1) - 1)
+        return min(ahead + higher, self._limits.lower_class_every * (ahead + 1) - 1)
 
     def _overdue_classes(self, request_class: RequestClass, head: TenantHead, now: float) -> Iterator[QueueEntry]:
         """Yield the requests of the tenant in turn whose class was passed over for higher ones, most often first."""
@@ -358,7 +358,7 @@ class Queue:
             if backlog is None or backlog.passed_over < due_after:
                 continue
             place = request_class.first_of(head.tenant, priority)
-            if place is not None and now - place[1] >= self._limits.lower_band_patience_seconds:
+            if place is not None and now - place[1] >= self._limits.lower_class_patience_seconds:
                 rank = (_CALLERS_BAND, head.account, head.turn, -backlog.passed_over, place)
                 yield QueueEntry(rank, priority, head._replace(place=place), request_class)
 
@@ -374,7 +374,7 @@ class Queue:
                 continue
             priority, head = found
             deadline_at, arrived_at, key = head.place
-            patience = 0.0 if priority is _DURABLE else self._limits.lower_band_patience_seconds
+            patience = 0.0 if priority is _DURABLE else self._limits.lower_class_patience_seconds
             if now - arrived_at >= patience:
                 rank = (-1, -how_often, 0, 0.0, (arrived_at, deadline_at, key))
                 yield QueueEntry(rank, priority, head, request_class)
@@ -407,4 +407,4 @@ def _due_after(limits: SchedulerLimits) -> tuple[float, ...]:
     The figure of callers also holds for each class of a tenant.
     """
     durable = max(1.0, 1.0 / limits.durable_share - 1.0) if limits.durable_share > 0.0 else inf
-    return (inf, limits.lower_band_every - 1.0, durable)
+    return (inf, limits.lower_class_every - 1.0, durable)

@@ -107,7 +107,7 @@ class NeverServesLow(Sound):
     """Lower bands get nothing while there is anything above them."""
 
     def __init__(self, scenario: Scenario) -> None:
-        super().__init__(scenario, lower_band_patience_seconds=1e9)
+        super().__init__(scenario, lower_class_patience_seconds=1e9)
 
 
 class CountsLineByLine(Sound):

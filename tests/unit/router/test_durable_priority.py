@@ -71,7 +71,7 @@ def test_durable_requests_get_their_share_of_grants_while_callers_wait(share: fl
 
 
 def test_durable_share_holds_for_any_waiting_classes_and_lower_ones_keep_theirs() -> None:
-    load = Load(mesh_of(lower_band_every=8), *CALLER_CLASSES, DURABLE, waiting=20)
+    load = Load(mesh_of(lower_class_every=8), *CALLER_CLASSES, DURABLE, waiting=20)
     load.serve(100)
     served = load.serve(1000)
     assert served.count(DURABLE) >= 98

@@ -111,7 +111,9 @@ def test_turns_of_tenants_do_not_depend_on_the_classes_of_requests(
     """`steps`: a request of a tenant with a class and a tool, or None: one ends."""
 
     def turns(*, with_classes: bool) -> list[str]:
-        mesh = scheduler(candidate(tools=frozenset("xy")), queue_depth_per_runner=1000, lower_band_patience_seconds=3.0)
+        mesh = scheduler(
+            candidate(tools=frozenset("xy")), queue_depth_per_runner=1000, lower_class_patience_seconds=3.0
+        )
         tenants: dict[int, str] = {}
         order: list[int] = []
         for now, step in enumerate([*steps, *[None] * len(steps)]):
@@ -144,7 +146,7 @@ def test_system_class_precedes_all_others() -> None:
 
 
 def test_every_eighth_grant_goes_to_a_lower_class_that_waited_long_enough() -> None:
-    mesh = scheduler(candidate(), queue_depth_per_runner=200, lower_band_every=8, lower_band_patience_seconds=5.0)
+    mesh = scheduler(candidate(), queue_depth_per_runner=200, lower_class_every=8, lower_class_patience_seconds=5.0)
     fill(mesh, "t", range(1, 61), priority=Priority.HIGH)
     fill(mesh, "t", range(100, 110), priority=Priority.LOW)
     order = serve_in_turn(mesh, 1, 40)
@@ -153,7 +155,7 @@ def test_every_eighth_grant_goes_to_a_lower_class_that_waited_long_enough() -> N
 
 
 def test_lower_class_that_has_not_waited_long_gets_no_reserved_grant() -> None:
-    mesh = scheduler(candidate(), queue_depth_per_runner=200, lower_band_patience_seconds=1000.0)
+    mesh = scheduler(candidate(), queue_depth_per_runner=200, lower_class_patience_seconds=1000.0)
     fill(mesh, "t", range(1, 31), priority=Priority.HIGH)
     fill(mesh, "t", range(100, 110), priority=Priority.LOW)
     assert all(key < 100 for key in serve_in_turn(mesh, 1, 29))
@@ -257,7 +259,7 @@ class Rush:
 
 
 def roomy(settings: Settings | None = None, *others: Candidate) -> Mesh:
-    limits = {"queue_depth_per_runner": 10_000, "queue_timeout_seconds": 1e6, "lower_band_every": EVERY}
+    limits = {"queue_depth_per_runner": 10_000, "queue_timeout_seconds": 1e6, "lower_class_every": EVERY}
     return scheduler(candidate("a", "m"), *others, settings=settings, **limits)
 
 
