@@ -1,17 +1,19 @@
-"""The credential of a joined machine: its own secret, of which each mesh gets a different part."""
+"""The credential of a joined machine, which is derived from its secret, differently for each mesh."""
 
 import hmac
+import re
 import secrets
 from pathlib import Path
 
-from weft.kernel.errors import WeftError
-from weft.kernel.file_replacement import replace_file
-from weft.kernel.reasons import Reason
+from registry_svc.store.owner_file import create_owner_file, read_owner_file
+from weft.kernel.errors import invalid_field
 from weft_app.compose.home import WeftHome
 from weft_app.compose.join_address import JoinAddress, Trust
 
 SECRET_BYTES = 32
 ID_CHARS = 12
+_SECRET = re.compile(rb"[0-9a-f]{%d}" % (2 * SECRET_BYTES))
+_FIELD = "--home"
 
 
 def machine_credential(secret: str, mesh: str = "") -> str:
@@ -33,9 +35,9 @@ def credential_in(home: WeftHome, addresses: tuple[JoinAddress, ...], trust: Tru
 
 
 def _secret(file: Path) -> str:
-    try:
-        if not file.exists():
-            replace_file(file, secrets.token_hex(SECRET_BYTES).encode())
-        return file.read_text("ascii")
-    except (OSError, UnicodeDecodeError) as error:
-        raise WeftError(Reason.INVALID_ARGUMENT, f"{file} cannot be read: {error}") from error
+    content = read_owner_file(file, _FIELD, max_bytes=2 * SECRET_BYTES)
+    if content is None:
+        content = create_owner_file(file, secrets.token_hex(SECRET_BYTES).encode(), _FIELD)
+    if not _SECRET.fullmatch(content):
+        raise invalid_field(_FIELD, f"{file} is damaged; delete it, and join with a new token")
+    return content.decode()

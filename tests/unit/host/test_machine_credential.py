@@ -3,6 +3,9 @@
 import re
 from pathlib import Path
 
+import pytest
+
+from weft.kernel.errors import WeftError
 from weft_app.compose.home import WeftHome
 from weft_app.compose.join_address import Trust, parse_join_address
 from weft_app.compose.machine_credential import credential_in, machine_credential
@@ -32,3 +35,13 @@ def test_credential_of_a_publisher_follows_from_its_token_and_does_not_contain_i
     token = "wjt_3k9x0a7bq2mz_" + "5" * 64
     assert machine_credential(token) == machine_credential(token)
     assert "5" * 64 not in machine_credential(token)
+
+
+@pytest.mark.parametrize(("content", "mode", "message"), [("", 0o600, "damaged"), ("0" * 64, 0o644, "open to others")])
+def test_secret_that_others_may_know_is_refused(tmp_path: Path, content: str, mode: int, message: str) -> None:
+    home = WeftHome(tmp_path)
+    home.state.mkdir()
+    (home.state / "machine").write_text(content)
+    (home.state / "machine").chmod(mode)
+    with pytest.raises(WeftError, match=message):
+        credential_in(home, ADDRESSES, Trust())
