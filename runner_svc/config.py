@@ -73,4 +73,4 @@ class RunnerConfig:
     conceals_local_addresses: bool = False
     """Whether its reports leave this machine, so that local server addresses are redacted."""
     is_joined: bool = False
-    """Whether another's mesh uses it: it runs only tools of its own agents, and fetches no prompts of others."""
+    """Whether it is on a joined machine. It then runs only tools of its own agents, and fetches no stored prompts."""

@@ -28,7 +28,7 @@ MAX_CHECKED_CHARS = 1_048_576
 MAX_CPU_SECONDS = 1.0
 """Maximum processor time of one check, which runs in a thread."""
 MAX_ANSWER_CPU_SECONDS = 4.0
-"""Processor time of the checks of one answer, of all its choices and calls, after which no other check begins."""
+"""Processor time for the checks of an answer with all its choices and calls. After it, no further check begins."""
 _MAX_WARNING_CHARS = 500
 _CUT = (event_pb2.FINISH_REASON_LENGTH, event_pb2.FINISH_REASON_CONTENT_FILTER)
 _JSON_OBJECT: Mapping[str, Any] = MappingProxyType({"type": "object"})

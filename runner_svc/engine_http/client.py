@@ -149,8 +149,8 @@ class EngineClient:
     ) -> None:
         """`headers` are sent with every request. `idle_seconds`: maximum idle time of a connection.
 
-        `verify` checks the other end of a new connection before anything is sent, and the address is that of an engine
-        which weft started; None: others named it.
+        `verify` checks the other end of a new connection to an engine that weft started, before anything is sent. None:
+        the address comes from a user, and is checked.
         """
         url = URL(base_url)
         self._host, self._port = url.raw_host or "", url.port or 0

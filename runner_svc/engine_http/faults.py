@@ -19,7 +19,7 @@ class Unconnected(Enum):
     UNTRUSTED = auto()
     """No TLS, or an untrusted certificate."""
     FORBIDDEN = auto()
-    """An address that may not be named."""
+    """An address that weft does not connect to."""
     SHORTAGE = auto()
     """This process cannot open any connection."""
     REFUSED = auto()

@@ -27,7 +27,7 @@ _LONG = frozenset({Reason.CONTEXT_LENGTH_EXCEEDED, Reason.BACKEND_REJECTED})
 
 
 class AcceptedForms:
-    """The forms that an engine was found to require. Its next conversations are sent in them right away."""
+    """The request forms that an engine has accepted after a refusal. Later requests are sent in them first."""
 
     def __init__(self) -> None:
         self.forms = NO_FORMS
@@ -58,7 +58,7 @@ class FittedRequest:
 
     def note_accepted(self) -> None:
         """Records that the engine has accepted the request, so that the next one needs no second try."""
-        # An image may have been refused for what is wrong with it alone: those of other conversations are sent.
+        # The engine may have refused one damaged image: images of later requests are still sent.
         accepted = self._forms - {Form.NO_MEDIA}
         if accepted != self._known:
             self._accepted.forms = accepted

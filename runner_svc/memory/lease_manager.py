@@ -162,7 +162,7 @@ class LeaseManager(MemoryLedger):
         self._release_asked = asyncio.Event()
         self._times = _Times()
         self.host = ""
-        """The mesh's name of this host, which observations state; empty: its own name."""
+        """Name of this host in the mesh, which leases and observations use; empty: the host's own name."""
         self._tasks: list[asyncio.Task[None]] = []
 
     @property

@@ -36,7 +36,7 @@ SEARCH_SECONDS = 3.0
 SILENCE_SECONDS = 30.0
 """Maximum time between two parts of a file."""
 MIN_BYTES_PER_SECOND = 16_384
-"""Least average pace of a file after SILENCE_SECONDS: a slower runner would hold up the download for hours."""
+"""Minimum average rate of a file after SILENCE_SECONDS. With a slower runner, a copy would take hours."""
 MAX_PEERS = 1_000
 MAX_FILES = 1_000
 """Maximum number of files of a model that is copied."""

@@ -105,16 +105,16 @@ _LOAD_CAUSES = (
     (r"(bad|invalid) magic|failed to (load|open|read) .{0,20}model", "it cannot read the model's file"),
     (r"no module named|importerror|cannot open shared object", "a library is missing"),
     (r"no cuda-capable device|driver version is insufficient|no accelerator", "it cannot use the accelerator"),
-    (r"permission denied", "it may not open a file"),
-    (r"no such file", "it misses a file"),
+    (r"permission denied", "it lacks permission for a file"),
+    (r"no such file", "a file is missing"),
 )
-"""Output of engines that do not start, in lower case, and its meaning."""
+"""Patterns in the lower-case output of engines that do not start, and the cause that each one shows."""
 
 
 def load_cause(lines: Sequence[str]) -> str:
     """Returns why an engine did not start, as one of a fixed list of causes; empty: unknown.
 
-    Its output itself may quote prompts, if it has served before or keeps a log, and is only for readers of its log.
+    The output itself may quote prompts of earlier requests. Only readers of the engine's log may see it.
     """
     output = "\n".join(lines[-LAST_LINES:]).lower()
     return next((cause for pattern, cause in _LOAD_CAUSES if re.search(pattern, output)), "")

@@ -16,7 +16,7 @@ _CHARACTER: Final = r"\\u(?P<code>[0-9A-Fa-f]{4})|\\x(?P<byte>[0-9A-Fa-f]{2})|\\
 _MEMBER: Final = re.compile(rf"\\(?P<set>[dws])(?P<after>-?)|(?P<dash>^-|-$|\\-)|(?P<range>-)|{_CHARACTER}", re.DOTALL)
 _TOKEN: Final = re.compile(
     r"\[(?P<negation>\^?)(?P<members>(?:\\.|[^\]\\])*)\]|(?P<group>\(\?:)|(?P<unheld>\(\?|[\[^$])|(?P<any>\.)"
-    # A brace that begins no repetition is a character here, and an error there.
+    # A brace that begins no repetition is a literal in regular expressions, and an error in llama.cpp.
     r"|(?P<brace>\{(?![0-9]+(?:,[0-9]*)?\}))"
     # A repetition is lazy only for a matcher.
     rf"|(?P<kept>[()|{{}}*+?])(?:(?<=[*+?}}])\?)?|{_CHARACTER}",

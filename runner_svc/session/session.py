@@ -65,7 +65,7 @@ class RunnerSession:
         self.on_left_out: Callable[[Sequence[runner_pb2.LeftOut]], None] = lambda _: None
         """Called with the models and agents that the registry does not publish."""
         self.on_host: Callable[[str], None] = lambda _: None
-        """Called with the mesh's name of this host, which may differ if another machine states the same."""
+        """Called with the name of this host in the mesh. It differs from the own name if another machine uses that."""
         self.requires_all = False
         """Whether the registry refuses the session instead of leaving out models or agents."""
         self._registry = registry

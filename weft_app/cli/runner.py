@@ -110,7 +110,7 @@ def join(
 
     Example: weft runner join https://mesh.example:7443 --url http://127.0.0.1:11434
     """
-    # First: what follows takes time.
+    # First, because other users can read the process list until then.
     for secret in (token, (url or "").partition(INVITATION)[2].partition("@")[0]):
         if secret and not hide_argument(secret):
             note("other users of this machine can read the token in the process list; give it by --token-file")

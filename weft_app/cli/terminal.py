@@ -1,7 +1,7 @@
-"""The one writer of text to standard output and standard error.
+"""Functions that print to standard output and standard error. Other modules of the command line must use them.
 
-Texts of models, engines and other machines may have control characters, which move a terminal's cursor, change its
-title or write its clipboard. Here they become spaces. Ruff refuses sys.stdout and sys.stderr in other commands.
+Texts of models, engines and other machines may contain control characters that move a terminal's cursor, change its
+title or write its clipboard. These functions replace them by spaces.
 """
 
 import re
@@ -38,7 +38,7 @@ def is_err_terminal() -> bool:
 def say(text: str) -> None:
     """Prints to standard output, and flushes: a file or pipe would get it only when the program ends.
 
-    On a terminal, of all control sequences the styles of weft's tables alone take effect.
+    On a terminal, only weft's own styles take effect; other control characters become spaces.
     """
     if is_out_terminal():
         text = "".join(part if place % 2 else shown(part) for place, part in enumerate(_OWN_STYLE.split(text)))
@@ -47,7 +47,7 @@ def say(text: str) -> None:
 
 
 def say_answer(text: str) -> None:
-    """Prints the text of a model to standard output: unchanged, but on a terminal without any control sequence."""
+    """Prints the text of a model to standard output, unchanged except for control characters on a terminal."""
     sys.stdout.write(shown(text) if is_out_terminal() else text)
     sys.stdout.flush()
 
@@ -71,7 +71,7 @@ def note(text: str) -> None:
 
 
 def rewrite(text: str) -> None:
-    """Replaces the present line of standard error, a terminal."""
+    """Replaces the current line of standard error, which must be a terminal."""
     sys.stderr.write(f"{_CLEAR_LINE}{safe_text(text)}")
     sys.stderr.flush()
 

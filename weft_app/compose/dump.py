@@ -252,7 +252,7 @@ def _tried(work: Callable[[], None]) -> None:
 
 @contextmanager
 def _restored_files(config: WeftConfig, home: WeftHome, path: Path, *, replace: bool) -> Iterator[None]:
-    """Writes the key files of a dump, and those of before again if the block fails.
+    """Writes the key files of a dump. Restores the earlier ones if the block fails.
 
     Raises ALREADY_EXISTS if one has other content, and INVALID_ARGUMENT for one that this release does not know.
     """

@@ -147,16 +147,16 @@ class WeftHome:
                 _require_writable(folder)
 
     def _close_root(self) -> None:
-        """Ends that other users reach, rename or replace what is in the home. Raises INVALID_ARGUMENT, OSError."""
+        """Prevents other users from renaming or replacing entries of the home. Raises INVALID_ARGUMENT, OSError."""
         mode = self.root.stat().st_mode
         if mode & _WRITE_OF_OTHERS:
             self._require_owned(self.root)
-        # In a folder such as /tmp, other users than its own can rename and replace their own entries only.
+        # In a folder with the sticky bit, such as /tmp, users can rename and replace only their own entries.
         if mode & _WRITE_OF_OTHERS and not mode & stat.S_ISVTX:
             try:
                 _take_bits(self.root, _ALL_OF_OTHERS)
             except PermissionError:
-                # Root made it so, as in a container whose volume has no other users.
+                # It belongs to root, such as the volume of a container, which has no other users.
                 log.warning("the home can be written by other users", home=str(self.root))
             for entry in self.root.iterdir():
                 self._require_owned(entry)
@@ -167,7 +167,7 @@ class WeftHome:
                 _take_bits(kept, _WRITE_OF_OTHERS)
 
     def _require_owned(self, path: Path) -> None:
-        """Raises INVALID_ARGUMENT for what belongs to another user than this one, root and the home's owner."""
+        """Raises INVALID_ARGUMENT for a path of another user than this one, root, or (for root) the home's owner."""
         if not hasattr(os, "geteuid"):
             return
         trusted = {os.geteuid(), 0}
@@ -256,9 +256,9 @@ class WeftHome:
         return int(text) if text.isdecimal() else None
 
     def is_claimed_by(self, process: int) -> bool:
-        """Whether a process has opened the lock file, or the system does not tell.
+        """Whether a process has the lock file open; also true if the system does not show that.
 
-        Who may write the home chooses the id in it: that of another process, or one that means another in a container.
+        The id in the file proves nothing: anyone who can write there chooses it, and ids in containers differ.
         """
         opened = Path("/proc", str(process), "fd")
         try:

@@ -59,7 +59,7 @@ _TOLD_LIMITS = (
 
 
 class WholeAnswers:
-    """Bodies of results that are read whole. Together they are bounded; a small one is always accepted."""
+    """Reads bodies of results whole. Their total size is limited; small ones are always accepted."""
 
     def __init__(self) -> None:
         self._held_bytes = 0
