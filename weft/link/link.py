@@ -234,9 +234,9 @@ LINK_KEEPALIVE_MS = 10_000
 ACCEPTED_KEY = "weft-relay"
 """Initial metadata that confirms that a link was accepted."""
 CLOCK_KEY = "weft-time"
+"""Initial metadata with the relay's clock in milliseconds since the epoch, for runners with a wrong clock."""
 MACHINE_KEY = "weft-machine"
 """Metadata in which a joining machine presents its credential."""
-"""Initial metadata with the relay's clock in milliseconds since the epoch, for runners with a wrong clock."""
 MAX_LINK_MESSAGE_BYTES = 1024 * 1024
 """A larger message violates the protocol; eight times MAX_BATCH_BYTES."""
 
