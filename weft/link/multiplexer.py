@@ -39,22 +39,26 @@ class LinkLimits:
 
 
 class UnreadShare:
-    """The unread bytes of all links of a process. A link over its even share may not add to a full total."""
+    """Limits the unread bytes of all links of a process together.
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    Over the limit, only links with less than an even part of it may receive more.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self._by_link: dict[object, int] = {}
         self.total = 0
 
     def note(self, link: object, unread: int) -> None:
-        """Sets the unread bytes of a link; 0 forgets it."""
+        """Sets the unread bytes of a link; 0 removes the link."""
         self.total += unread - self._by_link.pop(link, 0)
         if unread:
             self._by_link[link] = unread
 
     def is_exceeded_by(self, link: object) -> bool:
-        """Whether a link holds more than its share of a total that is over the limit."""
-        return self.total > self._most and self._by_link.get(link, 0) * len(self._by_link) >= self._most
+        """Whether the total is over the limit, and the link has at least the limit divided by the number of links."""
+        is_over = self.total > self._max_bytes
+        return is_over and self._by_link.get(link, 0) * len(self._by_link) >= self._max_bytes
 
 
 @value_class()
