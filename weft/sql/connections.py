@@ -172,7 +172,7 @@ class Connection(ABC):
     owner: str | None = None
     """The id that this process wrote into the role's table; None before, and on SQLite."""
     is_in_doubt = False
-    """Whether the last `commit` broke off, so that only `settle` tells whether it took place."""
+    """Whether the connection broke during the last `commit`, so that only `settle` can find out if it was stored."""
     _raw: Any = None
     """The driver's connection; None: not open."""
 
@@ -197,9 +197,9 @@ class Connection(ABC):
         self.execute("COMMIT")
 
     def settle(self) -> bool:
-        """Returns whether the last commit took place; asks the database again if it is in doubt.
+        """Returns whether the last commit was stored; asks the database if that is in doubt.
 
-        Raises DatabaseError and WeftError if the database does not tell.
+        Raises DatabaseError and WeftError if the database gives no answer.
         """
         return not self.is_in_doubt
 
@@ -217,7 +217,7 @@ class Connection(ABC):
         self.called(self._raw.cursor().executemany, self.bound(sql, {})[0], [self.bound(sql, row)[1] for row in rows])
 
     def stream(self, sql: str) -> Any:
-        """Returns the driver's cursor of a query, which reads rows as they are fetched."""
+        """Runs a query. Returns a cursor that reads rows from the database only as they are fetched."""
         return self.execute(sql)
 
     def fetch(self, cursor: Any) -> list[tuple[Any, ...]]:
