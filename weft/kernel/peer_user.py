@@ -1,6 +1,6 @@
 """Which user's process holds the other end of a TCP connection within this machine.
 
-Linux tells anyone the user of a connection's end; elsewhere only the connections of one's own processes are visible.
+Linux reports the user of any connection; elsewhere, only the connections of one's own processes are visible.
 """
 
 import os
@@ -19,7 +19,7 @@ End = tuple[str, int]
 WEFT_GROUP = "weft"
 """Group whose members count as the user that runs weft, if weft itself runs with this group, as system units do."""
 UNKNOWN_UID = 65_534
-"""What the kernel tells for a user of another user namespace, such as that of a container."""
+"""What the kernel reports for a user of another user namespace, such as that of a container."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ _MAX_ANSWER_BYTES = 4096
 def tcp_end(end: End, other: End) -> TcpEnd | None:
     """Returns the end at `end` of a connection on this machine, asking the kernel (about 0.03 ms).
 
-    None: no process has accepted it, it is closed, or the kernel does not tell.
+    None: no process has accepted it, it is closed, or the kernel gives no answer.
     """
     if sys.platform != "linux":
         return None
@@ -80,11 +80,11 @@ def are_connected(pids: Iterable[int], peer: End, local: End) -> bool:
 
 
 def is_own_user(peer: End, local: End) -> bool:
-    """Whether the user of this process holds the end at `peer`; blocks for milliseconds where Linux does not tell.
+    """Whether the user of this process holds the end at `peer`; blocks for milliseconds if the kernel gives no answer.
 
     `local` is this process's end. An unknown user counts as another one. Root does, too: a proxy may run as root.
     """
-    if _kernel_tells():
+    if _kernel_reports():
         found = tcp_end(peer, local)
         return found is not None and _is_trusted(found.uid)
     return are_connected(_own_processes(), peer, local)
@@ -106,8 +106,8 @@ def _plain(end: End) -> End:
 
 
 @lru_cache(maxsize=1)
-def _kernel_tells() -> bool:
-    """Whether the kernel tells who holds an end: some sandboxes do not."""
+def _kernel_reports() -> bool:
+    """Whether the kernel reports the user of a connection: some sandboxes prevent it."""
     with (
         suppress(OSError),
         socket.create_server(("127.0.0.1", 0)) as server,

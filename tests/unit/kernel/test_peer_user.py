@@ -47,9 +47,9 @@ def _is_own(accepted: socket.socket) -> bool:
 def source(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """What tells: the kernel, or, as on other systems, the list of this user's processes."""
     if request.param == "processes":
-        monkeypatch.setattr(peer_user, "_kernel_tells", lambda: False)
+        monkeypatch.setattr(peer_user, "_kernel_reports", lambda: False)
         monkeypatch.setattr(peer_user, "_own_processes", lambda: [os.getpid()])
-    elif not peer_user._kernel_tells():
+    elif not peer_user._kernel_reports():
         pytest.skip("this kernel does not tell")
     return str(request.param)
 
