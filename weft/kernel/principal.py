@@ -104,7 +104,7 @@ OPERATE = Access(Resource.OPERATIONS, Role.CREATE)
 EDIT_SETTINGS = Access(Resource.SETTINGS, Role.EDIT)
 """Required for declaring and deleting tenants, whose limits apply to callers who may declare models."""
 USE_SECRETS = Access(Resource.SECRETS, Role.CREATE)
-"""Required for declaring a model with a secret, which is sent to the declared address."""
+"""Required for naming a variable or a secret, whose value is sent to the address that is named with it."""
 ANY_SOURCE = Access(Resource.MODELS, Role.EDIT)
 """Required for naming an address, a file or a tool: processes of the mesh then call any server, read any file, or run
 tools that their owner gave to others."""
