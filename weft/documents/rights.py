@@ -24,9 +24,7 @@ StandsFor = Callable[[ResourceKind, str], Iterable[str]]
 """Returns the names for which a present resource answers besides its own: a model's pool, an alias's pattern."""
 
 
-def require_declarable(
-    principal: Principal, documents: Iterable[AnyDocument], present: StandsFor = lambda *_: ()
-) -> None:
+def require_declarable(principal: Principal, documents: Iterable[AnyDocument], present: StandsFor) -> None:
     """Raises PERMISSION_DENIED for the first name that the caller may not edit, or may not refer to.
 
     Declaring a model also requires permission for its pool, since pool members serve each other's requests, and for the

@@ -157,6 +157,11 @@ NEEDED_ACTIONS = {
 }
 
 
+def no_names(_kind: ResourceKind, _name: str) -> tuple[str, ...]:
+    """Names for which present resources answer."""
+    return ()
+
+
 def caller(*scopes: str) -> Principal:
     return Principal(name="key:x", access=parse_scopes(scopes, "scopes"))
 
@@ -202,10 +207,10 @@ def test_document_needs_the_permission_for_what_it_names(what: str, who: str) ->
     # Also if it is one of several documents.
     documents = [DOCUMENTS["plain model"], DOCUMENTS[what]]
     if who in MAY_DECLARE[what]:
-        require_declarable(CALLERS[who], documents)
+        require_declarable(CALLERS[who], documents, no_names)
         return
     with pytest.raises(WeftError, match="the key lacks the scope") as refused:
-        require_declarable(CALLERS[who], documents)
+        require_declarable(CALLERS[who], documents, no_names)
     assert refused.value.reason is Reason.PERMISSION_DENIED
 
 
@@ -226,16 +231,16 @@ def test_trial_needs_the_permission_for_the_names_that_it_compares() -> None:
     documents = [parse_document(trial | {"sharePercent": 5}, ResourceKind.TRIAL)]
     for scopes in (("settings:edit",), ("settings:edit", "inference/own:create")):
         with pytest.raises(WeftError, match="the key lacks the scope inference/board:create"):
-            require_declarable(caller(*scopes), documents)
+            require_declarable(caller(*scopes), documents, no_names)
     with pytest.raises(WeftError, match="the key lacks the scope settings:edit"):
-        require_declarable(caller("models:edit"), documents)
-    require_declarable(caller("settings:edit", "inference/own:create", "inference/board:create"), documents)
-    require_declarable(CALLERS["operator"], documents)
+        require_declarable(caller("models:edit"), documents, no_names)
+    require_declarable(caller("settings:edit", "inference/own:create", "inference/board:create"), documents, no_names)
+    require_declarable(CALLERS["operator"], documents, no_names)
 
 
 def test_refusal_names_the_scope_and_the_field_without_the_text() -> None:
     with pytest.raises(WeftError) as refused:
-        require_declarable(CALLERS["operator"], [DOCUMENTS["variable of a wake"]])
+        require_declarable(CALLERS["operator"], [DOCUMENTS["variable of a wake"]], no_names)
     assert refused.value.message == (
         "the key lacks the scope secrets:create: model/team-a-x: wake.by_mesh.http.headers[x-b] names a variable"
     )
@@ -253,7 +258,7 @@ def test_refusal_names_the_scope_and_the_field_without_the_text() -> None:
 )
 def test_nobody_may_name_a_link_local_address_in_a_document(document: AnyDocument, who: str) -> None:
     with pytest.raises(WeftError, match="names a link-local address, which no caller may name") as refused:
-        require_declarable(CALLERS[who], [document])
+        require_declarable(CALLERS[who], [document], no_names)
     assert refused.value.reason is Reason.PERMISSION_DENIED
 
 
