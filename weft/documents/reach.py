@@ -50,9 +50,19 @@ _NEEDED: Mapping[Reach, tuple[Access, ...]] = MappingProxyType(
         Reach.TOOL: (ANY_SOURCE,),
     }
 )
-_MAY_BE_HARMLESS: Mapping[Reach, Callable[[str], bool]] = MappingProxyType(
-    {Reach.SOURCE: lambda text: not _reaches_anywhere(text), Reach.TEMPLATE: lambda text: "${" not in text}
+
+
+def _reaches_anywhere(text: str) -> bool:
+    try:
+        return server_source(text, "source") is not None or reaches_anywhere(asked_source(text, "source"))
+    except FieldError:
+        return False  # refused as malformed
+
+
+_IS_NAMED: Mapping[Reach, Callable[[str], bool]] = MappingProxyType(
+    {Reach.SOURCE: _reaches_anywhere, Reach.TEMPLATE: lambda text: "${" in text}
 )
+"""Whether a text names something; of other kinds, each that is not empty does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +99,7 @@ def needed_access(message: Message) -> Iterator[tuple[Reached, Access]]:
     """Yields the permissions that the texts of a message need, with the text of each."""
     for each in _texts(message, ()):
         needed = _NEEDED[each.reach]
-        if needed and each.text and not _MAY_BE_HARMLESS.get(each.reach, _never)(each.text):
+        if needed and _IS_NAMED.get(each.reach, bool)(each.text):
             yield from ((each, access) for access in needed)
 
 
@@ -99,10 +109,6 @@ def _is_link_local(text: Reached) -> bool:
         return is_link_local(text.text if text.reach is Reach.PACKET else urlsplit(text.text).hostname or "")
     except ValueError:
         return False
-
-
-def _never(_: str) -> bool:
-    return False
 
 
 def _texts(message: Message, path: tuple[str | int, ...]) -> Iterator[Reached]:
@@ -149,10 +155,3 @@ def _has_texts(field: FieldDescriptor, around: frozenset[str] = frozenset()) -> 
         return reach_of(field) != Reach.UNSPECIFIED
     inner = around | {kind.full_name}
     return kind.full_name not in around and any(_has_texts(each, inner) for each in kind.fields)
-
-
-def _reaches_anywhere(text: str) -> bool:
-    try:
-        return server_source(text, "source") is not None or reaches_anywhere(asked_source(text, "source"))
-    except FieldError:
-        return False  # refused as malformed
