@@ -292,11 +292,11 @@ class RequestTrace:
         receipt.outcome = self._outcome(reason)
         receipt.reason = reason.value  # type: ignore[assignment]  # same numbers
         receipt.model = self.attempts[-1].grant.model if self.attempts else self.context.model
-        if self.attempts and not receipt.host:
-            receipt.host = self.attempts[-1].grant.host
-        granted = [attempt.grant.priority for attempt in self.attempts[-1:] if self.context.names_priority]
-        if granted and granted[0] > self.context.priority.wire:
-            receipt.lowered_priority = granted[0]
+        if self.attempts:
+            grant = self.attempts[-1].grant
+            receipt.host = receipt.host or grant.host
+            if self.context.names_priority and grant.priority > self.context.priority.wire:
+                receipt.lowered_priority = grant.priority
         self._add_attempts(receipt, now)
         self._note_tool_runs(receipt)
         if self.granted is not None:
