@@ -521,8 +521,8 @@ class Attempt(google.protobuf.message.Message):
     @property
     def engine_log(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Last lines of the engine log at the failure, oldest first, at most 10 lines and 2,048 bytes; then the engine's own
-        error message, at most 512 characters. They may quote any request of that engine, so routers keep them in memory only, and only GetRequest returns them, to callers with
-        `runners:view`. The caller of the request never gets them.
+        error message, at most 512 characters. They may quote any request of that engine, so routers keep them in memory
+        only, and only GetRequest returns them, to callers with `runners:view`. The caller of the request never gets them.
         """
 
     @property

@@ -28,11 +28,11 @@ class RelayServiceStub:
     """Attach opens a link: one stream that carries gRPC calls in both directions, each with its own flow control.
 
     The runner sends its token as metadata "authorization: Bearer <token>", and the credential of its machine as
-    "weft-machine: wjm_<id>_<secret>"; UNAUTHENTICATED / UNAUTHENTICATED when neither is valid. Over the link the runner calls RunnerSessionService, and the router calls the runner's own services:
-    every client of the router reaches the runner, with metadata "weft-runner: <name>". The end of the stream ends
-    every call on it: those to the runner with WORKER_LOST. The relay answers with initial metadata "weft-relay" once
-    it has accepted the link, and "weft-time", its clock in milliseconds since the epoch: the runner judges tickets by
-    that.
+    "weft-machine: wjm_<id>_<secret>"; UNAUTHENTICATED / UNAUTHENTICATED when neither is valid. Over the link the
+    runner calls RunnerSessionService, and the router calls the runner's own services: every client of the router
+    reaches the runner, with metadata "weft-runner: <name>". The end of the stream ends every call on it: those to the
+    runner with WORKER_LOST. The relay answers with initial metadata "weft-relay" once it has accepted the link, and
+    "weft-time", its clock in milliseconds since the epoch: the runner judges tickets by that.
     """
 
 class RelayServiceAsyncStub:
@@ -45,11 +45,11 @@ class RelayServiceAsyncStub:
     """Attach opens a link: one stream that carries gRPC calls in both directions, each with its own flow control.
 
     The runner sends its token as metadata "authorization: Bearer <token>", and the credential of its machine as
-    "weft-machine: wjm_<id>_<secret>"; UNAUTHENTICATED / UNAUTHENTICATED when neither is valid. Over the link the runner calls RunnerSessionService, and the router calls the runner's own services:
-    every client of the router reaches the runner, with metadata "weft-runner: <name>". The end of the stream ends
-    every call on it: those to the runner with WORKER_LOST. The relay answers with initial metadata "weft-relay" once
-    it has accepted the link, and "weft-time", its clock in milliseconds since the epoch: the runner judges tickets by
-    that.
+    "weft-machine: wjm_<id>_<secret>"; UNAUTHENTICATED / UNAUTHENTICATED when neither is valid. Over the link the
+    runner calls RunnerSessionService, and the router calls the runner's own services: every client of the router
+    reaches the runner, with metadata "weft-runner: <name>". The end of the stream ends every call on it: those to the
+    runner with WORKER_LOST. The relay answers with initial metadata "weft-relay" once it has accepted the link, and
+    "weft-time", its clock in milliseconds since the epoch: the runner judges tickets by that.
     """
 
 class RelayServiceServicer(metaclass=abc.ABCMeta):
@@ -64,11 +64,11 @@ class RelayServiceServicer(metaclass=abc.ABCMeta):
         """Attach opens a link: one stream that carries gRPC calls in both directions, each with its own flow control.
 
         The runner sends its token as metadata "authorization: Bearer <token>", and the credential of its machine as
-        "weft-machine: wjm_<id>_<secret>"; UNAUTHENTICATED / UNAUTHENTICATED when neither is valid. Over the link the runner calls RunnerSessionService, and the router calls the runner's own services:
-        every client of the router reaches the runner, with metadata "weft-runner: <name>". The end of the stream ends
-        every call on it: those to the runner with WORKER_LOST. The relay answers with initial metadata "weft-relay" once
-        it has accepted the link, and "weft-time", its clock in milliseconds since the epoch: the runner judges tickets by
-        that.
+        "weft-machine: wjm_<id>_<secret>"; UNAUTHENTICATED / UNAUTHENTICATED when neither is valid. Over the link the
+        runner calls RunnerSessionService, and the router calls the runner's own services: every client of the router
+        reaches the runner, with metadata "weft-runner: <name>". The end of the stream ends every call on it: those to the
+        runner with WORKER_LOST. The relay answers with initial metadata "weft-relay" once it has accepted the link, and
+        "weft-time", its clock in milliseconds since the epoch: the runner judges tickets by that.
         """
 
 def add_RelayServiceServicer_to_server(servicer: RelayServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
