@@ -346,6 +346,6 @@ class RegistryConfig(RegistrySettings):
     max_events: int = 1_000
     """Maximum number of stored events, which survive restarts."""
     max_join_tokens: int = 1_000
-    """Maximum number of join tokens, expired ones not counted."""
+    """Maximum number of join tokens that have not expired, and machines that joined."""
     security: ChannelSecurity = field(default_factory=ChannelSecurity)
     """TLS credentials and trust for calls that leave this machine."""

@@ -179,7 +179,7 @@ class RegistryService:
         await self._operations.operations.record_request("lease.release_requested", lease, requested_by)
 
     def reconfigure(self, config: RegistryConfig) -> None:
-        """Applies the aliases and tenants of a new configuration; other settings stay unchanged."""
+        """Applies the aliases, tenants and names of a new configuration; other settings stay unchanged."""
         self._core.reconfigure(config.aliases, config.tenants, config.configured_names)
 
     def figures(self) -> RegistryFigures | None:

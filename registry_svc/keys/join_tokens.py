@@ -65,7 +65,7 @@ class JoinTokens:
         return await self._core.write(lambda: self._create(request))
 
     def newest_first(self) -> list[JoinToken]:
-        """Returns all tokens, including expired ones."""
+        """Returns all tokens and machines, including expired tokens."""
         self._core.require_open()
         return sorted(self._core.join_tokens.values(), key=lambda token: (token.created_at, token.id), reverse=True)
 
@@ -150,15 +150,15 @@ class JoinTokens:
         now, limit = self._core.clock.utc_now(), self._core.config.max_join_tokens
         if len(self._core.join_tokens) >= limit:
             await self._forget_expired(now)
-        require_room("join tokens", len(self._core.join_tokens), 1, limit)
+        require_room("join tokens and machines", len(self._core.join_tokens), 1, limit)
         token_id, secret = _new_token_id(), secrets.token_hex(SECRET_BYTES)
+        has_lifetime = request.HasField("lifetime")
         token = JoinToken(
             id=token_id,
             description=request.description,
             secret_sha256=_hash(secret),
             created_at=now,
-            expires_at=now
-            + (timedelta(seconds=seconds_of(request.lifetime)) if request.HasField("lifetime") else DEFAULT_LIFETIME),
+            expires_at=now + (timedelta(seconds=seconds_of(request.lifetime)) if has_lifetime else DEFAULT_LIFETIME),
             name_pattern=request.name_pattern,
             pool=request.pool,
             reusable=request.reusable,
