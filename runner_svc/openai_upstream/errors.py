@@ -113,7 +113,8 @@ _WRONG_PLACE = frozenset({404, 405})
 def refusal(status: int, body: bytes, headers: Mapping[str, str]) -> WeftError:
     """Returns the error for a response with a status other than 200. `headers` has lower-case names."""
     error = _refusal(status, body, headers)
-    return quoting_engine(error, f"the engine answered {status}: {cause_words(error.reason, len(body))}")
+    characters = len(body.decode("utf-8", "replace"))
+    return quoting_engine(error, f"the engine answered {status}: {cause_words(error.reason, characters)}")
 
 
 _CAUSES = MappingProxyType(
@@ -131,9 +132,9 @@ _CAUSES = MappingProxyType(
 )
 
 
-def cause_words(reason: Reason, size: int) -> str:
-    """Returns the cause of an engine's error for logs and records; `size`: the length of its message or answer."""
-    return f"{_CAUSES.get(reason, 'internal error')} ({size:,} characters, not kept)"
+def cause_words(reason: Reason, characters: int) -> str:
+    """Returns the cause of an engine's error for logs and records, with the length of its message or answer."""
+    return f"{_CAUSES.get(reason, 'internal error')} ({characters:,} characters, not kept)"
 
 
 def _refusal(status: int, body: bytes, headers: Mapping[str, str]) -> WeftError:

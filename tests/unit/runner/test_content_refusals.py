@@ -307,3 +307,7 @@ def test_time_that_a_provider_asks_to_wait_is_read(headers: dict[str, str], said
     assert error.reason is Reason.RATE_LIMIT_EXCEEDED
     assert error.retry_after_seconds == (None if seconds is None else pytest.approx(seconds))
     assert error.message == f"the engine answered 429: {said}"
+
+
+def test_length_of_an_answer_that_is_not_kept_is_in_characters() -> None:
+    assert refusal(500, "Übergröße".encode(), {}).log_message.endswith("(9 characters, not kept)")
