@@ -1,0 +1,150 @@
+"""Calls of Python and C functions per chat, in host and runner: unlike CPU time, no load of the machine changes it.
+
+`python -m bench.calls [--contender FILE] [--top 40]` prints them. All packages count, so that work which moves into a
+library is seen. Two runs of one tree differ by 1.5 % (background tasks).
+"""
+
+import argparse
+import json
+import shutil
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from bench import call_hook
+from bench.contender import BACKEND_ROLE, WEFT, Contender, load_contender
+from bench.cpu import roles_of_tree
+from bench.launch import run_load, running, running_stub
+from bench.scenarios import UNARY_TOKENS, chat
+
+WARM_UP = 50
+CHATS = 400
+CONNECTIONS = 1
+"""One after another, so that the number does not depend on how many requests a busy process finds at once."""
+WRITE_SECONDS = 30.0
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """Calls of one process per chat; fractions come from what runs in the background."""
+
+    by_function: Counter[tuple[str, str, bool]]
+    """By file, function, and whether it is a Python function; a C function has the file that calls it."""
+
+    def total(self, *, python: bool) -> float:
+        """Calls of Python functions, or of C functions."""
+        return sum(number for (_, _, is_python), number in self.by_function.items() if is_python == python)
+
+    def of(self, name: str) -> float:
+        """Calls of a function by its name, such as `epoll.poll` for the turns of an event loop."""
+        return sum(number for (_, each, _), number in self.by_function.items() if each == name)
+
+    def packages(self) -> Counter[str]:
+        """Calls by the package of their files."""
+        found: Counter[str] = Counter()
+        for (file, _, _), number in self.by_function.items():
+            found[package_of(file)] += number
+        return found
+
+
+def package_of(file: str) -> str:
+    """Returns the name of the package, or of the module of the standard library, that a file belongs to."""
+    parts = Path(file).parts
+    for folder in ("site-packages", f"python{'.'.join(map(str, (3, 11)))}"):
+        if folder in parts:
+            return parts[parts.index(folder) + 1].removesuffix(".py")
+    return next((part for part in parts if part.startswith("weft") or part.endswith("_svc") or part == "gateway"), file)
+
+
+def count_calls(contender: Contender, folder: Path, connections: int = CONNECTIONS) -> dict[str, Calls]:
+    """Returns the calls per chat by role: of the host, and of the runner. Raises LaunchError."""
+    site, written = folder / "site", folder / "counts"
+    site.mkdir(parents=True)
+    written.mkdir()
+    shutil.copy(call_hook.__file__, site / "sitecustomize.py")
+    hooked = {"PYTHONPATH": str(site), call_hook.FOLDER_VARIABLE: str(written)}
+    contender = replace(contender, environment={**contender.environment, **hooked})
+    with running_stub(ROOT, folder / "stub") as stub, running(contender, ROOT, folder / "mesh", stub) as target:
+        roles = {pid: role for pid, role in roles_of_tree(target.process, contender).items() if role != BACKEND_ROLE}
+        main = {pid: role for pid, role in roles.items() if _is_hooked(pid)}
+        body = chat(UNARY_TOKENS, stream=False)
+        load = target.job(body, connections=connections, seconds=WRITE_SECONDS, max_requests=CHATS)
+        run_load(target.job(body, connections=connections, max_requests=WARM_UP), ROOT)
+        began = time.monotonic()
+        _signal(main)
+        run_load(load, ROOT)
+        busy = _counts(main, written)
+        seconds = time.monotonic() - began
+        _signal(main)
+        time.sleep(seconds)
+        idle = _counts(main, written)
+    return {role: Calls(_per_chat(busy[pid], idle[pid])) for pid, role in main.items()}
+
+
+def _is_hooked(pid: int) -> bool:
+    """Whether a process would survive the signal: guards and interpreters without `site` have no handler."""
+    status = dict(
+        line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text("utf-8").splitlines() if ":" in line
+    )
+    return bool(int(status["SigCgt"], 16) >> (call_hook.TOGGLE - 1) & 1)
+
+
+def _signal(pids: Iterable[int]) -> None:
+    for pid in pids:
+        psutil.Process(pid).send_signal(call_hook.TOGGLE)
+
+
+def _counts(pids: Iterable[int], folder: Path) -> dict[int, Counter[tuple[str, str, bool]]]:
+    _signal(pids)
+    found = {}
+    deadline = time.monotonic() + WRITE_SECONDS
+    for pid in pids:
+        path = folder / f"{pid}.json"
+        while not path.exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        found[pid] = Counter({(file, name, is_python): n for file, name, is_python, n in json.loads(path.read_text())})
+        path.unlink()
+    return found
+
+
+def _per_chat(
+    busy: Counter[tuple[str, str, bool]], idle: Counter[tuple[str, str, bool]]
+) -> Counter[tuple[str, str, bool]]:
+    return Counter({key: (number - idle[key]) / CHATS for key, number in busy.items()})
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Counts and prints."""
+    parser = argparse.ArgumentParser(prog="python -m bench.calls", description=__doc__)
+    parser.add_argument("--contender", type=Path, metavar="FILE", help="another tree of weft (see README)")
+    parser.add_argument("--top", type=int, default=0, metavar="N", help="also the N functions with the most calls")
+    parser.add_argument("--connections", type=int, default=CONNECTIONS, help=f"default {CONNECTIONS}")
+    options = parser.parse_args(arguments)
+    contender = load_contender(options.contender) if options.contender else WEFT
+    with tempfile.TemporaryDirectory(prefix="weft-calls-") as folder:
+        found = count_calls(contender, Path(folder), options.connections)
+    for role, calls in found.items():
+        print(
+            f"{role}: {calls.total(python=True):,.0f} of Python, {calls.total(python=False):,.0f} of C, "
+            f"{calls.of('epoll.poll'):.1f} turns of the event loop"
+        )
+        print("  " + ", ".join(f"{name} {number:,.0f}" for name, number in calls.packages().most_common(14)))
+        for (file, name, is_python), number in calls.by_function.most_common(options.top):
+            shown = "/".join(Path(file).parts[-2:])
+            print(f"  {number:7.1f} {'' if is_python else 'C '}{name} ({shown})")
+    print(f"together: {total(found):,.0f}")
+
+
+def total(found: dict[str, Calls]) -> float:
+    """Returns all calls per chat."""
+    return sum(calls.total(python=True) + calls.total(python=False) for calls in found.values())
+
+
+if __name__ == "__main__":
+    main()

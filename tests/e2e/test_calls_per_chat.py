@@ -1,0 +1,22 @@
+"""What a chat costs in calls, which no load of the machine changes. See `bench/calls.py`."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.calls import count_calls, total
+from bench.contender import WEFT
+
+pytestmark = pytest.mark.slow("starts a mesh")
+
+MOST = 4_925
+"""Calls of Python and C functions per chat, in host and runner (CPython 3.11, `up.lock`). Only goes down."""
+TOLERANCE = 1.03
+"""Background tasks, and how the event loop divides its turns."""
+
+
+def test_chat_makes_no_more_calls_than_recorded(tmp_path: Path) -> None:
+    found = count_calls(WEFT, tmp_path)
+
+    assert set(found) == {"host", "runner"}
+    assert total(found) <= MOST * TOLERANCE, {role: calls.packages().most_common(8) for role, calls in found.items()}
