@@ -1,7 +1,5 @@
 """Prometheus metrics of the gateway. No label comes from a caller: models are names of the fleet, or `unknown`."""
 
-from prometheus_client import Gauge
-
 from gateway.request_facts import UNKNOWN_MODEL, RequestFacts
 from weft.api.common.v1 import usage_pb2
 from weft.dispatch.end_reporter import EndFate
@@ -43,7 +41,8 @@ class GatewayMetrics:
             "Ends of requests reported to another router after theirs was lost, by result.",
             ("fate",),
         )
-        self.active_streams = Gauge("weft_gateway_active_streams", "Streams being answered.", registry=page.registry)
+        self.active_streams = 0
+        page.add(lambda: (page.figure("weft_gateway_active_streams", "Streams being answered.", self.active_streams),))
 
     def request_ended(self, facts: RequestFacts, seconds: float) -> None:
         """Counts a request and its duration."""

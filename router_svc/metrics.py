@@ -25,7 +25,7 @@ from weft.kernel.metrics import MetricsPage, exemplar_of
 from weft.kernel.placement_request import PlacementRequest, PoolQueue
 from weft.kernel.reasons import Reason
 from weft.kernel.timestamps import seconds_of
-from weft.kernel.tracing import TraceContext, error_type
+from weft.kernel.tracing import NO_TRACING, TraceContext, error_type
 
 TOLERANCE_SECONDS = 0.002
 """Tolerance, as each duration of a receipt is rounded separately."""
@@ -105,6 +105,7 @@ class RouterMetrics(SchedulingObserver):
     def __init__(self, page: MetricsPage | None = None) -> None:
         self.page = page = MetricsPage() if page is None else page
         self._requests = RequestMetrics(page)
+        self._tracing = NO_TRACING
         self._waits = page.counter(
             "weft_router_waits",
             "Waits of requests by reason; a request may have several.",
@@ -161,6 +162,7 @@ class RouterMetrics(SchedulingObserver):
     @override
     def show(self, state: RouterState) -> None:
         """Adds the router's state to each scrape."""
+        self._tracing = state.tracing
         self.page.add(partial(_state_metrics, state, self.page))
         self.page.add_spans(state.tracing)
 
@@ -213,7 +215,7 @@ class RouterMetrics(SchedulingObserver):
         self._ends.of(model, _OUTCOMES[ended.outcome], error_type(known) or "completed").inc()
         if receipt is None:
             return
-        exemplar = exemplar_of_request(request)
+        exemplar = None if self._tracing.sampling is None else exemplar_of_request(request)
         self._requests.note_end(request, reason, receipt, view, exemplar)
         if retries := retries_of(receipt):
             self._retries.of(model).inc(retries)

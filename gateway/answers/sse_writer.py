@@ -227,7 +227,7 @@ class StreamedAnswer(SseResponse):
     async def _pump(self, scope: Scope, receive: Receive, writer: SseWriter) -> None:
         encoder, facts, metrics = self._encoder, facts_of(scope), self._deps.metrics
         encoder.shows_receipt = shows_receipt(scope, self._deps.config)
-        metrics.active_streams.inc()
+        metrics.active_streams += 1
         try:
             with WhileConnected(scope, receive, cut_off_seconds=self._cut_off_seconds) as block:
                 block.run_beside(writer.keep_up(block))
@@ -248,7 +248,7 @@ class StreamedAnswer(SseResponse):
                 if not encoder.is_done:
                     raise unfinished_answer()
         finally:
-            metrics.active_streams.dec()
+            metrics.active_streams -= 1
             metrics.tokens_used(facts, encoder.usage)
 
     @override

@@ -4,17 +4,28 @@
 """
 
 import asyncio
+import math
+import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import Generic, TypeVar
+from functools import partial
+from itertools import accumulate, chain
+from typing import Any, Generic, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, Sample
+from prometheus_client.core import (
+    CounterMetricFamily,
+    Exemplar,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    Sample,
+)
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 from typing_extensions import override
 
 from weft.kernel.metric_limits import MetricLimits
@@ -27,48 +38,99 @@ _END = b"# EOF\n"
 MAX_PASSED_ON_LABELS = 32
 """Maximum labels of a forwarded series; one with more is dropped."""
 
-MetricT = TypeVar("MetricT", bound=Counter | Histogram)
 Labels = tuple[str, ...]
 ReadMetrics = Callable[[], Iterable[Metric]]
 
 
-class LabelSets(Generic[MetricT]):
+class CounterCell:
+    """A count, read at scrapes."""
+
+    # The library's children validate, lock and call four times per value.
+    __slots__ = ("_count",)
+
+    def __init__(self) -> None:
+        self._count = 0.0
+
+    def inc(self, amount: float = 1.0) -> None:
+        """Adds to the count."""
+        self._count += amount
+
+    def add_to(self, family: Any, labels: Labels) -> None:
+        """Adds the sample to its family."""
+        family.add_metric(labels, self._count)
+
+
+class HistogramCell:
+    """A histogram with an exemplar per bucket, read at scrapes."""
+
+    __slots__ = ("_bounds", "_counts", "_exemplars", "_sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        """`bounds` are the upper bounds of the buckets, ascending; the last one is infinite."""
+        self._bounds = bounds
+        self._counts = [0] * len(bounds)
+        self._exemplars: list[Exemplar | None] = [None] * len(bounds)
+        self._sum = 0.0
+
+    def observe(self, amount: float, exemplar: dict[str, str] | None = None) -> None:
+        """Counts a value."""
+        bucket = bisect_left(self._bounds, amount)
+        self._counts[bucket] += 1
+        self._sum += amount
+        if exemplar:
+            self._exemplars[bucket] = Exemplar(exemplar, amount, time.time())
+
+    def add_to(self, family: Any, labels: Labels) -> None:
+        """Adds the samples to their family."""
+        buckets = zip(map(floatToGoString, self._bounds), accumulate(self._counts), self._exemplars, strict=True)
+        family.add_metric(labels, list(buckets), self._sum)
+
+
+CellT = TypeVar("CellT", bound=CounterCell | HistogramCell)
+
+
+class LabelSets(Generic[CellT]):
     """A metric with a bounded number of label sets. Only the first label may have many values."""
 
-    def __init__(self, metric: MetricT, most: int) -> None:
-        self._metric = metric
+    def __init__(self, new: Callable[[], CellT], most: int) -> None:
+        """`new` returns the cell of a new label set."""
+        self._new = new
         self._most = most
-        self._named: set[Labels] = set()
+        self._cells: dict[Labels, CellT] = {}
         self._others: set[Labels] = set()
         self._used: set[Labels] = set()
         self._idle: deque[Labels] = deque()
 
     def __len__(self) -> int:
-        return len(self._named) + len(self._others)
+        return len(self._cells)
 
-    def of(self, *labels: str) -> MetricT:
-        """Returns the child of a label set, or that of `_other` if there are too many."""
-        if labels not in self._named:
-            if len(self._named) < self._most or self._make_room():
-                self._named.add(labels)
-            else:
+    def of(self, *labels: str) -> CellT:
+        """Returns the cell of a label set, or that of `_other` if there are too many."""
+        cell = self._cells.get(labels)
+        if cell is None:
+            if len(self._cells) - len(self._others) >= self._most and not self._make_room():
                 labels = _other(labels, self._others, self._most)
                 self._others.add(labels)
+            cell = self._cells.setdefault(labels, self._new())
         self._used.add(labels)
-        child: MetricT = self._metric.labels(*labels)  # type: ignore[assignment]  # the child's class is the parent's
-        return child
+        return cell
+
+    def collect(self, family: Metric) -> Iterator[Metric]:
+        """Yields a family with the samples added."""
+        for labels, cell in self._cells.items():
+            cell.add_to(family, labels)
+        yield family
 
     def note_idle(self) -> None:
         """Marks label sets that were not used since the last call as idle, so that new ones may replace them."""
-        self._idle = deque(self._named - self._used)
+        self._idle = deque(self._cells.keys() - self._others - self._used)
         self._used.clear()
 
     def _make_room(self) -> bool:
         while self._idle:
             labels = self._idle.popleft()
             if labels not in self._used:
-                self._named.remove(labels)
-                self._metric.remove(*labels)
+                del self._cells[labels]
                 return True
         return False
 
@@ -91,27 +153,26 @@ class MetricsPage(Collector):
     """The metrics of a process, from all its parts."""
 
     def __init__(self, limits: MetricLimits | None = None) -> None:
-        # `_created` lines would be a third of all counter lines.
-        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.limits = limits or MetricLimits()
-        self.registry = CollectorRegistry()
-        self._label_sets: list[LabelSets[Counter] | LabelSets[Histogram]] = []
+        self._label_sets: list[LabelSets[Any]] = []
         self._before: list[Callable[[], Awaitable[None]]] = []
         self._read: list[ReadMetrics] = []
 
-    def counter(self, name: str, meaning: str, labels: Sequence[str]) -> LabelSets[Counter]:
+    def counter(self, name: str, meaning: str, labels: Sequence[str]) -> LabelSets[CounterCell]:
         """Returns a new counter; `name` has no `_total`, and only the first of `labels` may have many values."""
-        made = LabelSets(Counter(name, meaning, labels, registry=self.registry), self.limits.max_single_series)
-        self._label_sets.append(made)
-        return made
+        made = LabelSets(CounterCell, self.limits.max_single_series)
+        return self._added(made, partial(CounterMetricFamily, name, meaning, labels=labels))
 
     def histogram(
         self, name: str, meaning: str, labels: Sequence[str], buckets: Sequence[float]
-    ) -> LabelSets[Histogram]:
+    ) -> LabelSets[HistogramCell]:
         """Returns a new histogram; only the first of `labels` may have many values."""
-        metric = Histogram(name, meaning, labels, registry=self.registry, buckets=buckets)
-        made = LabelSets(metric, self.limits.max_label_sets)
+        made = LabelSets(partial(HistogramCell, (*buckets, math.inf)), self.limits.max_label_sets)
+        return self._added(made, partial(HistogramMetricFamily, name, meaning, labels=labels))
+
+    def _added(self, made: LabelSets[CellT], empty: Callable[[], Metric]) -> LabelSets[CellT]:
         self._label_sets.append(made)
+        self.add(lambda: made.collect(empty()))
         return made
 
     def add(self, read: ReadMetrics) -> None:
@@ -161,7 +222,7 @@ class MetricsPage(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yields all metrics, merging families of the same name; a family with a different type is dropped."""
         by_name: dict[str, Metric] = {}
-        for family in chain(self.registry.collect(), *(read() for read in self._read)):
+        for family in chain.from_iterable(read() for read in self._read):
             name = f"{family.name}_total" if family.type == "counter" else family.name
             found = by_name.get(name)
             if found is None:

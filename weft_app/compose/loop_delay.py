@@ -1,6 +1,5 @@
 """The delay of a process's event loop: how late its timers are."""
 
-from prometheus_client import Histogram
 from typing_extensions import override
 
 from weft.kernel.clock import Clock
@@ -19,14 +18,8 @@ class LoopDelay(BackgroundLoop, Service):
         """`service` is the name of the process's service, such as `router`; `weft up` uses one name for all."""
         self._page = page
         self._clock = clock
-        histogram = Histogram(
-            "weft_event_loop_delay_seconds",
-            "Delay of the event loop, sampled four times per second.",
-            ("service",),
-            buckets=DELAY_SECONDS,
-            registry=page.registry,
-        )
-        self._delay = histogram.labels(service)
+        delay, meaning = "weft_event_loop_delay_seconds", "Delay of the event loop, sampled four times per second."
+        self._delay = page.histogram(delay, meaning, ("service",), DELAY_SECONDS).of(service)
         self._idle_noted = clock.monotonic()
 
     @override

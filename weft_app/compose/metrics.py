@@ -25,7 +25,7 @@ def metrics_page(config: WeftConfig) -> "MetricsPage":
 
     page = MetricsPage(config.metrics)
     CertificateExpiry(config).add_metrics(page)
-    ProcessCollector(registry=page.registry)
+    page.add(ProcessCollector(registry=None).collect)
     return page
 
 

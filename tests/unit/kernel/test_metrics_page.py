@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterable
 
 import pytest
+from kit.calls import calls_of
 from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
@@ -119,6 +120,30 @@ async def test_exemplars_are_only_on_the_openmetrics_page_and_of_sampled_request
     plain = await page.render("text/plain")
     assert plain.content_type.startswith("text/plain")
     assert b"trace_id" not in plain.body
+
+
+async def test_histogram_counts_a_value_at_a_bound_in_the_bucket_below_and_larger_ones_up_to_infinity() -> None:
+    page = _page()
+    histogram = page.histogram("waits", "w", ("model",), (1, 2.5))
+    for value in (0.5, 1, 2, 7):
+        histogram.of("m").observe(value)
+    assert (await page.render()).body.decode() == (
+        "# HELP waits w\n# TYPE waits histogram\n"
+        'waits_bucket{le="1.0",model="m"} 2.0\nwaits_bucket{le="2.5",model="m"} 3.0\n'
+        'waits_bucket{le="+Inf",model="m"} 4.0\nwaits_count{model="m"} 4.0\nwaits_sum{model="m"} 10.5\n'
+    )
+
+
+def test_counting_a_known_label_set_calls_nothing_of_the_metrics_library() -> None:
+    page = _page()
+    histogram, counter = page.histogram("waits", "w", ("model",), (1.0,)), page.counter("ends", "e", ("model",))
+
+    def count() -> None:
+        histogram.of("m").observe(0.5)
+        counter.of("m").inc()
+
+    count()
+    assert calls_of(count) == ["of", "observe", "of", "inc"]
 
 
 async def test_metrics_page_has_no_creation_times() -> None:

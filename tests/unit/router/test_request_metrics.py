@@ -7,6 +7,7 @@ from kit.scheduling import placement_request
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from router_svc.metrics import RouterMetrics
+from router_svc.observer import RouterState
 from router_svc.policy.decisions import WaitKind
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.fleet import FleetView
@@ -14,6 +15,7 @@ from weft.kernel.metric_limits import MetricLimits
 from weft.kernel.metrics import OTHER, MetricsPage
 from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
+from weft.kernel.tracing import NO_TRACING, Sampling, Tracing
 
 TRACE = "ab" * 16
 SAMPLED = f"00-{TRACE}-{'cd' * 8}-01"
@@ -121,9 +123,18 @@ async def test_request_without_a_runner_has_no_response_model() -> None:
     assert "error_type=queue_full" in labels
 
 
-@pytest.mark.parametrize(("traceparent", "count"), [(SAMPLED, 5), (SAMPLED[:-1] + "0", 0), ("", 0)])
-async def test_only_sampled_requests_leave_their_trace_id_as_exemplar(traceparent: str, count: int) -> None:
+RECORDING = Tracing(Sampling())
+
+
+@pytest.mark.parametrize(
+    ("tracing", "traceparent", "count"),
+    [(RECORDING, SAMPLED, 5), (RECORDING, SAMPLED[:-1] + "0", 0), (RECORDING, "", 0), (NO_TRACING, SAMPLED, 0)],
+)
+async def test_only_recorded_and_sampled_requests_leave_their_trace_id_as_exemplar(
+    tracing: Tracing, traceparent: str, count: int
+) -> None:
     metrics = RouterMetrics()
+    metrics.show(RouterState(queues=list, hosts=dict, memory_age_seconds=lambda: None, tracing=tracing))
     metrics.note_end(
         ending(
             _request(traceparent=traceparent),
