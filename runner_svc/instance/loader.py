@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from dataclasses import replace
+from operator import is_not
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -73,6 +74,9 @@ class Loader:
         self.context_tokens = 0
         self._engine_abilities = UNKNOWN
         self._engine_quantization = ""
+        self._sources = (UNKNOWN, UNKNOWN, UNKNOWN)
+        """Those that `_abilities` were merged from."""
+        self._abilities = UNKNOWN
         self.starts = 0
         """Number of times that the backend became ready; identifies the current start."""
         self.forms = AcceptedForms()
@@ -92,7 +96,13 @@ class Loader:
         The engine of another quantization says nothing about the current one.
         """
         engine = self._engine_abilities if self._engine_quantization == self.plan.quantization else UNKNOWN
-        return known_abilities(declared=self.config.declared_abilities, engine=engine, files=self.config.abilities)
+        declared, files = self.config.declared_abilities, self.config.abilities
+        sources = (declared, engine, files)
+        # Every request asks twice.
+        if any(map(is_not, sources, self._sources)):
+            self._sources = sources
+            self._abilities = known_abilities(declared=declared, engine=engine, files=files)
+        return self._abilities
 
     @property
     def stage(self) -> str:

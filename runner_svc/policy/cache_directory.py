@@ -14,6 +14,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import count
+from operator import attrgetter
+from typing import NamedTuple
 
 from weft.kernel.value import value_class
 
@@ -34,10 +36,10 @@ def common_marks(mine: Sequence[bytes], theirs: Sequence[bytes]) -> int:
     return equal
 
 
-@dataclass(frozen=True, slots=True)
-class Partition:
+class Partition(NamedTuple):
     """Requests that may share cached prefixes: those of one tenant, cache tag and adapter."""
 
+    # Every request compares it with each slot's owner: a dataclass would call Python for each.
     tenant: str
     tag: str = ""
     adapter: str = ""
@@ -149,15 +151,13 @@ class CacheDirectory:
 
     def is_alone(self, partition: Partition | None) -> bool:
         """Whether a turn of this partition may be loose because no other partition has text here."""
-        partition = self._known(partition)
         if partition is None or self._several or self._only not in (None, partition):
             return False
         for loose in self._loose.values():
-            if loose is not partition and loose != partition:
+            if loose != partition:
                 return False
         for slot in self._slots:
-            owner = slot.owner
-            if owner is not partition and owner is not UnownedContent.EMPTY and owner != partition:
+            if slot.owner not in (UnownedContent.EMPTY, partition):
                 return False
             if slot.turn is not None and (slot.is_foreign or slot.forget):
                 # Until that turn reaches the engine, the slot may hold text that it must not use; text to be forgotten
@@ -206,7 +206,6 @@ class CacheDirectory:
         `busy`: slots in which the engine is working, to be avoided if others are free. `kept_marks`: number of leading
         marks that it shares with the best saved prompt.
         """
-        partition = self._known(partition)
         if not self.keeps and self.is_alone(partition):
             return self.begin_loose(partition)
         self._note(partition)
@@ -218,7 +217,6 @@ class CacheDirectory:
 
     def begin_loose(self, partition: Partition | None) -> CacheTurn:
         """Starts a turn whose slot the engine always chooses, such as an embedding."""
-        partition = self._known(partition)
         self._note(partition)
         return self._loosen(self._next_turn(None, fresh=partition is None), partition)
 
@@ -291,10 +289,6 @@ class CacheDirectory:
         """Records that a snapshot of the engine was evaluated."""
         self._unsure = False
 
-    def _known(self, partition: Partition | None) -> Partition | None:
-        """Returns the equal partition that slots already hold, because identical objects compare fast."""
-        return self._only if partition == self._only else partition
-
     def _note(self, partition: Partition | None) -> None:
         if partition is not None:
             self._several = self._several or self._only not in (None, partition)
@@ -343,10 +337,11 @@ class CacheDirectory:
         free = [slot for slot in free if slot.number not in busy] or free
         if not free:
             return None
-        own = [slot for slot in free if partition is not None and slot.owner == partition]
+        own = [] if partition is None else _owned_by(free, partition)
         # Among equally long prefixes, take the least recently used slot: the others' text is more likely to be used
         # again.
-        best = max(own, key=lambda slot: (slot.common_marks(marks), -slot.last_use), default=None)
+        known = [slot for slot in own if slot.marks]
+        best = max(known, key=lambda slot: (slot.common_marks(marks), -slot.last_use), default=None)
         common = 0 if best is None else best.common_marks(marks)
         # A longer saved prompt is restored into another slot, unless this slot holds only its beginning.
         if best is not None and common and (kept_marks - common < MIN_LOST_MARKS or common == len(best.marks)):
@@ -381,7 +376,7 @@ class CacheDirectory:
                 continue
             if partition is None:
                 erasures.append(slot.erasure())
-            elif slot.owner is partition or slot.owner in (UnownedContent.EMPTY, partition):
+            elif slot.owner in (UnownedContent.EMPTY, partition):
                 slot.owner = partition
                 slot.version += 1
             else:
@@ -389,8 +384,7 @@ class CacheDirectory:
         return erasures
 
 
-def _last_use(slot: _Slot) -> int:
-    return slot.last_use
+_last_use = attrgetter("last_use")
 
 
 def _owned_by(slots: Sequence[_Slot], owner: Owner) -> list[_Slot]:

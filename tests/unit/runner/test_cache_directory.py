@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.calls import calls_of
 from kit.presence import present
 
 from runner_svc.policy import cache_directory
@@ -51,6 +52,17 @@ def test_second_and_later_tenants_are_assigned_to_slots() -> None:
     assert second.slot is not None
     assert second.fresh
     assert _turn(book, A).slot not in (None, second.slot)
+
+
+@pytest.mark.parametrize("tenants", [(A,), (A, B)])
+def test_beginning_a_turn_calls_nothing_per_slot(tenants: tuple[Partition, ...]) -> None:
+    def calls(slot_count: int) -> list[str]:
+        book = CacheDirectory(slot_count)
+        for each in tenants:
+            _turn(book, each, b"1")
+        return calls_of(lambda: book.begin(A, (b"1",)))
+
+    assert calls(64) == calls(2)
 
 
 def test_turn_ahead_of_requests_gets_only_slots_without_text_that_a_request_may_use() -> None:

@@ -6,6 +6,7 @@ from datetime import UTC, timedelta
 from pathlib import Path
 
 from instance_stage import Stage, living
+from kit.calls import calls_of
 from stepped_ledger import GIB, SteppedLedger
 
 from runner_svc.config import RunnerConfig
@@ -17,6 +18,8 @@ from runner_svc.servicers.control import LOOK_SECONDS, follow_load
 from runner_svc.session.report import MAX_REPORTED_TOOLS, RunnerReport
 from weft.api.registry.v1 import model_pb2, runner_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
+from weft.kernel.abilities import UNKNOWN, Abilities
+from weft.kernel.request import Skill
 from weft_app.compose.demo import demo_model_path
 
 MIB = 2**20
@@ -182,3 +185,14 @@ async def test_pinned_model_is_reported_immediately_and_once() -> None:
         assert len(stage.told) == 1
         await stage.instance.load(LoadSpec(plan=stage.instance.plan))
         assert (len(stage.told), _state(stage).pinned) == (2, False)
+
+
+async def test_abilities_follow_each_of_their_sources_and_are_merged_once() -> None:
+    async with living() as stage:
+        loader, image = stage.instance.loader, Abilities(skills=frozenset({Skill.IMAGE}))
+        assert loader.abilities == UNKNOWN
+        loader.config = replace(loader.config, abilities=image)
+        assert loader.abilities == image
+        loader.config = replace(loader.config, declared_abilities=Abilities(lacking=frozenset({Skill.IMAGE})))
+        assert loader.abilities == Abilities(lacking=frozenset({Skill.IMAGE}))
+        assert "known_abilities" not in calls_of(lambda: loader.abilities)
