@@ -14,7 +14,7 @@ from weft.dispatch.agents import name_asked_for, require_model_name
 from weft.dispatch.aliases import AskedName
 from weft.dispatch.call import Call, RequestDispatcher, warned
 from weft.dispatch.operations import OPERATIONS, OperationSpec
-from weft.dispatch.parameter_checks import client_of, handling_of, priority_of, session_of
+from weft.dispatch.parameter_checks import allowed_handling, client_of, handling_of, priority_of, session_of
 from weft.dispatch.request_trace import Journal, RequestContext
 from weft.durable.journal_policy import JournalPolicy
 from weft.kernel.clock import SystemClock
@@ -142,7 +142,7 @@ class InferenceServicer:
             max_priority=caller().max_priority,
             allow_remote=request.options.allow_remote,
             timeout_seconds=context.time_remaining() or self._default_timeout_seconds,
-            handling=handling_of(request.options),
+            handling=allowed_handling(handling_of(request.options), caller(), model),
             client_id=client_of(request.options),
             session=session_of(request.options),
             journal=None if when_left is None else Journal(when_left=when_left),

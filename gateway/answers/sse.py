@@ -176,6 +176,7 @@ def receipt_facts(receipt: receipt_pb2.Receipt) -> list[tuple[bytes, bytes]]:
         *_media_facts(receipt),
         (b"x-left-premises", b"true" if receipt.left_premises else b"false"),
         *_priority_facts(receipt),
+        *([(b"x-keep-alive", b"ignored")] if receipt.keep_alive_ignored else []),
     ]
 
 

@@ -79,8 +79,8 @@ REQUEST_HEADERS = (
 applications add."""
 EXPOSED_HEADERS = (
     "location", "request-id", "retry-after", "x-audio-ms", "x-cache-hit", "x-cache-tokens-reused", "x-gpu-energy-mj",
-    "x-gpu-time-ms", "x-gpu-time-source", "x-image-pixels", "x-image-steps", "x-left-premises", "x-load-wait-ms",
-    "x-priority", "x-queue-wait-ms", "x-ratelimit-limit-requests", "x-ratelimit-limit-tokens",
+    "x-gpu-time-ms", "x-gpu-time-source", "x-image-pixels", "x-image-steps", "x-keep-alive", "x-left-premises",
+    "x-load-wait-ms", "x-priority", "x-queue-wait-ms", "x-ratelimit-limit-requests", "x-ratelimit-limit-tokens",
     "x-ratelimit-remaining-requests", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-requests",
     "x-ratelimit-reset-tokens", "x-request-id", "x-should-retry", "x-weft-task-id", "x-weft-warning-fields",
     "x-weft-warnings",

@@ -23,7 +23,7 @@ from gateway.intake.request_model import HandledRequest
 from gateway.request_facts import Headers, RequestFacts, facts_of, headers_of
 from weft.dispatch.agents import name_asked_for, require_model_name
 from weft.dispatch.aliases import AskedName
-from weft.dispatch.parameter_checks import cache_tag, prefix_seconds, require_session
+from weft.dispatch.parameter_checks import allowed_handling, cache_tag, prefix_seconds, require_session
 from weft.dispatch.request_trace import Journal, RequestContext, WhenLeft
 from weft.durable.batches import MAX_METADATA, MAX_METADATA_VALUE_CHARS
 from weft.durable.tasks import MAX_IDEMPOTENCY_KEY_CHARS
@@ -191,7 +191,7 @@ def request_context(
         allow_remote=bool(params.allow_remote),
         timeout_seconds=timeout_seconds(headers, config),
         max_wait_seconds=_max_wait_seconds(headers, config, operation),
-        handling=_handling(headers, params),
+        handling=allowed_handling(_handling(headers, params), principal, model),
         client_id=_client_id(headers, params),
         session=_session(headers, params),
         user=params.end_user,

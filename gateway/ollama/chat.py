@@ -102,7 +102,7 @@ def _changed_load(
             Reason.UNSUPPORTED_OPERATION, "this gateway does not support operations: send messages or a prompt"
         )
     require_local_caller(request.scope)
-    facts_of(request.scope).principal.require(OPERATE)
+    facts_of(request.scope).principal.require_name(OPERATE, name)
     action = unload_action(name) if kept == 0 else load_action(name, LoadSettings(keep_alive=params.keep_alive))
     answer = {
         "model": params.model,

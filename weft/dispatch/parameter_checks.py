@@ -6,6 +6,7 @@ client, session). The limits are those in the proto comments, and OpenAI's where
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
@@ -15,7 +16,15 @@ from weft.api.router.v1 import inference_service_pb2
 from weft.api.runner.v1 import serve_options_pb2
 from weft.kernel.errors import invalid_field
 from weft.kernel.json_objects import plain_object
-from weft.kernel.names import MAX_CACHE_TAG_CHARS, MAX_CLIENT_CHARS, MAX_SESSION_CHARS, require_token
+from weft.kernel.names import (
+    AUTO_MODEL,
+    KIND_PREFIXES,
+    MAX_CACHE_TAG_CHARS,
+    MAX_CLIENT_CHARS,
+    MAX_SESSION_CHARS,
+    require_token,
+)
+from weft.kernel.principal import OPERATE, Principal
 from weft.kernel.request import CALLER_CLASSES, CacheMode, Handling, Priority
 from weft.kernel.units import keep_alive_seconds
 
@@ -119,6 +128,23 @@ def handling_of(options: Options) -> Handling:
         keep_alive_seconds=None if keep_alive is None else keep_alive_seconds(keep_alive, "options.keep_alive"),
         prefix_seconds=prefix_seconds(_seconds(options.prefix_keep_alive), "options.prefix_keep_alive"),
     )
+
+
+def may_keep_alive(principal: Principal, model: str) -> bool:
+    """Whether a caller may set how long the model of a request stays loaded, which concerns all callers of the model.
+
+    It needs the scope for loads and unloads; for agents, routes and `auto`, whose models have other names, without a
+    limit to names. `model`: as in RequestContext.
+    """
+    leads_elsewhere = model == AUTO_MODEL or model.startswith(KIND_PREFIXES)
+    return principal.may(OPERATE) if leads_elsewhere else principal.may_name(OPERATE, model)
+
+
+def allowed_handling(handling: Handling, principal: Principal, model: str) -> Handling:
+    """Returns the options without a keep-alive that the caller may not set; clients send one by default."""
+    if handling.keep_alive_seconds is None or may_keep_alive(principal, model):
+        return handling
+    return replace(handling, keep_alive_seconds=None, keep_alive_ignored=True)
 
 
 def prefix_seconds(value: object, field: str) -> float:

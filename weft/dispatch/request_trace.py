@@ -297,6 +297,7 @@ class RequestTrace:
             receipt.host = receipt.host or grant.host
             if self.context.names_priority and grant.priority > self.context.priority.wire:
                 receipt.lowered_priority = grant.priority
+        receipt.keep_alive_ignored = self.context.handling.keep_alive_ignored
         self._add_attempts(receipt, now)
         self._note_tool_runs(receipt)
         if self.granted is not None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from weft.api.operations.v1.operation_pb2 import OperationAction
 from weft.api.registry.v1.pool_pb2 import Pool
+from weft.api.registry.v1.route_pb2 import RouteManifest
 from weft.dispatch.agents import name_asked_for
 from weft.dispatch.fleet import FleetView
 from weft.documents.kind import DeclaredKind, PointsTo
@@ -31,7 +32,7 @@ def require_declarable(principal: Principal, documents: Iterable[AnyDocument], p
     names for which the `present` resource answers, since it may end that. Agents, routes, aliases, workflows and trials
     may only refer to names that their author may edit or use, because they give access to them. Tenants and trials need
     the scope for settings. Addresses, variables, programs and tools need their own permission, see
-    `weft.documents.reach`.
+    `weft.documents.reach`, and how long the candidates of a route stay loaded that for loads and unloads.
     """
     for each in documents:
         kind = DECLARED_KINDS.get(each.kind)
@@ -44,6 +45,9 @@ def require_declarable(principal: Principal, documents: Iterable[AnyDocument], p
             _require_edit(principal, present(each.kind, each.name))
         if kind is not None and not principal.may(EDIT_MODELS):
             _require_references(principal, kind, each)
+        if isinstance(each.manifest, RouteManifest) and each.manifest.HasField("keep_alive"):
+            for candidate in each.manifest.candidates:
+                principal.require_name(OPERATE, candidate)
         require_reach(principal, each.declared, each.label)
 
 

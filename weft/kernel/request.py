@@ -129,5 +129,7 @@ class Handling:
     """Requests share cached prefixes only within one tenant and tag."""
     keep_alive_seconds: float | None = None
     """How long the model stays loaded afterwards; negative: until it is unloaded; None: as configured."""
+    keep_alive_ignored: bool = False
+    """Whether the request had a keep-alive that its caller may not set."""
     prefix_seconds: float = 0.0
     """How long the prompt's beginning, its tools and system messages, is expected again; 0: it is not."""

@@ -189,10 +189,11 @@ def prompt_change(receipt: Document) -> str | None:
 
 _OUTCOME = Column("Outcome", "outcome")
 _COSTS = custom_columns(
-    "Waited Priority First_token Engine GPU Tokens Price Restored Tool_calls Not_cached Work Captured "
+    "Waited Priority Keep_alive First_token Engine GPU Tokens Price Restored Tool_calls Not_cached Work Captured "
     "Remote:leftPremises Cancelled Router",
     Waited=_waited,
     Priority=_lowered,
+    Keep_alive=lambda receipt: "ignored: its key may not set it" if receipt.get("keepAliveIgnored") else None,
     First_token=_first_token,
     Engine=_engine,
     GPU=_device_usage,

@@ -17,7 +17,7 @@ from router_svc.durable.batches.batch_sql import CHANGED_AT_ONCE, BatchStore, It
 from router_svc.durable.files import FileServicer
 from router_svc.durable.limits import BatchLimits, TaskLimits
 from router_svc.durable.store_service import Rpcs, StoreService
-from router_svc.durable.tasks.spec_validation import checked_task
+from router_svc.durable.tasks.spec_validation import checked_task, limit_to_caller
 from router_svc.durable.tasks.task_events import TaskEventBus
 from router_svc.durable.tasks.task_media import TaskMedia
 from router_svc.durable.tasks.task_records import (
@@ -42,7 +42,7 @@ from router_svc.durable.uploads import (
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import batch_service_pb2 as batch_pb
 from weft.api.router.v1 import batch_service_pb2_grpc, file_service_pb2, file_service_pb2_grpc, task_pb2
-from weft.dispatch.agents import KnownNames, name_asked_for
+from weft.dispatch.agents import KnownNames
 from weft.dispatch.aliases import name_asked_model
 from weft.durable.batches import (
     BATCH_PREFIX,
@@ -61,7 +61,6 @@ from weft.kernel.clock import Clock, SystemClock, wait_for_event
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, new_id, require_token
-from weft.kernel.principal import MAY_LEAVE, USE_MODELS
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import AnsweringServicer, answering
 from weft.kernel.rpc_auth import caller
@@ -634,10 +633,8 @@ async def _lines(
         if len(message.lines) > MAX_LINES_PER_MESSAGE:
             raise invalid_field("lines", f"must be at most {MAX_LINES_PER_MESSAGE} in one message")
         for line in message.lines:
-            if line.spec.options.allow_remote:
-                caller().require(MAY_LEAVE)
             name_model(line.spec)
-            caller().require_name(USE_MODELS, name_asked_for(line.spec.model))
+            limit_to_caller(line.spec, caller())
             yield line
         count += len(message.lines)
         last, message = message, await anext(messages, None)

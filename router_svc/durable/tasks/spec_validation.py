@@ -7,14 +7,15 @@ from hashlib import sha256
 from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.task_records import NewTask
 from weft.api.router.v1 import task_pb2
-from weft.dispatch.agents import require_model_name
+from weft.dispatch.agents import name_asked_for, require_model_name
 from weft.dispatch.operations import operation_of
-from weft.dispatch.parameter_checks import client_of, handling_of, priority_of, session_of
+from weft.dispatch.parameter_checks import client_of, handling_of, may_keep_alive, priority_of, session_of
 from weft.durable.batches import MAX_METADATA, MAX_METADATA_NAME_CHARS, MAX_METADATA_VALUE_CHARS
 from weft.durable.media import media_parts
 from weft.durable.tasks import MAX_ORIGIN_KIND_CHARS, TASK_PREFIX, TaskPayload, payload_of
 from weft.kernel.errors import FieldError, invalid_field
 from weft.kernel.names import AGENT_PREFIX, MAX_NAME_CHARS, MAX_REQUEST_ID_CHARS, new_id, require_token
+from weft.kernel.principal import MAY_LEAVE, USE_MODELS, Principal
 from weft.kernel.reasons import Reason
 from weft.kernel.request import TASK_OPERATIONS, Operation, Priority
 
@@ -80,11 +81,21 @@ def checked_task(
         )
 
 
-def lower_priority(spec: task_pb2.TaskSpec, ceiling: Priority) -> None:
-    """Lowers the priority class of a task to what its caller's key allows, as it runs later, without the key."""
-    asked = Priority.from_wire(spec.options.priority) if spec.options.priority else None
+def limit_to_caller(spec: task_pb2.TaskSpec, caller: Principal) -> None:
+    """Limits a task, which runs later without its caller's key, to what the key allows; its model is resolved.
+
+    Lowers the priority class, and removes a keep-alive that the caller may not set. Raises PERMISSION_DENIED for a
+    model that it may not use.
+    """
+    options = spec.options
+    if options.allow_remote:
+        caller.require(MAY_LEAVE)
+    caller.require_name(USE_MODELS, name_asked_for(spec.model))
+    asked = Priority.from_wire(options.priority) if options.priority else None
     if asked is not None:
-        spec.options.priority = asked.within(ceiling).wire  # type: ignore[assignment]  # same numbers
+        options.priority = asked.within(caller.max_priority).wire  # type: ignore[assignment]  # same numbers
+    if options.HasField("keep_alive") and not may_keep_alive(caller, spec.model):
+        options.ClearField("keep_alive")
 
 
 def _check_labels(spec: task_pb2.TaskSpec) -> None:

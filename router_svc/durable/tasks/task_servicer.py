@@ -16,7 +16,7 @@ from typing_extensions import override
 from router_svc.call_metadata import id_in, metadata_of, tenant_in, tenant_of
 from router_svc.durable.limits import MEBIBYTE
 from router_svc.durable.tasks.failpoints import Failpoint
-from router_svc.durable.tasks.spec_validation import MAX_CALLER_CHARS, checked_task, lower_priority
+from router_svc.durable.tasks.spec_validation import MAX_CALLER_CHARS, checked_task, limit_to_caller
 from router_svc.durable.tasks.sweeper import OpenTaskCounts
 from router_svc.durable.tasks.task_engine import TaskEngine
 from router_svc.durable.tasks.task_media import INPUTS, is_of_media
@@ -25,7 +25,7 @@ from router_svc.durable.tasks.task_run import TaskDeps
 from router_svc.durable.tasks.tenant_watch import TenantTaskWatcher
 from weft.api.router.v1 import task_pb2, task_service_pb2_grpc
 from weft.api.router.v1 import task_service_pb2 as pb
-from weft.dispatch.agents import KnownNames, name_asked_for
+from weft.dispatch.agents import KnownNames
 from weft.dispatch.aliases import name_asked_model
 from weft.durable.tasks import (
     DEFAULT_LISTED,
@@ -43,7 +43,6 @@ from weft.kernel.clock import wait_for_event
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.log import get_logger
 from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_token
-from weft.kernel.principal import MAY_LEAVE, USE_MODELS
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import AnsweringServicer, answering
 from weft.kernel.rpc_auth import caller
@@ -224,14 +223,11 @@ class TaskServicer(AnsweringServicer, task_service_pb2_grpc.TaskServiceServicer)
     async def SubmitTask(self, request: pb.SubmitTaskRequest, context: Context) -> pb.SubmitTaskResponse:
         metadata, known, spec = metadata_of(context), caller(), request.spec
         tenant = tenant_of(metadata)
-        if spec.options.allow_remote:
-            known.require(MAY_LEAVE)
-        lower_priority(spec, known.max_priority)
         if not known.names_tenants:
             spec.ClearField("asked_model")
         if self._names is not None:
             name_asked_model(self._names.view, spec, tenant)
-        known.require_name(USE_MODELS, name_asked_for(spec.model))
+        limit_to_caller(spec, known)
         # A resubmission with a key must have the same digest, so no trace is added.
         if not spec.traceparent and not request.idempotency_key:
             spec.traceparent = valid_traceparent(metadata.get(TRACEPARENT)) or ""

@@ -276,6 +276,16 @@ async def test_key_does_not_end_that_a_resource_answers_for_other_names(
         await team.delete(present.kind, present.name)
 
 
+async def test_keep_alive_of_a_route_needs_the_scope_for_operations(tmp_path: Path) -> None:
+    async with registry(tmp_path) as of:
+        route = RouteManifest(name="team-way", candidates=["shared"])
+        await of("team00000000").apply(declared(route=route))
+        route.keep_alive.seconds = 0
+        async with refused("operations/shared:create"):
+            await of("team00000000").apply(declared(route=route))
+        await of("everything00").apply(declared(route=route))
+
+
 async def test_refusal_names_no_resource_that_the_key_may_not_see(tmp_path: Path) -> None:
     async with registry(tmp_path) as of:
         await of("everything00").apply(a_model("team-c"), an_agent("hidden", "team-c"), an_alias("secret", "team-y"))

@@ -10,8 +10,10 @@ from inference_stage import PROMPT, conversation, embedding, inference, outcome,
 from weft.api.common.v1 import completion_pb2, priority_pb2
 from weft.api.router.v1 import inference_service_pb2 as pb
 from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.principal import LOCAL, OTHER_USER
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
+from weft.kernel.request import Handling, Priority
+from weft.kernel.rpc_auth import as_caller
 
 
 async def ask_all(channel: Any, options: pb.RequestOptions, model: str = "tiny") -> None:
@@ -48,6 +50,20 @@ async def test_default_priority_comes_from_the_client_profile(tmp_path: Path) ->
     async with inference(tmp_path, dispatcher) as channel:
         await ask_all(channel, pb.RequestOptions())
     assert [(one.priority, one.names_priority) for one in dispatcher.contexts] == [(Priority.NORMAL, False)] * 3
+
+
+async def test_keep_alive_of_a_key_that_may_not_unload_is_ignored(tmp_path: Path) -> None:
+    options = pb.RequestOptions()
+    options.keep_alive.seconds = 0
+    for holder, handling in (
+        (LOCAL, Handling(keep_alive_seconds=0.0)),
+        (OTHER_USER, Handling(keep_alive_ignored=True)),
+    ):
+        dispatcher = ScriptedDispatcher(hello(), vectors=[[0.5]])
+        with as_caller(holder):
+            async with inference(tmp_path, dispatcher) as channel:
+                await ask_all(channel, options)
+        assert [one.handling for one in dispatcher.contexts] == [handling] * 3
 
 
 @pytest.mark.parametrize(

@@ -286,6 +286,22 @@ async def test_request_without_a_prompt_loads_or_unloads_the_model(
     assert getattr(created.action, action).model == "tiny"
 
 
+async def test_unload_needs_the_scope_for_the_model_and_keep_alive_of_a_chat_is_ignored_without_it() -> None:
+    keys = Keys(["inference:create", "operations/mine:create"])
+    operations = ScriptedOperations(watch_states=("SUCCEEDED",))
+    async with serving(admin=admin_ports(operations), keys=keys) as gateway:
+        unload = {"prompt": "", "keep_alive": 0}
+        refused = await gateway.request("POST", GENERATE, {"model": "tiny", **unload}, bearer())
+        own = await gateway.request("POST", GENERATE, {"model": "mine", **unload}, bearer())
+        chat = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "keep_alive": 0}
+        answered = await gateway.request("POST", CHAT, chat, bearer())
+        (context,) = gateway.dispatcher.contexts
+    assert (refused.status, "operations/tiny:create" in refused.error) == (403, True)
+    assert (own.status, answered.status) == (200, 200)
+    assert (context.handling.keep_alive_seconds, context.handling.keep_alive_ignored) == (None, True)
+    assert [created.action.unload_model.model for created in operations.created] == ["mine"]
+
+
 @pytest.mark.parametrize(
     ("path", "raw", "named"), [(CHAT, {"model": "nope"}, "name"), ("/api/pull", {"model": "hf:a/b"}, "source")]
 )

@@ -8,9 +8,16 @@ from weft.api.common.v1 import priority_pb2
 from weft.api.router.v1 import inference_service_pb2
 from weft.api.router.v1.placement_service_pb2 import Granted
 from weft.api.runner.v1 import serve_options_pb2
-from weft.dispatch.parameter_checks import granted_priority_of, handling_of, priority_of, serve_options
+from weft.dispatch.parameter_checks import (
+    allowed_handling,
+    granted_priority_of,
+    handling_of,
+    priority_of,
+    serve_options,
+)
 from weft.dispatch.request_trace import RequestContext, RequestTrace
 from weft.kernel.errors import FieldError
+from weft.kernel.principal import Principal, parse_scope
 from weft.kernel.reasons import Reason
 from weft.kernel.request import CacheMode, Handling, Operation, Priority
 from weft.kernel.units import FOREVER
@@ -38,6 +45,29 @@ def test_any_negative_keep_alive_is_unlimited() -> None:
     options = serve_options_pb2.ServeOptions()
     options.keep_alive.seconds = -3600
     assert handling_of(options).keep_alive_seconds == FOREVER
+
+
+@pytest.mark.parametrize(
+    ("scope", "model", "counts"),
+    [
+        ("inference:create", "shared", False),
+        ("operations:create", "shared", True),
+        ("operations:create", "route/team-a", True),
+        ("operations/team-*:create", "team-a", True),
+        ("operations/team-*:create", "shared", False),
+        ("operations/team-*:create", "route/team-a", False),
+        ("operations/r*:create", "route/team-a", False),
+        ("operations/a*:create", "agent/team-a", False),
+        ("operations/a*:create", "auto", False),
+    ],
+)
+def test_keep_alive_counts_only_for_callers_that_may_unload_the_model(scope: str, model: str, counts: bool) -> None:
+    caller = Principal(name="key:a", access=parse_scope(scope, "scope"))
+    for seconds in (0.0, FOREVER):
+        asked = Handling(cache_tag="a", keep_alive_seconds=seconds)
+        ignored = Handling(cache_tag="a", keep_alive_ignored=True)
+        assert allowed_handling(asked, caller, model) == (asked if counts else ignored)
+    assert allowed_handling(Handling(), caller, model) == Handling()
 
 
 @pytest.mark.parametrize(

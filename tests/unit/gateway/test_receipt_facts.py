@@ -53,3 +53,8 @@ def test_image_and_audio_work_is_in_headers_if_present() -> None:
 def test_priority_is_in_headers_only_if_it_was_lowered() -> None:
     assert b"x-priority" not in dict(receipt_facts(Receipt()))
     assert dict(receipt_facts(Receipt(lowered_priority=PRIORITY_LOW)))[b"x-priority"] == b"low"
+
+
+def test_ignored_keep_alive_is_in_headers() -> None:
+    assert b"x-keep-alive" not in dict(receipt_facts(Receipt()))
+    assert dict(receipt_facts(Receipt(keep_alive_ignored=True)))[b"x-keep-alive"] == b"ignored"

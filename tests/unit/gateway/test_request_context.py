@@ -15,15 +15,20 @@ from weft.dispatch.aliases import AskedName
 from weft.dispatch.parameter_checks import handling_of, serve_options
 from weft.dispatch.request_trace import RequestContext
 from weft.kernel.errors import FieldError
+from weft.kernel.principal import LOCAL, OTHER_USER, Principal
 from weft.kernel.request import CacheMode, Handling, Operation, Priority
 
 
 def context(
-    headers: Mapping[str, str] | None = None, *, operation: Operation = Operation.CHAT, **fields: object
+    headers: Mapping[str, str] | None = None,
+    *,
+    operation: Operation = Operation.CHAT,
+    caller: Principal = LOCAL,
+    **fields: object,
 ) -> RequestContext:
     named = [(name.lower().encode(), value.encode("latin-1")) for name, value in (headers or {}).items()]
     params = parse(HandledRequest, json.dumps(fields).encode(), max_depth=8)
-    scope = {"headers": named, FACTS_KEY: RequestFacts("req-1", 0.0)}
+    scope = {"headers": named, FACTS_KEY: RequestFacts("req-1", 0.0, principal=caller)}
     return request_context(scope, GatewayConfig(), params, asked=AskedName("tiny"), operation=operation)
 
 
@@ -61,6 +66,11 @@ def test_cache_headers_and_keep_alive_are_the_handling() -> None:
     headers = {"X-Cache-Mode": "none", "X-Cache-Tag": "session-abc123"}
     expected = Handling(cache_mode=CacheMode.NONE, cache_tag="session-abc123", keep_alive_seconds=300.0)
     assert context(headers, keep_alive="5m").handling == expected
+
+
+def test_keep_alive_of_a_caller_that_may_not_unload_is_ignored() -> None:
+    assert context(caller=OTHER_USER, keep_alive=0).handling == Handling(keep_alive_ignored=True)
+    assert context(caller=OTHER_USER).handling == Handling()
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,19 @@
 """What may be a task."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from router_svc.durable.limits import TaskLimits
-from router_svc.durable.tasks.spec_validation import checked_task, lower_priority
+from router_svc.durable.tasks.spec_validation import checked_task, limit_to_caller
 from router_svc.durable.tasks.task_records import NewTask
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, priority_pb2
 from weft.api.router.v1 import task_pb2
 from weft.dispatch.operations import operation_of
 from weft.durable.tasks import payload_of
 from weft.kernel.errors import FieldError
+from weft.kernel.principal import LOCAL, OTHER_USER, Principal
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
 
@@ -67,9 +69,17 @@ def test_task_has_at_most_the_priority_that_its_callers_key_allows(
 ) -> None:
     given = spec()
     given.options.priority = asked
-    lower_priority(given, Priority.NORMAL)
+    limit_to_caller(given, replace(LOCAL, max_priority=Priority.NORMAL))
     found = checked(given)
     assert (found.band, task_pb2.TaskSpec.FromString(found.spec).options.priority) == (band, kept)
+
+
+@pytest.mark.parametrize(("caller", "is_kept"), [(LOCAL, True), (OTHER_USER, False)])
+def test_task_keeps_a_keep_alive_only_of_callers_that_may_unload_the_model(caller: Principal, is_kept: bool) -> None:
+    given = spec()
+    given.options.keep_alive.seconds = 0
+    limit_to_caller(given, caller)
+    assert given.options.HasField("keep_alive") is is_kept
 
 
 def test_equal_specs_have_equal_digests_and_others_differ() -> None:
