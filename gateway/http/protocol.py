@@ -231,14 +231,14 @@ class EdgeProtocol(HttpToolsProtocol):
         if self._is_refused or self.transport.is_closing():
             return
         if self._is_reading_head:
-            if self._head_timer is None:
-                self._expect_head()
             self._head_bytes += len(data)
         else:
             self._overhead_bytes += len(data)
         self._unset_keepalive_if_required()
         self._parse(data)
         if self._is_reading_head:
+            if self._head_bytes and self._head_timer is None:
+                self._expect_head()
             self._require_few_bytes(self._head_bytes, "headers")
         else:
             self._require_few_bytes(self._overhead_bytes - _FRAMING_BYTES * self._body_pieces, "trailers")

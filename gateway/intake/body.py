@@ -18,6 +18,7 @@ from gateway.http.framing import DECLARED_BODY_KEY
 from gateway.intake.json_guard import parse, require_few_members
 from gateway.intake.multipart import MultipartStream, Part, boundary_of
 from gateway.request_facts import Headers, headers_of
+from weft.kernel.clock import within
 from weft.kernel.content_coding import BodyDecoder
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
@@ -252,8 +253,7 @@ class _ArrivingBody:
         allowed = min(self._timeout_seconds, pace.body_grace_seconds + self._size / pace.min_body_bytes_per_second)
         began = loop.time()
         try:
-            async with asyncio.timeout(allowed - self._waited):
-                message = await self._receive()
+            message = await within(allowed - self._waited, self._receive())
         except TimeoutError:
             raise _too_slow(self._config, self._waited + loop.time() - began, self._timeout_seconds) from None
         self._waited += loop.time() - began

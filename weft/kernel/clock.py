@@ -5,7 +5,8 @@ Policies take `now` as a value; only loops hold a Clock.
 
 import asyncio
 import time
-from collections.abc import Coroutine
+import types
+from collections.abc import Awaitable, Generator
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol, TypeVar
 
@@ -114,10 +115,42 @@ def seconds_ahead(made_at: datetime, now: datetime) -> timedelta:
     return ahead if ahead > timedelta(seconds=CLOCK_MARGIN_SECONDS) else timedelta()
 
 
-async def within(seconds: float | None, coroutine: Coroutine[Any, Any, T]) -> T:
-    """Returns the result of a coroutine. Raises TimeoutError after `seconds`; None: no limit."""
-    async with asyncio.timeout(seconds):
-        return await coroutine
+async def within(seconds: float | None, awaitable: Awaitable[T]) -> T:
+    """Returns the result of an awaitable. Raises TimeoutError after `seconds`; None: no limit.
+
+    One that never waits, such as most calls of a router in this process, sets no timer.
+    """
+    if seconds is None:
+        return await awaitable
+    began, started = time.monotonic(), awaitable.__await__()
+    try:
+        waits_for = started.send(None)
+    except StopIteration as end:
+        found: T = end.value
+        return found
+    async with asyncio.timeout(seconds - (time.monotonic() - began)):
+        return await _rest_of(started, waits_for)
+
+
+@types.coroutine
+def _rest_of(started: Generator[Any, Any, T], waits_for: object) -> Generator[Any, Any, T]:
+    """Continues what was started and waits."""
+    while True:
+        thrown: BaseException | None = None
+        try:
+            yield waits_for
+        except BaseException as error:  # noqa: BLE001 - passed on
+            thrown = error
+        if thrown is None:
+            return (yield from started)
+        try:
+            waits_for = started.throw(thrown)
+        except StopIteration as end:
+            found: T = end.value
+            return found
+        finally:
+            # Otherwise in a reference cycle with its traceback.
+            del thrown
 
 
 async def wait_for_event(event: asyncio.Event, clock: Clock, seconds: float) -> bool:

@@ -182,3 +182,22 @@ async def test_bytes_that_wait_are_limited(edge: Edge, monkeypatch: pytest.Monke
     for _ in range(5):
         edge.connection().data_received(REFUSED["too large"])
     assert edge.refused == [431] * 3
+
+
+@pytest.mark.parametrize(("pieces", "timers"), [((GOOD,), 0), ((LINE, b"\r\n"), 1), ((b"\r\n", LINE, b"\r\n"), 1)])
+async def test_only_later_heads_that_arrive_in_pieces_have_a_timer(
+    edge: Edge, monkeypatch: pytest.MonkeyPatch, pieces: tuple[bytes, ...], timers: int
+) -> None:
+    connection, began = edge.connection(), list[float]()
+    connection.data_received(GOOD)
+    await asyncio.sleep(0)
+    call_later = connection.loop.call_later
+
+    def note(seconds: float, *call: Any) -> asyncio.TimerHandle:
+        began.append(seconds)
+        return call_later(seconds, *call)
+
+    monkeypatch.setattr(connection.loop, "call_later", note)
+    for piece in pieces:
+        connection.data_received(piece)
+    assert began.count(LIMITS.header_timeout_seconds) == timers
