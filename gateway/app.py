@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
-from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.admin.endpoints import ADMIN, CAPTURES, JOIN_TOKENS, KEYS, REQUESTS, SECRETS, USAGE
@@ -228,7 +228,7 @@ def app_over(deps: GatewayDeps, ports: GatewayPorts, running: RunningResponses |
 
 def bare_app(title: str, deps: InferenceDeps, routers: Sequence[ApiRouter] = ()) -> EdgeApp:
     """Returns an application with middleware and without endpoints; `routers` are those of its OpenAPI document."""
-    middleware = Middleware(
+    edge = partial(
         EdgeMiddleware,
         config=deps.config,
         metrics=deps.metrics,
@@ -236,7 +236,7 @@ def bare_app(title: str, deps: InferenceDeps, routers: Sequence[ApiRouter] = ())
         fleet=deps.fleet,
         spans=ServerSpans(deps.tracing, deps.clock, deps.service),
     )
-    return EdgeApp(title, version("weft"), gate=deps.gate, config=deps.config, middleware=middleware, routers=routers)
+    return EdgeApp(title, version("weft"), gate=deps.gate, config=deps.config, edge=edge, routers=routers)
 
 
 def _serve_management(app: EdgeApp, ports: GatewayPorts) -> None:
@@ -369,9 +369,6 @@ class EdgeMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves one request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         headers = headers_of(scope)
         dialect = dialect_of(scope["path"], headers)
         facts = RequestFacts(request_id_of(headers), self._clock.monotonic(), dialect=dialect)

@@ -108,7 +108,7 @@ class JsonBody:
 
     async def __call__(self, request: Request) -> BaseModel:
         """Reads the body. Raises as `read_model`."""
-        return await read_model(request, self.schema, request.app.state.config)
+        return await read_model(request, self.schema, request.scope["app"].config)
 
 
 def body_of(schema: type[BaseModel]) -> Any:
@@ -234,7 +234,7 @@ class _ArrivingBody:
     @property
     def _turn(self) -> asyncio.Lock:
         """Held while a body decodes a step, so that other requests run between two steps of any bodies."""
-        turn: asyncio.Lock = self._scope["app"].state.decoding
+        turn: asyncio.Lock = self._scope["app"].decoding
         return turn
 
     def _decoded(self, decoder: BodyDecoder, data: bytes) -> bytes:

@@ -93,7 +93,7 @@ async def http_outcome(needs: Needs, who: str) -> str:
     facts = RequestFacts.__new__(RequestFacts)
     scope: dict[str, Any] = {"type": "http", "headers": headers, "query_string": b"", FACTS_KEY: facts}
     scope |= {
-        "app": SimpleNamespace(state=SimpleNamespace(gate=Gate(None if who == OTHER else keys, FakeClock()))),
+        "app": SimpleNamespace(gate=Gate(None if who == OTHER else keys, FakeClock())),
         "state": {OWN_USER_KEY: lambda: who != OTHER},
         HOME_SOCKET: who == "local",
     }

@@ -30,7 +30,7 @@ async def test_bodies_that_expand_together_decode_one_step_between_other_work(mo
 
     monkeypatch.setattr(body, "_DECODED_STEP_BYTES", STEP_BYTES)
     monkeypatch.setattr(BodyDecoder, "decode", counted)
-    app = SimpleNamespace(state=SimpleNamespace(decoding=asyncio.Lock()))
+    app = SimpleNamespace(decoding=asyncio.Lock())
     scope: dict[str, Any] = {"type": "http", "app": app, "headers": [(b"content-encoding", b"gzip")]}
 
     async def receive() -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
+from starlette.routing import Match
 
 from gateway.endpoints import GATEWAY_ROUTERS, RUNNER_ROUTERS, docs_table
 from gateway.routing import ApiRouter, routes_of
@@ -19,3 +20,16 @@ def test_endpoints_are_unique(routers: Sequence[ApiRouter]) -> None:
     found = [(method, route.path) for route in routes_of(routers) for method in route.methods or ()]
     assert len(found) > 10
     assert len(found) == len(set(found))
+
+
+@pytest.mark.parametrize("routers", [GATEWAY_ROUTERS, RUNNER_ROUTERS])
+def test_routes_found_by_path_alone_are_those_that_fastapi_finds(routers: Sequence[ApiRouter]) -> None:
+    routes = list(routes_of(routers))
+    direct = {key for router in routers for key in router.direct}
+    assert direct == {
+        (method, route.path) for route in routes for method in route.methods or () if "{" not in route.path
+    }
+    for method, path in direct:
+        scope = {"type": "http", "method": method, "path": path, "root_path": ""}
+        first = next(route for route in routes if route.matches(scope)[0] is Match.FULL)
+        assert (first.path, first.methods) == (path, {method})
