@@ -170,6 +170,7 @@ class EdgeProtocol(HttpToolsProtocol):
         self._is_refused = False
         self._own_user: bool | None = None
         self._running: RequestResponseCycle | None = None
+        self._answered = 0.0
         self._head_timer: asyncio.TimerHandle | None = None
         self._linger_timer: asyncio.TimerHandle | None = None
 
@@ -190,7 +191,7 @@ class EdgeProtocol(HttpToolsProtocol):
         running = self._running
         if running is not None and not running.response_complete:
             _notify_disconnect(running)
-        _cancel(self._head_timer, self._linger_timer)
+        _cancel(self._head_timer, self._linger_timer, self.timeout_keep_alive_task)
         self._waiting = None
         self._server_config.counts.release(self._network)
         super().connection_lost(exc)
@@ -234,7 +235,6 @@ class EdgeProtocol(HttpToolsProtocol):
             self._head_bytes += len(data)
         else:
             self._overhead_bytes += len(data)
-        self._unset_keepalive_if_required()
         self._parse(data)
         if self._is_reading_head:
             if self._head_bytes and self._head_timer is None:
@@ -372,11 +372,27 @@ class EdgeProtocol(HttpToolsProtocol):
         """End of a response. The rest of the request is read and dropped for `linger_seconds`."""
         if not self._is_reading_head and not self.transport.is_closing():
             self._linger()
-        super().on_response_complete()
+        self._answered = self.loop.time()
+        if self.timeout_keep_alive_task is None or self.pipeline:
+            super().on_response_complete()
+        elif not self.transport.is_closing():
+            self.flow.resume_reading()
+
+    def _unset_keepalive_if_required(self) -> None:
+        """Keeps the timer, because setting one for each answer takes ten calls: see `timeout_keep_alive_handler`."""
 
     def timeout_keep_alive_handler(self) -> None:
-        """Closes an idle connection; aborts it if its peer has not read the answer."""
-        if self.transport.get_write_buffer_size():
+        """Closes the connection after `idle_seconds` without a request; aborts it if its peer has not read the answer.
+
+        While a request is read or answered, there is no timer: its answer sets one.
+        """
+        self.timeout_keep_alive_task = None
+        if self._head_bytes or not self.is_idle:
+            return
+        seconds = self._answered + self.timeout_keep_alive - self.loop.time()
+        if seconds > 0:
+            self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
+        elif self.transport.get_write_buffer_size():
             self.transport.abort()
         else:
             super().timeout_keep_alive_handler()

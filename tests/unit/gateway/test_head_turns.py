@@ -25,7 +25,7 @@ REFUSED: Mapping[str, bytes] = {
 }
 
 
-async def _app(_scope: Any, _receive: Callable[..., Any], send: Callable[..., Any]) -> None:
+async def answer_ok(_scope: Any, _receive: Callable[..., Any], send: Callable[..., Any]) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
     await send({"type": "http.response.body", "body": b"ok"})
 
@@ -35,7 +35,7 @@ class Edge:
 
     def __init__(self) -> None:
         self.refused = list[int]()
-        self._config = EdgeServerConfig(_app, limits=LIMITS, on_refused=self.refused.append, log_config=None)
+        self._config = EdgeServerConfig(answer_ok, limits=LIMITS, on_refused=self.refused.append, log_config=None)
         self._config.load()
         self.turns = self._config.turns
         self._open = list[EdgeProtocol]()
