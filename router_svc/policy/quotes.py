@@ -28,9 +28,9 @@ QUOTED = frozenset({Operation.CHAT, Operation.COMPLETION})
 MAX_QUOTED_PLACES = 16
 """Maximum ready places in a quote; a pool may have thousands."""
 MAX_COMPARED_PLACES = 4
-"""Maximum free places among which the soonest is estimated for each arriving request."""
-SAMPLED_WAITS = 4
-"""Of so many requests that must wait, one is estimated to learn from it."""
+"""Maximum places among which the soonest is estimated for an arriving request."""
+SAMPLED_REQUESTS = 4
+"""Of so many requests without a limit, one is estimated to learn from it."""
 MAX_SHARES = 128
 """Latest answers of a place whose errors count."""
 MIN_SHARES = 20
@@ -164,15 +164,16 @@ class Quotes:
     def expect(self, request: Request, queue: Queue, now: float) -> None:
         """Keep the soonest estimate of an arriving request, with which its actual times are compared.
 
-        A wait in a long queue costs as much to estimate as the rest of a decision. So of the requests that wait, one in
-        SAMPLED_WAITS is estimated, and those whose caller has a limit.
+        That costs up to as much as the rest of a decision. So one in SAMPLED_REQUESTS is estimated, and those whose
+        caller has a limit.
         """
         spec = request.spec
+        if request.key % SAMPLED_REQUESTS and spec.max_wait_seconds is None:
+            return
         if spec.operation not in QUOTED or spec.age_seconds or request.kind.durable:
             return
-        places: Iterable[tuple[Candidate, float]] = self._free(request, queue, MAX_COMPARED_PLACES)
-        if not places and (spec.max_wait_seconds is not None or request.key % SAMPLED_WAITS == 0):
-            places = self._waits(request, queue, now, MAX_COMPARED_PLACES)
+        most = MAX_COMPARED_PLACES
+        places = self._free(request, queue, most) or self._waits(request, queue, now, most)
         known = [each for each in self._estimates(request, places, now) if each.wait < math.inf]
         soonest = request.estimate = min(known, key=lambda each: each.first, default=None)
         if soonest is not None:

@@ -13,7 +13,15 @@ from router_svc.policy.decisions import Rejects, Served
 from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.endpoints.route_conditions import RouteCondition
 from router_svc.policy.endpoints.routes import Route
-from router_svc.policy.quotes import ASSUMED_SHARES, MAX_SHARES, MIN_SHARES, EstimateErrors, Quote, Spread
+from router_svc.policy.quotes import (
+    ASSUMED_SHARES,
+    MAX_SHARES,
+    MIN_SHARES,
+    SAMPLED_REQUESTS,
+    EstimateErrors,
+    Quote,
+    Spread,
+)
 from router_svc.policy.request import EstimatedPart
 from router_svc.policy.scheduler import Scheduler
 from router_svc.simulation.engine import Simulation
@@ -29,10 +37,10 @@ TOOK = Served(prompt_tokens=1000, cached_tokens=0, output_tokens=101)
 def serve(
     mesh: Mesh, count: int, *, first_seconds: float, seconds: float, begin: float = 0.0, took: Served = TOOK
 ) -> float:
-    """Serve requests one after the other; returns when the last one ended."""
+    """Serve requests that are estimated, one after the other; returns when the last one ended."""
     now = begin
     for index in range(count):
-        key = 9000 + index
+        key = SAMPLED_REQUESTS * (9000 + index)
         mesh.submit(arrival(key, arrived_at=now, prompt_tokens=1000, max_output_tokens=101), now)
         mesh.report_first_content(key, now + first_seconds)
         now += seconds
@@ -94,6 +102,18 @@ def test_kept_and_broken_limits_are_counted() -> None:
         mesh.finish(key, seconds, TOOK)
     found = mesh.quotes.coverage()["max_wait"]
     assert (found.kept, found.answers) == (1, 2)
+
+
+@pytest.mark.parametrize(("limits", "answers"), [({}, 2), ({"max_wait_seconds": 60.0}, 8)])
+def test_one_of_four_requests_is_compared_with_its_estimate_and_each_with_a_limit(
+    limits: dict[str, Any], answers: int
+) -> None:
+    mesh = scheduler(candidate())
+    for key in range(8):
+        mesh.submit(arrival(key, arrived_at=key, **limits), key)
+        mesh.report_first_content(key, key + 0.2)
+        mesh.finish(key, key + 0.5, TOOK)
+    assert mesh.quotes.coverage()["first_token"].answers == answers
 
 
 def test_free_place_comes_alone_if_no_request_would_be_sent_elsewhere() -> None:
@@ -180,8 +200,8 @@ def test_old_errors_are_forgotten() -> None:
 @pytest.mark.parametrize(
     ("name", "seconds"),
     [
-        ("cloud-fallback", 600.0),
-        ("gaming-pc-and-two-laptops", 1200.0),
+        ("cloud-fallback", 2400.0),
+        ("gaming-pc-and-two-laptops", 4800.0),
         *(pytest.param(name, 6000.0, marks=STATISTICS) for name in ("three-tenants", "pictures-and-chat", "laptop")),
         *(pytest.param(name, 600.0, marks=STATISTICS) for name in ("lab", "overload", "outage", "uneven-engines")),
     ],
