@@ -9,7 +9,8 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,16 +27,22 @@ _TRACEPARENT = re.compile(
 )
 
 
+FOLLOW_SECONDS = 1.0
+"""Interval of checks whether the log file was moved, removed or truncated."""
+
+
 class BoundedLogFile:
     """A log file that is rotated to `<name>.1` at its size limit, and recreated after it was moved or removed.
 
     Failed writes, for example on a full disk, are dropped without an error. Their number is logged once writes succeed.
     """
 
-    def __init__(self, path: Path, max_bytes: int) -> None:
+    def __init__(self, path: Path, max_bytes: int, monotonic: Callable[[], float] = time.monotonic) -> None:
         """Raises OSError if the file cannot be opened."""
         self._path = path
         self._max_bytes = max_bytes
+        self._monotonic = monotonic
+        self._follow_at = 0.0
         self.dropped = 0
         """Writes dropped since the last one that succeeded."""
         self._torn = False
@@ -65,7 +72,10 @@ class BoundedLogFile:
     def write(self, text: str) -> int:
         """Appends `text`, one or more whole lines, which are never split between files."""
         try:
-            self._follow()
+            now = self._monotonic()
+            if now >= self._follow_at or self._size > self._max_bytes:
+                self._follow_at = now + FOLLOW_SECONDS
+                self._follow()
             if self._size > self._max_bytes:
                 self._begin_anew()
             if self.dropped:

@@ -3,11 +3,19 @@
 import shutil
 import subprocess
 import sys
+from itertools import count
 from pathlib import Path
 
 import pytest
 
-from weft.kernel.telemetry import BoundedLogFile, new_traceparent, trace_id_of, traceparent_of, valid_traceparent
+from weft.kernel.telemetry import (
+    FOLLOW_SECONDS,
+    BoundedLogFile,
+    new_traceparent,
+    trace_id_of,
+    traceparent_of,
+    valid_traceparent,
+)
 
 GOOD = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -75,7 +83,8 @@ def test_moved_or_removed_log_file_is_recreated(tmp_path: Path) -> None:
     """logrotate moves it; later lines went to the moved file, or to a removed one that nobody can read."""
     path = tmp_path / "logs" / "x.log"
     path.parent.mkdir()
-    log = BoundedLogFile(path, max_bytes=1000)
+    times = count(step=FOLLOW_SECONDS)
+    log = BoundedLogFile(path, max_bytes=1000, monotonic=lambda: next(times))
     log.write("one\n")
     path.rename(path.with_name("x.log.old"))
     log.write("two\n")
@@ -87,6 +96,19 @@ def test_moved_or_removed_log_file_is_recreated(tmp_path: Path) -> None:
     log.write("four\n")
     log.close()
     assert path.read_text() == "four\n"
+
+
+def test_log_file_is_looked_up_once_per_second_and_before_a_rotation(tmp_path: Path) -> None:
+    path, old = tmp_path / "x.log", tmp_path / "x.log.old"
+    log = BoundedLogFile(path, max_bytes=10, monotonic=lambda: 0.5)
+    log.write("one\n")
+    path.rename(old)
+    log.write("two and more\n")
+    assert not path.exists()
+    log.write("three\n")
+    log.close()
+    assert (old.read_text(), path.read_text()) == ("one\ntwo and more\n", "three\n")
+    assert not path.with_name("x.log.1").exists()
 
 
 def test_truncated_log_file_is_written_from_its_start(tmp_path: Path) -> None:
