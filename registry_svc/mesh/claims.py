@@ -49,7 +49,8 @@ def _model_owners(mesh: ResourceIndex, name: str) -> Iterator[Owner]:
     if declared is not None:
         yield Owner(kind=ResourceKind.MODEL, name=name, runner=declared.declared_runner)
     if state is not None:
-        yield _owner(ResourceKind.MODEL, name, state, live=may_serve(declared, state.profile.name))
+        owner = _owner(ResourceKind.MODEL, name, state, live=may_serve(declared, state.profile.name))
+        yield replace(owner, listed=name in state.listed)
 
 
 def _pool_owners(mesh: ResourceIndex, name: str, besides: frozenset[str]) -> Iterator[Owner]:

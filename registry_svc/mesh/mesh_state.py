@@ -3,7 +3,7 @@
 Without await, clock or storage: session manager and declarations decide, this module records.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from functools import partial
 from typing import Any
 
@@ -28,6 +28,7 @@ from weft.documents.kind import DeclaredKind, Reference
 from weft.documents.kinds import DECLARED_KINDS, Key, key_of, packed
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument
+from weft.kernel.names import with_twin
 
 Record = Any
 """A message of a declared kind, such as an Alias."""
@@ -161,6 +162,19 @@ class ResourceIndex:
             return () if pool is None else (pool,)
         alias = self.documents[kind].shown.get(name) if kind is ResourceKind.ALIAS else None
         return () if alias is None else (alias.manifest.pattern,)
+
+    def declared_instead(self, names: Collection[str]) -> dict[str, str]:
+        """Returns which names of listed models an operator has declared for something else, and for what, in words.
+
+        Aliases with `*` are for names that no model has.
+        """
+        found: dict[str, str] = {}
+        for kind in (kind for kind, each in DECLARED_KINDS.items() if each.shares_namespace):
+            found |= {name: f"a declared {kind.value}" for name in names if self.is_declared(kind, name)}
+        for alias in (each.manifest for each in self.documents[ResourceKind.ALIAS].shown.values()):
+            twins = (name for name in with_twin(alias.pattern) if name in names and name != alias.target)
+            found |= dict.fromkeys(twins, "an alias")
+        return {name: what for name, what in found.items() if not self.is_declared(ResourceKind.MODEL, name)}
 
     def declared_model(self, name: str) -> model_pb2.Model | None:
         """Returns the declaration of a model, or None."""

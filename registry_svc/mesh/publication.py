@@ -12,6 +12,7 @@ from registry_svc.mesh.policy.joining import Joiner
 from registry_svc.mesh.policy.limits import require_room
 from registry_svc.mesh.policy.namespace import Claim, sessions_to_end
 from registry_svc.mesh.records import pool_name_of
+from registry_svc.mesh.session_state import listed_in
 from weft.api.registry.v1.agent_pb2 import AgentManifest
 from weft.api.registry.v1.model_pb2 import ModelManifest
 from weft.api.registry.v1.runner_pb2 import LeftOut
@@ -38,12 +39,15 @@ class Publication:
         self.ended = set(decision.evicted)
         """Ids of dead sessions that lose all their resources."""
         self._new_models = self._new_agents = self._growth_bytes = 0
+        self._declared_instead: dict[str, str] = {}
+        """What the names of models from lists of servers are declared for, by name."""
         self._arriving: dict[str, str] = {}
         """Pools of the admitted models, by name."""
 
     def leave_out(self, opening: OpenSessionRequest) -> list[LeftOut]:
         """Removes from an opening what cannot be published; returns it. If it requires all, raises the first error."""
         config, whole = self._config, opening.requires_all
+        self._declared_instead = self._mesh.declared_instead(listed_in(opening.runner.capability))
         models = config.max_models_per_session
         removed = keep_valid(opening.models, "model", models, self._admit_model, requires_all=whole)
         agents = config.max_agents_per_session
@@ -51,6 +55,9 @@ class Publication:
 
     def _admit_model(self, manifest: ModelManifest) -> None:
         declared = self._mesh.declared_model(manifest.name)
+        if (what := self._declared_instead.get(manifest.name)) is not None:
+            words = f"the name {manifest.name!r}, which a server lists, is that of {what}"
+            raise WeftError(Reason.ALREADY_EXISTS, words)
         pools = [manifest.pool_name] if manifest.pool_name and declared is None else []
         self._require_own(manifest.name, None if declared is None else declared.declared_runner)
         for pool in dict.fromkeys((*pools, manifest.name)):

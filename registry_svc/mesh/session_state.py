@@ -46,6 +46,8 @@ class SessionState:
     """Names of its hibernating models."""
     failed: frozenset[str] = field(init=False)
     """Names of models that it cannot serve."""
+    listed: frozenset[str] = field(init=False)
+    """Names that come from the lists of servers."""
     runtimes: Mapping[str, str] = field(init=False)
     """Runtimes that differ from the runner's, by model name."""
     detail_bytes: int = field(init=False)
@@ -74,6 +76,7 @@ class SessionState:
         self.sleeping = _in_phase(capability, runner_pb2.InstanceState.PHASE_HIBERNATING)
         self.failed = _in_phase(capability, *UNUSABLE)
         self.runtimes = _runtimes(capability)
+        self.listed = listed_in(capability)
         self.detail_bytes = detail_bytes(capability)
 
     def revive(self, now: float, now_utc: datetime) -> None:
@@ -137,6 +140,11 @@ class SessionState:
             last_heartbeat_at=self.last_heartbeat_at,
             inactive_since=self.inactive_since,
         )
+
+
+def listed_in(capability: runner_pb2.Capability) -> frozenset[str]:
+    """Returns the models of a report whose names come from the lists of servers."""
+    return frozenset(instance.model for instance in capability.instances if instance.listed)
 
 
 def _in_phase(capability: runner_pb2.Capability, *phases: int) -> frozenset[str]:

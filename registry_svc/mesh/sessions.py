@@ -129,6 +129,9 @@ class SessionManager:
             if state is None or (state.profile.dial_out and self._is_local_host(state.profile.host)):
                 # A runner of the mesh itself that opened later takes its host: a new opening gets another one.
                 raise unknown_session()
+            if self._core.mesh.declared_instead(state.listed & state.publications.keys()):
+                # The next opening leaves them out, and the runner serves them under other names.
+                raise unknown_session()
             hearing = validate_heartbeat(
                 beat.incarnation, beat.sequence, state.session, state.pulse.standing, state.sequence
             )

@@ -167,6 +167,7 @@ class RunnerReport:
             reports_prefixes=not is_adapter and reports is not None and reports.is_live,
             stores_prompts=not is_adapter and cache is not None and cache.stored_prompt_count > 0,
             state_kind="" if is_adapter else self.state_kind(name),
+            listed=bool(instance.config.server) and not is_adapter,
         )
 
     def _own_runtime(self, model: ServedModel) -> str:

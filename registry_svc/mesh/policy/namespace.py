@@ -1,6 +1,7 @@
 """Ownership of names. All resources share one namespace; only a pool may have the name of a model.
 
-A declared resource always keeps its name, a published one while its runner is active. A dead session loses the name of
+A declared resource always keeps its name, a published one while its runner is active, and a model from the list of a
+server until its name is declared for something else. A dead session loses the name of
 a model or agent to a new one of that kind, and ends if it loses any other name.
 """
 
@@ -28,6 +29,8 @@ class Owner:
     """Runner of the session; for a declared model, the runner that it is pinned to, if any."""
     live: bool = True
     """Whether it keeps the name; always true for declared resources."""
+    listed: bool = False
+    """Whether its name comes from the list of a server."""
 
     @property
     def declared(self) -> bool:
@@ -73,11 +76,11 @@ def sessions_to_end(claims: Iterable[Claim], *, own_session: str, runner: str) -
 def require_free(claims: Iterable[Claim]) -> None:
     """Raises ALREADY_EXISTS if a resource of another kind has a name that an operator declares.
 
-    Dead owners count, too: the operator can delete them deliberately.
+    Dead owners count, too: the operator can delete them deliberately. Models from lists of servers lose their names.
     """
     for claim in claims:
         for owner in claim.owners:
-            if owner.kind is not claim.kind and not may_share(claim.kind, owner.kind):
+            if owner.kind is not claim.kind and not may_share(claim.kind, owner.kind) and not owner.listed:
                 raise taken(claim.name, owner)
 
 

@@ -198,6 +198,8 @@ class SomeRunner:
     sequence: int = 0
     opens: int = field(default=0)
     requires_all: bool = False
+    listed: tuple[str, ...] = ()
+    """The models whose names come from the list of a server."""
     left_out: list[str] = field(default_factory=list)
     """What the registry left out at the last opening, as text."""
 
@@ -205,7 +207,17 @@ class SomeRunner:
         return runner_session_service_pb2.OpenSessionRequest(
             request_id=f"open-{self.name}-{self.incarnation}-{self.opens}",
             session_id=self.session_id,
-            runner=runner_pb2.Runner(name=self.name, incarnation=self.incarnation, address=f"unix:/run/{self.name}"),
+            runner=runner_pb2.Runner(
+                name=self.name,
+                incarnation=self.incarnation,
+                address=f"unix:/run/{self.name}",
+                capability=runner_pb2.Capability(
+                    instances=[
+                        runner_pb2.InstanceState(model=name, listed=True, phase=runner_pb2.InstanceState.PHASE_READY)
+                        for name in self.listed
+                    ]
+                ),
+            ),
             models=[manifest(model) if isinstance(model, str) else model for model in self.models],
             agents=self.agents,
             requires_all=self.requires_all,

@@ -2,11 +2,23 @@
 
 from typing import Any
 
+import pytest
 from kit.refusals import refused
 from kit.resources import declared
-from registry_harness import MODEL_ACTIVE, POOL, RunningRegistry, SomeRunner, a_route, an_agent, declare, manifest
+from registry_harness import (
+    MODEL_ACTIVE,
+    POOL,
+    RunningRegistry,
+    SomeRunner,
+    a_route,
+    an_agent,
+    an_alias,
+    declare,
+    manifest,
+)
 from test_registry_aliases import a_workflow
 
+from weft.api.registry.v1.resource_pb2 import ResourceDocument
 from weft.kernel.reasons import Reason
 
 
@@ -145,3 +157,40 @@ async def test_pool_cannot_be_deleted(mesh: RunningRegistry) -> None:
     with refused(Reason.INVALID_ARGUMENT) as errors:
         await mesh.delete(POOL, "m1")
     assert "a pool is defined by its models" in errors[0].message
+
+
+async def test_listed_model_does_not_take_the_name_of_what_is_declared(mesh: RunningRegistry) -> None:
+    await SomeRunner(mesh, models=("m1",)).open()
+    await mesh.apply(an_alias("chat"), an_alias("any", pattern="m*"), a_route("way", "m1"), declare("mine"))
+    names = ("chat", "chat:latest", "way", "mine", "m2")
+    listing = await SomeRunner(mesh, name="box", models=names, listed=names).open()
+    assert [item.partition(": ")[0] for item in listing.left_out] == ["model chat", "model chat:latest", "model way"]
+    assert "which a server lists, is that of an alias" in listing.left_out[0]
+    await listing.beat()
+    # The negative control: a runner's own model has precedence over an alias.
+    assert (await SomeRunner(mesh, name="own", models=("chat",)).open()).left_out == []
+
+
+@pytest.mark.parametrize("declared_later", [an_alias("chat"), a_route("chat", "m1")])
+async def test_declaration_takes_its_name_from_a_listed_model(
+    mesh: RunningRegistry, declared_later: ResourceDocument
+) -> None:
+    await SomeRunner(mesh, models=("m1",)).open()
+    listing = await SomeRunner(mesh, name="box", models=("chat", "m2"), listed=("chat", "m2")).open()
+    await listing.beat()
+    await mesh.apply(declared_later)
+    with refused(Reason.SESSION_UNKNOWN):
+        await listing.beat()
+    assert [item.partition(": ")[0] for item in (await listing.open()).left_out] == ["model chat"]
+    shown = (await mesh.runner("box")).capability.left_out
+    assert [(item.kind, item.name) for item in shown] == [("model", "chat")]
+    with refused(Reason.MODEL_NOT_FOUND):
+        await mesh.model("chat")
+    await listing.beat()
+
+
+async def test_alias_of_a_listed_model_leaves_it_its_name(mesh: RunningRegistry) -> None:
+    listing = await SomeRunner(mesh, name="box", models=("chat",), listed=("chat",)).open()
+    await mesh.apply(an_alias("tagged", "chat", pattern="chat:latest"))
+    await listing.beat()
+    assert (await listing.open()).left_out == []

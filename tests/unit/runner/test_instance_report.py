@@ -56,6 +56,13 @@ async def test_model_with_unknown_memory_and_no_lease_reports_none() -> None:
         assert not state.HasField("load_eta")
 
 
+async def test_report_says_which_models_a_followed_server_lists() -> None:
+    async with living() as stage:
+        assert not _state(stage).listed
+        stage.instance.config = replace(stage.instance.config, server="box")
+        assert _state(stage).listed
+
+
 async def test_engine_main_memory_is_reported_in_steps_without_devices() -> None:
     async with living() as stage:
         stage.backend.resident = 381 * MIB

@@ -402,6 +402,7 @@ class InstanceState(google.protobuf.message.Message):
     REPORTS_PREFIXES_FIELD_NUMBER: builtins.int
     STORES_PROMPTS_FIELD_NUMBER: builtins.int
     STATE_KIND_FIELD_NUMBER: builtins.int
+    LISTED_FIELD_NUMBER: builtins.int
     model: builtins.str
     """The model, by name."""
     phase: global___InstanceState.Phase.ValueType
@@ -442,6 +443,8 @@ class InstanceState(google.protobuf.message.Message):
     """Digest of the model file, the engine's build and its settings; its engine can restore prompts that another engine
     with the same one has stored. Empty: unknown.
     """
+    listed: builtins.bool
+    """Whether its name comes from the list of a followed server: it loses it to what an operator declares."""
     @property
     def memory(self) -> global___InstanceMemory:
         """Accelerator memory in use and estimated."""
@@ -508,9 +511,10 @@ class InstanceState(google.protobuf.message.Message):
         reports_prefixes: builtins.bool = ...,
         stores_prompts: builtins.bool = ...,
         state_kind: builtins.str = ...,
+        listed: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "_tokens_per_second", b"_tokens_per_second", "abilities", b"abilities", "engine_load", b"engine_load", "keep_alive", b"keep_alive", "last_fault", b"last_fault", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "model_file", b"model_file", "tokens_per_second", b"tokens_per_second", "unload_time", b"unload_time", "usual_load", b"usual_load"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "_tokens_per_second", b"_tokens_per_second", "abilities", b"abilities", "added_source", b"added_source", "base_model", b"base_model", "context_tokens", b"context_tokens", "detail", b"detail", "engine_load", b"engine_load", "fault_count", b"fault_count", "keep_alive", b"keep_alive", "last_fault", b"last_fault", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "model", b"model", "model_file", b"model_file", "phase", b"phase", "pinned", b"pinned", "reports_prefixes", b"reports_prefixes", "runtime", b"runtime", "slots_total", b"slots_total", "slots_used", b"slots_used", "state_kind", b"state_kind", "stores_prompts", b"stores_prompts", "tokens_per_second", b"tokens_per_second", "unload_time", b"unload_time", "usual_load", b"usual_load"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_load_progress", b"_load_progress", "_tokens_per_second", b"_tokens_per_second", "abilities", b"abilities", "added_source", b"added_source", "base_model", b"base_model", "context_tokens", b"context_tokens", "detail", b"detail", "engine_load", b"engine_load", "fault_count", b"fault_count", "keep_alive", b"keep_alive", "last_fault", b"last_fault", "listed", b"listed", "load_eta", b"load_eta", "load_progress", b"load_progress", "memory", b"memory", "model", b"model", "model_file", b"model_file", "phase", b"phase", "pinned", b"pinned", "reports_prefixes", b"reports_prefixes", "runtime", b"runtime", "slots_total", b"slots_total", "slots_used", b"slots_used", "state_kind", b"state_kind", "stores_prompts", b"stores_prompts", "tokens_per_second", b"tokens_per_second", "unload_time", b"unload_time", "usual_load", b"usual_load"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_load_progress", b"_load_progress"]) -> typing.Literal["load_progress"] | None: ...
     @typing.overload
