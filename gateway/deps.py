@@ -85,14 +85,15 @@ class InferenceDeps:
         UNSUPPORTED_OPERATION for a request that must be journaled but cannot be, RATE_LIMIT_EXCEEDED above the tenant's
         rate limit.
         """
-        asked = asked or self.asked(scope, model)
+        tenant = tenant_of(scope)
+        asked = asked or asked_name(self.fleet.view, model, tenant)
         model = asked.model
         self.note(scope, surface=surface, model=model)
-        context = request_context(scope, self.config, params, asked=asked, operation=operation)
+        context = request_context(scope, self.config, params, tenant=tenant, asked=asked, operation=operation)
         require_within(params, self.config.limits)
         required = None
         if self.journal_policy is not None:
-            required = self.journal_policy.required(model, context.tenant, operation)
+            required = self.journal_policy.required(model, tenant, operation)
         can_be_durable = self.can_be_durable and (operation in TEXT_OPERATIONS or self.files is not None)
         if required is not None and operation in TASK_OPERATIONS - TEXT_OPERATIONS and self.files is None:
             words = f"requests for {model} are journaled, but this gateway does not store images and recordings"
@@ -100,7 +101,7 @@ class InferenceDeps:
         journal = journal_of(scope, params, operation, is_possible=can_be_durable, required=required)
         if journal is not None and context.max_wait_seconds is not None:
             raise invalid_field(MAX_WAIT_HEADER, "is not for requests that run as tasks")
-        self.count(scope, context.tenant)
+        self.count(scope, tenant)
         return context if journal is None else replace(context, journal=journal)
 
     def asked(self, scope: Scope, model: str) -> AskedName:

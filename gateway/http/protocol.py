@@ -9,7 +9,7 @@ protocol as the next request, and answers HTTP/1.0 in chunks.
 import asyncio
 import ipaddress
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NoReturn, cast
@@ -302,7 +302,11 @@ class EdgeProtocol(HttpToolsProtocol):
             limit = MAX_HEADER_COUNT
             self._stop_parsing(EdgeError(431, Reason.REQUEST_TOO_LARGE, f"more than {limit} {what}"))
         if self._is_reading_head:
-            super().on_header(name, value)
+            # As uvicorn, whose own method would be a second call for each header.
+            name = name.lower()
+            if name == b"expect" and value.lower() == b"100-continue":
+                self.expect_100_continue = True
+            self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         """End of a request head."""
@@ -428,7 +432,7 @@ class EdgeProtocol(HttpToolsProtocol):
     def _lingering(self, app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
         """Returns an application whose answer does not close the connection while its request still arrives."""
 
-        async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        def serve(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
             async def send_and_linger(message: Message) -> None:
                 is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
                 is_early = is_last and cycle.more_body and not cycle.keep_alive
@@ -439,7 +443,7 @@ class EdgeProtocol(HttpToolsProtocol):
                 if is_early and not self.transport.is_closing():
                     self._end_input()
 
-            await app(scope, receive, send_and_linger)
+            return app(scope, receive, send_and_linger)
 
         return serve
 

@@ -192,10 +192,11 @@ class _ArrivingBody:
         self, scope: Scope, receive: Receive, config: GatewayConfig, *, max_bytes: int, timeout_seconds: float
     ) -> None:
         """Raises an EdgeError 415 for an unknown coding, REQUEST_TOO_LARGE if the declared length is too large."""
-        declared = headers_of(scope).get(b"content-length")
+        headers = headers_of(scope)
+        declared = headers.get(b"content-length")
         if declared is not None and declared.isdigit() and int(declared[:_MAX_LENGTH_DIGITS]) > max_bytes:
             raise too_large(max_bytes)
-        self._decoder = decoder_of(scope["headers"])
+        self._decoder = decoder_of(scope["headers"]) if b"content-encoding" in headers else None
         self._decoded_bytes = 0
         self._has_arrived = False
         self._scope = scope

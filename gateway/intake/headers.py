@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Mapping
 from functools import lru_cache, partial
+from itertools import chain
 from typing import TypeVar
 
 from starlette.types import Scope
@@ -102,10 +103,7 @@ def require_bounded_head(scope: Scope, config: GatewayConfig) -> None:
     limits = config.connections
     if len(raw) > MAX_HEADER_COUNT:
         raise EdgeError(431, Reason.REQUEST_TOO_LARGE, f"more than {MAX_HEADER_COUNT} headers")
-    size = 0
-    for name, value in raw:
-        size += len(name) + len(value)
-    if size > limits.max_header_bytes:
+    if sum(map(len, chain.from_iterable(raw))) > limits.max_header_bytes:
         raise EdgeError(431, Reason.REQUEST_TOO_LARGE, f"more than {limits.max_header_bytes} bytes of headers")
     require_once(scope, _ONCE)
     headers = headers_of(scope)
@@ -167,18 +165,18 @@ def _name_in(host: bytes) -> str | None:
 
 
 def request_context(
-    scope: Scope, config: GatewayConfig, params: HandledRequest, *, asked: AskedName, operation: Operation
+    scope: Scope, config: GatewayConfig, params: HandledRequest, *, tenant: str, asked: AskedName, operation: Operation
 ) -> RequestContext:
     """Returns the request's context for the dispatcher. Raises INVALID_ARGUMENT naming the wrong header or field."""
-    headers = headers_of(scope)
-    principal = facts_of(scope).principal
+    headers, facts = headers_of(scope), facts_of(scope)
+    principal = facts.principal
     priority = _priority(headers, params)
     if params.allow_remote and not principal.may(MAY_LEAVE):
         raise FieldError("allow_remote", f"the key lacks the scope {MAY_LEAVE}", Reason.PERMISSION_DENIED)
-    tenant, model = tenant_of(scope), require_model_name(asked.model, "model")
+    model = require_model_name(asked.model, "model")
     principal.require_name(USE_MODELS, name_asked_for(model))
     return RequestContext(
-        request_id=facts_of(scope).request_id,
+        request_id=facts.request_id,
         tenant=tenant,
         caller=principal.name,
         model=model,
@@ -245,7 +243,7 @@ def _client_id(headers: Headers, params: HandledRequest) -> str:
 
 def _labels(headers: Headers, params: HandledRequest) -> Mapping[str, str]:
     """Returns the caller's metadata with the labels of the header. Raises INVALID_ARGUMENT naming the header."""
-    given, labels = headers.get(LABELS_HEADER.lower().encode()), params.own_metadata
+    given, labels = headers.get(b"x-labels"), params.own_metadata
     if given is None:
         return labels
     parts = (part.strip().partition("=") for part in given.decode("latin-1").split(","))
@@ -297,20 +295,22 @@ def _handling(headers: Headers, params: HandledRequest) -> Handling:
 
 def timeout_seconds(headers: Headers, config: GatewayConfig) -> float:
     """Returns the caller's deadline in seconds. Raises INVALID_ARGUMENT naming the header."""
-    stated = _seconds(headers, "X-Request-Timeout-Seconds", config.request_timeout_seconds)
+    stated = _seconds(
+        headers, b"x-request-timeout-seconds", "X-Request-Timeout-Seconds", config.request_timeout_seconds
+    )
     return config.request_timeout_seconds if stated is None else stated
 
 
 def _max_wait_seconds(headers: Headers, config: GatewayConfig, operation: Operation) -> float | None:
-    seconds = _seconds(headers, MAX_WAIT_HEADER, config.request_timeout_seconds)
+    seconds = _seconds(headers, b"x-max-wait-seconds", MAX_WAIT_HEADER, config.request_timeout_seconds)
     if seconds is not None and operation not in (Operation.CHAT, Operation.COMPLETION):
         raise invalid_field(MAX_WAIT_HEADER, "is only for chats and completions")
     return seconds
 
 
-def _seconds(headers: Headers, name: str, most: float) -> float | None:
+def _seconds(headers: Headers, key: bytes, name: str, most: float) -> float | None:
     """Returns the seconds in a header; None: not given. Raises INVALID_ARGUMENT naming the header."""
-    given = headers.get(name.lower().encode())
+    given = headers.get(key)
     if given is None:
         return None
     try:

@@ -1,7 +1,7 @@
 """Base classes of request schemas, fields shared by all inference requests, and their configured limits."""
 
 import json
-from collections.abc import Mapping, Sized
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, FailFast, Field, Tag, WithJsonSchema
@@ -217,7 +217,7 @@ def _value(params: HandledRequest, name: str) -> Any:
 
 def require_few(value: object, field: str, most: int, what: str) -> None:
     """Raises INVALID_ARGUMENT naming `field` if `value` has more than `most` entries; `what` names them."""
-    if isinstance(value, Sized) and len(value) > most:
+    if hasattr(value, "__len__") and len(value) > most:
         raise invalid_field(field, f"must have at most {most} {what}")
 
 

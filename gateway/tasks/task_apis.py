@@ -15,7 +15,7 @@ from gateway.answers.answer_builder import AnswerBuilder, AnswerIdentity, unfini
 from gateway.answers.server_tools import require_no_failing_tool
 from gateway.config import RequestLimits
 from gateway.deps import InferenceDeps
-from gateway.intake.headers import request_context
+from gateway.intake.headers import request_context, tenant_of
 from gateway.intake.json_guard import parse, require_few_members
 from gateway.intake.request_model import require_within
 from gateway.media import RequestMedia, supply
@@ -156,7 +156,10 @@ class TaskApi(Generic[Params]):
         try:
             params = self._parsed(raw)
             asked = self.deps.asked(submission.scope, params.model)
-            context = request_context(submission.scope, config, params, asked=asked, operation=self.operation)
+            tenant = tenant_of(submission.scope)
+            context = request_context(
+                submission.scope, config, params, tenant=tenant, asked=asked, operation=self.operation
+            )
             require_within(params, config.limits)
             media = self.deps.request_media(params)
             payload = self.to_payload(params, config.limits, media)

@@ -32,6 +32,7 @@ _NO_DIGEST = bytes(32)
 class Resource(Enum):
     """Resources that roles are granted for."""
 
+    __hash__ = object.__hash__  # without a call of Python for each check of a caller's access
     INFERENCE = "inference"
     """Requests to models, their receipts, and stored answers."""
     REMOTE = "remote"
@@ -56,6 +57,7 @@ class Resource(Enum):
 class Role(Enum):
     """Actions on a resource. Create and edit include view."""
 
+    __hash__ = object.__hash__
     VIEW = "view"
     CREATE = "create"
     EDIT = "edit"

@@ -29,7 +29,8 @@ def context(
     named = [(name.lower().encode(), value.encode("latin-1")) for name, value in (headers or {}).items()]
     params = parse(HandledRequest, json.dumps(fields).encode(), max_depth=8)
     scope = {"headers": named, FACTS_KEY: RequestFacts("req-1", 0.0, principal=caller)}
-    return request_context(scope, GatewayConfig(), params, asked=AskedName("tiny"), operation=operation)
+    asked = AskedName("tiny")
+    return request_context(scope, GatewayConfig(), params, tenant="default", asked=asked, operation=operation)
 
 
 def test_body_sets_caller_and_priority() -> None:
