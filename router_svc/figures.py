@@ -191,7 +191,7 @@ def _add_end(total: StepCounts, end: RequestEnd) -> None:
     for name, value in end.items():
         if name in _TIMES:
             getattr(total, name)[value] += 1
-        else:
+        elif value:
             setattr(total, name, getattr(total, name) + value)
 
 
@@ -260,6 +260,8 @@ class FiguresRecorder:
     ) -> None:
         """`day`: records the same in longer steps."""
         self.day = day
+        self.recorders = (self,) if day is None else (self, day)
+        """This one and that of the day."""
         self._clock = clock
         self.limits = limits or FigureLimits()
         self.ring = FigureRing(self.limits, clock.monotonic())
@@ -267,11 +269,6 @@ class FiguresRecorder:
         self._to_utc = clock.utc_now().timestamp() - clock.monotonic()
         """UTC minus the monotonic clock at the start, so that clock changes do not move a step."""
         self._first_unwritten = self.ring.present(clock.monotonic()).index
-
-    @property
-    def recorders(self) -> "tuple[FiguresRecorder, ...]":
-        """This one and that of the day."""
-        return (self,) if self.day is None else (self, self.day)
 
     def note_load(self, waiting: int, running: int, now: float) -> None:
         """Record the numbers of waiting and running requests from now on."""

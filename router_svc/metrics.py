@@ -24,6 +24,7 @@ from weft.dispatch.request_spans import OPERATION_NAMES, PROVIDER
 from weft.kernel.metrics import MetricsPage, exemplar_of
 from weft.kernel.placement_request import PlacementRequest, PoolQueue
 from weft.kernel.reasons import Reason
+from weft.kernel.request import Operation, Priority
 from weft.kernel.timestamps import seconds_of
 from weft.kernel.tracing import NO_TRACING, TraceContext, error_type
 
@@ -93,6 +94,8 @@ ERROR_SHARES = (0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 5.0, 10.0)
 PROGRAM = "program"
 """The holder label of leases that are not a model's, as programs choose their own names."""
 
+_PRIORITIES = {priority: priority.name.lower() for priority in Priority}
+_OPERATIONS = {each: OPERATION_NAMES.get(each, each.name.lower()) for each in Operation}
 _OUTCOMES = {
     **{number: name.removeprefix("OUTCOME_").lower() for name, number in receipt_pb2.Outcome.items()},
     receipt_pb2.OUTCOME_UNSPECIFIED: "unknown",
@@ -170,7 +173,7 @@ class RouterMetrics(SchedulingObserver):
     def note_decision(self, decision: RequestDecision, request: PlacementRequest, view: FleetView) -> None:
         """Counts a grant or a refusal. Waits are not counted, as each request gets many."""
         if isinstance(decision, Placed):
-            self._grants.of(view.label(request.model), request.priority.name.lower()).inc()
+            self._grants.of(view.label(request.model), _PRIORITIES[request.priority]).inc()
         elif isinstance(decision, Rejects) and not request.task_id:
             # A refused task waits and is offered again.
             self._note_refusal(request, decision.reason, view)
@@ -280,7 +283,7 @@ class RequestMetrics:
         model = view.label(request.model)
         # Without an attempt there is no response model: the receipt repeats the requested name.
         answered_by = view.label(receipt.model) if receipt.attempts else ""
-        common = (model, answered_by, OPERATION_NAMES.get(request.operation, request.operation.name.lower()), PROVIDER)
+        common = (model, answered_by, _OPERATIONS[request.operation], PROVIDER)
         error = error_type(reason)
         has_content = receipt.HasField("time_to_first_token")
         if receipt.HasField("total_time"):

@@ -70,6 +70,7 @@ class RequestLogLimits:
 
 
 RETRY_AFTER_SECONDS = 1.0
+_NO_FAILURES = (Reason.UNSPECIFIED.value, Reason.CANCELLED.value)
 
 
 class RequestWatch:
@@ -570,7 +571,7 @@ def _failed_in_answer(receipt: receipt_pb2.Receipt) -> FailedAttempt | None:
     if not receipt.attempts or not receipt.HasField("time_to_first_token"):
         return None
     last = receipt.attempts[-1]
-    if last.reason in (Reason.UNSPECIFIED.value, Reason.CANCELLED.value):
+    if last.reason in _NO_FAILURES:
         return None
     return FailedAttempt(len(receipt.attempts), reason_of(last.reason), last.message, has_content=True)
 

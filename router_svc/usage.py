@@ -154,7 +154,7 @@ def asked_of(asked_model: str, target: str, model: str) -> str:
 
 def counted_tokens(reported: int) -> int:
     """Returns a token count reported by an engine, bounded to 0..MAX_COUNTED_TOKENS."""
-    return _bounded(reported, MAX_COUNTED_TOKENS)
+    return reported if 0 <= reported <= MAX_COUNTED_TOKENS else _bounded(reported, MAX_COUNTED_TOKENS)
 
 
 def _bounded(number: int, most: int) -> int:

@@ -221,4 +221,4 @@ def _eta(event: event_pb2.Queued | event_pb2.Loading) -> str:
 
 
 def _millis(duration: duration_pb2.Duration) -> int:
-    return duration.ToMilliseconds()
+    return duration.seconds * 1_000 + duration.nanos // 1_000_000

@@ -126,7 +126,7 @@ class RequestStore(RequestHistory):
             **self._common(ended, ended.arrived_wall.timestamp()),
             "number": ended.number,
             "ended_at": ended.ended_wall.timestamp(),
-            "reason": ended.reason.value,
+            "reason": int(ended.reason),
             # PostgreSQL cannot store NUL, and would refuse the whole batch again and again.
             "message": ended.message.replace("\0", ""),
             "cancelled_by": ended.cancelled_by.replace("\0", ""),
@@ -145,7 +145,7 @@ class RequestStore(RequestHistory):
             "client_id": asked.client_id,
             "target": asked.model,
             "asked_model": asked.asked_model,
-            "priority": asked.priority.value,
+            "priority": int(asked.priority),
             "arrived_at": arrived_at,
         }
 

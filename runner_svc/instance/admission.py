@@ -293,8 +293,8 @@ class AdmittedRequest:
             record.note_prefill()
             turn.begun.set()
 
-        noted = replace(call, on_token=record.note_token, on_prefill=note_prefill)
-        return replace(noted, cache=turn.use, prefixes=self._prefixes)
+        cache, prefixes = turn.use, self._prefixes
+        return replace(call, on_token=record.note_token, on_prefill=note_prefill, cache=cache, prefixes=prefixes)
 
     def _calling(self) -> AbstractContextManager[None]:
         return nullcontext() if self._meter is None else self._meter.calling()

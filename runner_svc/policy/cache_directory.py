@@ -322,7 +322,8 @@ class CacheDirectory:
         self.loose_count += 1
         self._loose[turn.number] = partition
         placed = (slot.turn.number for slot in self._slots if slot.turn is not None and slot.owner != partition)
-        return replace(turn, after=frozenset(placed) - {turn.number})
+        after = frozenset(placed) - {turn.number}
+        return replace(turn, after=after) if after else turn
 
     def _is_foreign(self, slot: _Slot, partition: Partition | None) -> bool:
         """Whether a slot may hold another partition's text, now or when the turn starts."""

@@ -119,7 +119,8 @@ def is_about_form(refusal: str) -> bool:
 def in_forms(chat: chat_pb2.ChatPayload, forms: Forms) -> tuple[chat_pb2.ChatPayload, list[warning_pb2.Warning]]:
     """Returns a chat in these forms, and a warning about each that changed it; the given chat if none does."""
     fitted, warnings = chat, list[warning_pb2.Warning]()
-    for form in (each for each in Form if each in forms):
+    # Most engines accept all forms, and going through them makes some forty calls.
+    for form in (each for each in Form if each in forms) if forms else ():
         changed = chat_pb2.ChatPayload()
         changed.CopyFrom(fitted)
         if form is Form.NO_MEDIA:

@@ -19,7 +19,7 @@ from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Handling, Operation, Priority
 from weft.kernel.telemetry import new_span_id, trace_id_of
-from weft.kernel.timestamps import set_seconds
+from weft.kernel.timestamps import NANOSECONDS, set_seconds
 from weft.kernel.value import value_class
 
 log = get_logger("weft.request")
@@ -290,7 +290,7 @@ class RequestTrace:
         receipt.task_id = self.context.task_id
         receipt.asked_model = self.context.asked_model
         receipt.outcome = self._outcome(reason)
-        receipt.reason = reason.value  # type: ignore[assignment]  # same numbers
+        receipt.reason = int(reason)  # type: ignore[assignment]  # same numbers
         receipt.model = self.attempts[-1].grant.model if self.attempts else self.context.model
         if self.attempts:
             grant = self.attempts[-1].grant
@@ -323,7 +323,7 @@ class RequestTrace:
             shown = receipt.attempts.add(
                 runner=attempt.grant.runner,
                 runner_incarnation=attempt.grant.runner_incarnation,
-                reason=attempt.reason.value,  # same numbers
+                reason=int(attempt.reason),  # same numbers
                 model=attempt.grant.model,
                 message=attempt.message,
                 engine_exit=attempt.engine_exit,
@@ -383,7 +383,7 @@ def log_receipt(context: RequestContext, receipt: receipt_pb2.Receipt, duration_
         model=receipt.model,
         agent=context.agent or None,
         **({"asked_model": context.asked_model} if context.asked_model else {}),
-        operation=context.operation.name.lower(),
+        operation=_OPERATIONS[context.operation],
         outcome=_OUTCOMES[receipt.outcome],
         reason=Reason(receipt.reason).name.lower() if receipt.reason else None,
         runner=attempts[-1].runner if attempts else None,
@@ -396,7 +396,7 @@ def log_receipt(context: RequestContext, receipt: receipt_pb2.Receipt, duration_
         cached_tokens=usage.cached_prompt_tokens if is_counted else None,
         completion_tokens=usage.completion_tokens if is_counted else None,
         tool_runs=receipt.tool_run_count,
-        signals=[signal.name for signal in receipt.signals] or None,
+        signals=[signal.name for signal in receipt.signals] if receipt.signals else None,
         left_premises=receipt.left_premises,
         **_device_fields(receipt.device_usage),
         **({"cancelled_by": receipt.cancelled_by} if receipt.cancelled_by else {}),
@@ -414,9 +414,10 @@ def _note_outside(receipt: receipt_pb2.Receipt) -> None:
     timings = receipt.engine_timings
     if not timings.HasField("wall_time"):
         return
-    outside = receipt.total_time.ToNanoseconds() - timings.wall_time.ToNanoseconds()
+    total, wall = receipt.total_time, timings.wall_time
+    outside = (total.seconds - wall.seconds) * NANOSECONDS + total.nanos - wall.nanos
     if outside >= 0:
-        timings.outside_time.FromNanoseconds(outside)
+        timings.outside_time.seconds, timings.outside_time.nanos = divmod(outside, NANOSECONDS)
     else:
         # The runner's clock contradicts this one.
         timings.ClearField("outside_time")
@@ -432,6 +433,7 @@ def _device_fields(usage: receipt_pb2.DeviceUsage) -> Mapping[str, object]:
     return found
 
 
+_OPERATIONS = {operation: operation.name.lower() for operation in Operation}
 _OUTCOMES = {number: name.removeprefix("OUTCOME_").lower() for name, number in receipt_pb2.Outcome.items()}
 
 

@@ -8,10 +8,11 @@ import hmac
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
-from enum import Enum
+from enum import StrEnum
 from hashlib import sha256
+from typing import NamedTuple
 
 from weft.kernel.errors import FieldError, WeftError, invalid_field
 from weft.kernel.names import DEFAULT_TENANT, is_model_name
@@ -29,7 +30,7 @@ _KEY = re.compile(rf"{KEY_PREFIX}_([a-z0-9]{{{KEY_ID_CHARS}}})_([0-9a-f]{{{2 * S
 _NO_DIGEST = bytes(32)
 
 
-class Resource(Enum):
+class Resource(StrEnum):
     """Resources that roles are granted for."""
 
     __hash__ = object.__hash__  # without a call of Python for each check of a caller's access
@@ -54,7 +55,7 @@ class Resource(Enum):
     """Calls between services of the mesh: placement, tickets, sessions. Its holder can act for any tenant."""
 
 
-class Role(Enum):
+class Role(StrEnum):
     """Actions on a resource. Create and edit include view."""
 
     __hash__ = object.__hash__
@@ -68,10 +69,10 @@ NAMED_RESOURCES = frozenset({Resource.INFERENCE, Resource.MODELS, Resource.OPERA
 """Resources with scopes that can be limited to names of models, pools, agents and routes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
+class Access(NamedTuple):
     """The resource and role that a call needs, or that a key has."""
 
+    # Looked up in sets several times per request: as a tuple of texts, without calls of Python.
     resource: Resource
     role: Role
     name: str = ""
@@ -164,7 +165,7 @@ class Principal:
     def require_name(self, access: Access, name: str) -> None:
         """Raises PERMISSION_DENIED naming the missing scope, if it lacks the access to a name."""
         if not self.may_name(access, name):
-            raise self._lacks(replace(access, name=name), {"name": name})
+            raise self._lacks(access._replace(name=name), {"name": name})
 
     def _lacks(self, access: Access, metadata: Mapping[str, str] | None = None) -> WeftError:
         what = f"the key lacks the scope {access}" if self.name != OTHER_USER.name else f"{_OF_ITS_USER} ({access})"
@@ -268,7 +269,7 @@ def kept_access(scopes: Iterable[str]) -> frozenset[Access]:
     return access
 
 
-def _words(words: Iterable[Enum]) -> str:
+def _words(words: Iterable[StrEnum]) -> str:
     return ", ".join(word.value for word in words)
 
 

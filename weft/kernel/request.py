@@ -26,7 +26,7 @@ class Priority(IntEnum):
     @property
     def wire(self) -> int:
         """The number in `common.v1.Priority`, where 0 means unset."""
-        return _WIRES.get(self, self.value)
+        return _WIRES[self]
 
     @staticmethod
     def from_wire(number: int) -> "Priority | None":
@@ -48,7 +48,7 @@ class Priority(IntEnum):
         return ceiling if Priority.HIGH <= self < ceiling else self
 
 
-_WIRES = {Priority.SYSTEM: 4, Priority.DURABLE: 5}
+_WIRES = {band: int(band) for band in Priority} | {Priority.SYSTEM: 4, Priority.DURABLE: 5}
 _BANDS = {0: Priority.NORMAL, **{band.wire: band for band in Priority}}
 CALLER_CLASSES = (Priority.HIGH, Priority.NORMAL, Priority.LOW)
 """Priority classes that callers may request."""

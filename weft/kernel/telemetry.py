@@ -169,7 +169,7 @@ def _json_line(logger: Any, method: str, event: structlog.typing.EventDict) -> s
     """
     event = structlog.contextvars.merge_contextvars(logger, method, event)
     event["level"] = _ERROR if method == "exception" else method
-    event["timestamp"] = f"{datetime.now(UTC).replace(tzinfo=None).isoformat()}Z"
+    event["timestamp"] = f"{datetime.now(UTC).isoformat().removesuffix('+00:00')}Z"
     if "exc_info" in event:
         event = dict(_TRACEBACKS(logger, method, event))
     if _PLAIN.issuperset(map(type, event.values())):

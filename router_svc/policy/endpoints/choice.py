@@ -1,7 +1,7 @@
 """The requirements and the result of an endpoint selection."""
 
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import field
 from typing import NamedTuple
 
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, Needs
@@ -88,6 +88,8 @@ class Choice:
                 return each
             text = "; ".join(filter(None, (each.engine_load, time.explanation())))
             score = each.score if each.chosen or each.gate else FREE + 1 / (1 + time.seconds)
-            return replace(each, engine_load=text, score=score)
+            return Considered(
+                model=each.model, runner=each.runner, score=score, gate=each.gate, chosen=each.chosen, engine_load=text
+            )
 
         return tuple(sorted(map(timed, considered), key=lambda each: (-each.score, each.model)))

@@ -6,12 +6,14 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from kit.calls import calls_of
 
 from weft.kernel.errors import FieldError, WeftError
 from weft.kernel.principal import (
     DEFAULT_SCOPES,
     LOCAL,
     MAX_SCOPES,
+    USE_MODELS,
     Access,
     KeyRing,
     KeyVerifier,
@@ -296,8 +298,8 @@ def test_named_permissions_apply_only_to_their_names() -> None:
     ]
     assert limited.may_name(view, "b")
     assert not limited.may(edit)
-    assert limited.may(replace(edit, name="team-a-*")), "what a key may pass on to another"
-    assert not limited.may(replace(edit, name="te*"))
+    assert limited.may(edit._replace(name="team-a-*")), "what a key may pass on to another"
+    assert not limited.may(edit._replace(name="te*"))
     assert limited.names_for(view) == ("b", "team-*")
     assert limited.names_for(Access(Resource.KEYS, Role.VIEW)) == ()
     assert LOCAL.names_for(view) is None
@@ -322,4 +324,8 @@ def test_unlimited_scope_includes_every_name() -> None:
     edit = Access(Resource.MODELS, Role.EDIT)
     assert whole.may_name(edit, "anything")
     assert whole.names_for(edit) is None
-    assert whole.may(replace(edit, name="team-*"))
+    assert whole.may(edit._replace(name="team-*"))
+
+
+def test_looking_up_an_access_calls_nothing_of_python() -> None:
+    assert calls_of(lambda: LOCAL.may(USE_MODELS)) == ["may"]
