@@ -33,7 +33,7 @@ class ModelCalls:
     async def list_runners(
         self, _: LinkCall, session: LinkSession, request: registry_service_pb2.ListResourcesRequest
     ) -> Message:
-        """Returns the names and states of the mesh's runners, and nothing else of them."""
+        """Returns the names and states of the mesh's runners, and which of them joined; nothing else of them."""
         _require_open(session)
         if request.kind != ResourceKind.RUNNER.value:
             raise WeftError(Reason.PERMISSION_DENIED, "a link may list runners only")
@@ -42,7 +42,7 @@ class ModelCalls:
         for resource in found.resources:
             runner = runner_pb2.Runner()
             resource.content.Unpack(runner)
-            known = runner_pb2.Runner(name=runner.name, status=runner.status)
+            known = runner_pb2.Runner(name=runner.name, status=runner.status, dial_out=runner.dial_out)
             response.resources.append(packed(ResourceKind.RUNNER, known))
         return response
 

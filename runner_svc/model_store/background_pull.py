@@ -4,15 +4,20 @@
 
 A URL in the order may contain a credential, and command lines are visible to all users of a machine.
 
-Each line of the program's output is JSON: a `PullProgress` without the stored model, or the error that ended the pull.
+Each line of the program's output is JSON: a `PullProgress` without the stored model, a file that the source lists, or
+the error that ended the pull.
 """
 
+import asyncio
 import json
 import os
+import secrets
 import signal
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
@@ -20,7 +25,7 @@ from google.protobuf.json_format import MessageToJson, ParseDict, ParseError
 
 from runner_svc.model_store.pull import Puller, PullSettings
 from runner_svc.model_store.store import ModelStore
-from runner_svc.policy.repository_files import ModelForm
+from runner_svc.policy.repository_files import ModelForm, RepositoryFile
 from runner_svc.supervise.child_program import run_program
 from weft.api.runner.v1 import model_store_pb2 as pb
 from weft.kernel.errors import WeftError
@@ -32,6 +37,12 @@ MAX_SAID_CHARS = 300
 _ORDER_VARIABLE = "WEFT_PULL_ORDER"
 _ERROR, _REASON, _MESSAGE = "error", "reason", "message"
 """Keys in an error line."""
+_LISTED = "listed"
+"""Key in the line of a listed file, which is a list of one; after the last file, an empty list."""
+_COPY_PAUSE_SECONDS = 0.1
+
+Copy = Callable[[Sequence[RepositoryFile]], Awaitable[object]]
+"""Adds listed files to the store, if it can."""
 
 
 class _Order(msgspec.Struct):
@@ -43,6 +54,8 @@ class _Order(msgspec.Struct):
     limit: int | None
     memory: int | None
     allow_http: bool
+    copying: str
+    """File that exists until the listed files were copied."""
 
 
 async def pull_in_background(
@@ -51,13 +64,17 @@ async def pull_in_background(
     store: ModelStore,
     settings: PullSettings,
     on_progress: Callable[[pb.PullProgress], None],
+    copy: Copy,
 ) -> pb.StoredModel:
     """Pulls a model and returns it. The pull ends with this process, or when the call is cancelled.
 
+    `copy` is called at most once, with the files that the source lists and the store lacks. The rest is downloaded.
     Raises as `Puller.pull`, and BACKEND_ERROR if the program fails without an error message.
     """
     store.create()
     raised: list[WeftError] = []
+    listed: list[RepositoryFile] = []
+    is_listed = asyncio.Event()
     last = ""
 
     def read(line: str) -> None:
@@ -67,15 +84,34 @@ async def pull_in_background(
             if _ERROR in document:
                 said = document[_ERROR]
                 raised.append(WeftError(Reason[said[_REASON]], str(said[_MESSAGE])))
+            elif _LISTED in document:
+                listed.extend(RepositoryFile(**file) for file in document[_LISTED])
+                if not document[_LISTED]:
+                    is_listed.set()
             else:
                 on_progress(ParseDict(document, pb.PullProgress(), ignore_unknown_fields=True))
             return
         last = line.strip()[:MAX_SAID_CHARS] or last
 
+    async def copy_listed() -> None:
+        try:
+            await is_listed.wait()
+            await copy(listed)
+        finally:
+            marker.unlink(missing_ok=True)
+
+    marker = store.partial / f"copying-{secrets.token_hex(8)}"
+    with store.explained():
+        marker.touch()
     limit, memory = settings.disk_limit_bytes, settings.memory_bytes
-    order = _Order(str(source), str(store.root), form, limit, memory, settings.allow_http)
+    order = _Order(str(source), str(store.root), form, limit, memory, settings.allow_http, str(marker))
     variables = {_ORDER_VARIABLE: msgspec.json.encode(order).decode()}
-    failure = await run_program([sys.executable, "-m", PROGRAM], read, variables=variables, folder=store.root)
+    copying = asyncio.create_task(copy_listed())
+    try:
+        failure = await run_program([sys.executable, "-m", PROGRAM], read, variables=variables, folder=store.root)
+    finally:
+        copying.cancel()
+        await asyncio.wait([copying])
     if raised:
         raise raised[0]
     found = store.find(source, form)
@@ -89,8 +125,17 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     order = msgspec.json.decode(os.environ[_ORDER_VARIABLE], type=_Order)
     settings = PullSettings(disk_limit_bytes=order.limit, memory_bytes=order.memory, allow_http=order.allow_http)
+
+    def offer(files: Sequence[RepositoryFile]) -> None:
+        for file in files:
+            _line(json.dumps({_LISTED: [asdict(file)]}))
+        _line(json.dumps({_LISTED: []}))
+        while Path(order.copying).exists():
+            time.sleep(_COPY_PAUSE_SECONDS)
+
     try:
-        Puller(ModelStore(Path(order.store)), settings, _print).pull(parse_source(order.source, "source"), order.form)
+        puller = Puller(ModelStore(Path(order.store)), settings, _print, offer=offer)
+        puller.pull(parse_source(order.source, "source"), order.form)
     except WeftError as error:
         _line(json.dumps({_ERROR: {_REASON: error.reason.name, _MESSAGE: error.message}}))
         return 1

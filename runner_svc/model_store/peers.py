@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import re
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from runner_svc.model_store.http_file import MAX_FILE_BYTES
 from runner_svc.model_store.pull import PullReport, PullSettings, Show
 from runner_svc.model_store.store import FORMS, ModelStore, RoomChecks, source_digest
-from runner_svc.policy.repository_files import ModelForm
+from runner_svc.policy.repository_files import ModelForm, RepositoryFile
 from weft.api.registry.v1 import registry_service_pb2, registry_service_pb2_grpc, runner_pb2
 from weft.api.runner.v1 import model_store_pb2, runner_service_pb2_grpc
 from weft.api.runner.v1 import runner_service_pb2 as pb
@@ -136,34 +136,48 @@ class ModelPeers:
         self._clock = SystemClock()
 
     async def copy(
-        self, source: ModelSource, form: ModelForm | None, store: ModelStore, limits: PullSettings, show: Show
+        self,
+        source: ModelSource,
+        form: ModelForm | None,
+        store: ModelStore,
+        limits: PullSettings,
+        show: Show,
+        listed: Sequence[RepositoryFile] | None,
     ) -> model_store_pb2.StoredModel | None:
-        """Copies the files of a source that another runner has into a store. Returns their manifest.
+        """Copies files of a source that other runners have into a store.
 
-        None: none has it, or the copy failed; what has arrived is kept, and the pull or the next copy goes on there.
+        `listed`: what the source lists, with SHA-256; nothing else is copied. None: it cannot be asked, so the first
+        runner of the mesh itself that has the model is trusted, and its manifest returned with `copied_from`. Otherwise
+        returns None. What has arrived of a failed copy is kept; the download or the next copy continues there.
         """
         channels = ChannelPool(security=self._security)
         try:
-            offers = await self._offers(source, form, channels)
+            offers = await self._offers(source, form, channels, with_joined=listed is not None)
             for offer in offers:
                 try:
+                    files = offer.model.files if listed is None else _listed_files(offer, source, listed)
                     store.create()
                     async with _entered(store.pulling()):
-                        await self._copied(offer, source, store, limits, show, channels)
+                        await self._copied(offer, files, source, store, limits, show, channels)
                 except _FAILURES as error:
                     why = str(error)[:256] or type(error).__name__
                     log.warning("model was not copied", source=shown_source(source), runner=offer.runner, error=why)
                 else:
-                    return offer.model
+                    if listed is None:
+                        offer.model.copied_from = offer.runner
+                        return offer.model
             return None
         finally:
             await channels.close()
 
-    async def _offers(self, source: ModelSource, form: ModelForm | None, channels: ChannelPool) -> Sequence[_Offer]:
+    async def _offers(
+        self, source: ModelSource, form: ModelForm | None, channels: ChannelPool, *, with_joined: bool
+    ) -> Sequence[_Offer]:
         """Returns who has a source; the newest first."""
         try:
             async with asyncio.timeout(SEARCH_SECONDS):
-                runners = await self._others()
+                others = await self._others()
+                runners = [runner for runner in others if with_joined or not runner.dial_out]
         except (WeftError, TimeoutError) as error:
             log.warning("other runners are unknown, so models are not copied from them", error=str(error)[:256])
             return []
@@ -208,15 +222,18 @@ class ModelPeers:
     async def _copied(
         self,
         offer: _Offer,
+        files: Iterable[model_store_pb2.StoredFile],
         source: ModelSource,
         store: ModelStore,
         limits: PullSettings,
         show: Show,
         channels: ChannelPool,
     ) -> None:
-        """Copies the missing files of an offer. Raises one of _FAILURES."""
-        files = {file.sha256: file for file in offer.model.files}
-        missing = [file for file in files.values() if not store.has_blob(file.sha256, file.size_bytes)]
+        """Copies the missing ones of an offer's files. Raises one of _FAILURES."""
+        by_digest = {file.sha256: file for file in files}
+        missing = [file for file in by_digest.values() if not store.has_blob(file.sha256, file.size_bytes)]
+        if not missing:
+            return
         needed = sum(file.size_bytes - _size(_partial(store, file)) for file in missing)
         require_room = partial(store.require_room, limit_bytes=limits.disk_limit_bytes, what=shown_source(source))
         require_room(needed)
@@ -229,8 +246,7 @@ class ModelPeers:
                 if not store.has_blob(file.sha256, file.size_bytes):
                     await self._receive(offer, file, store, report, channels, RoomChecks(require_room))
             report.end_file(file.size_bytes)
-        if missing:
-            log.info("model files were copied", source=shown_source(source), runner=offer.runner, files=len(missing))
+        log.info("model files were copied", source=shown_source(source), runner=offer.runner, files=len(missing))
 
     async def _receive(
         self,
@@ -323,6 +339,19 @@ def _is_valid(model: model_store_pb2.StoredModel) -> bool:
         and all(map(is_safe_path, paths))
         and all(_SHA256.fullmatch(file.sha256) and 0 <= file.size_bytes <= MAX_FILE_BYTES for file in model.files)
     )
+
+
+def _listed_files(
+    offer: _Offer, source: ModelSource, listed: Sequence[RepositoryFile]
+) -> list[model_store_pb2.StoredFile]:
+    """Returns the files of an offer that a source lists. Logs those that it lists with other content."""
+    sizes = {file.sha256: file.size_bytes for file in listed}
+    files = [file for file in offer.model.files if sizes.get(file.sha256, -1) in (0, file.size_bytes)]
+    paths = {file.path for file in listed} - {file.path for file in files}
+    if refused := [file.path for file in offer.model.files if file.path in paths]:
+        error = f"{refused[0]} is not the file that the source lists"
+        log.warning("copy of a model file was refused", source=shown_source(source), runner=offer.runner, error=error)
+    return files
 
 
 def _partial(store: ModelStore, file: model_store_pb2.StoredFile) -> Path:

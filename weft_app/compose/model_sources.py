@@ -1,7 +1,7 @@
 """Models of weft.yaml with a `source`: served from this machine, or pulled first."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,13 +14,14 @@ from runner_svc.model_store.found import FoundFiles, found_in_folder, locate, pr
 from runner_svc.model_store.peers import ModelPeers
 from runner_svc.model_store.pull import PullSettings
 from runner_svc.model_store.store import FORMS, ModelStore
-from runner_svc.policy.repository_files import ModelForm
+from runner_svc.policy.repository_files import ModelForm, RepositoryFile
 from runner_svc.runtimes.settings import ModelSettings, SourcedModelSettings
 from runner_svc.settings import ModelStoreSettings
 from weft.api.registry.v1 import model_pb2
 from weft.api.runner.v1 import model_store_pb2 as pb
 from weft.kernel.abilities import UNKNOWN
 from weft.kernel.errors import WeftError
+from weft.kernel.log import get_logger
 from weft.kernel.model_source import (
     HubSource,
     LmStudioSource,
@@ -34,6 +35,8 @@ from weft.kernel.model_source import (
 )
 from weft.kernel.reasons import PULLING, WAITING_FOR_PULL, Reason
 from weft.kernel.units import size_words
+
+log = get_logger("weft.runner")
 
 Build = Callable[[ModelSettings], ServedModel]
 """Builds a served model. Raises INVALID_ARGUMENT naming a setting."""
@@ -106,28 +109,30 @@ class ModelSources:
     async def _pulled(
         self, source: ModelSource, form: ModelForm | None, limits: PullSettings, show: ShowPull
     ) -> pb.StoredModel:
-        """Pulls a model. What another runner has of it is copied from there, and not downloaded.
+        """Pulls a model. Files that the source lists are copied from another runner that has them, not downloaded.
 
-        While the source cannot be reached, the copy is used as the other runner has it.
+        If the source states no digest and cannot be reached, a new model is used as a runner of the mesh has it.
         """
-        copied = None
-        is_new = await asyncio.to_thread(self.store.find, source, form) is None
-        if self.peers is not None and is_new and _may_be_copied(source):
-            copied = await self.peers.copy(source, form, self.store, limits, show)
-        if copied is not None and _contradicts(copied, source):
-            copied = None
-        if copied is not None and isinstance(source, UrlSource) and source.sha256:
-            return await self._publish(source, copied)
-        try:
-            return await pull_in_background(source, form, self.store, limits, show)
-        except WeftError as error:
-            if copied is None or error.reason is not Reason.SERVICE_UNAVAILABLE:
-                raise
-            return await self._publish(source, copied)
+        peers, is_listed = self.peers, isinstance(source, UrlSource) and bool(source.sha256)
 
-    async def _publish(self, source: ModelSource, model: pb.StoredModel) -> pb.StoredModel:
-        form = next(form for form, word in FORMS.items() if word == model.form)
-        return await asyncio.to_thread(self.store.publish, source, form, model)
+        async def copy(files: Sequence[RepositoryFile]) -> None:
+            nonlocal is_listed
+            is_listed = True
+            if peers is not None and files:
+                await peers.copy(source, form, self.store, limits, show, files)
+
+        is_new = await asyncio.to_thread(self.store.find, source, form) is None
+        try:
+            return await pull_in_background(source, form, self.store, limits, show, copy)
+        except WeftError as error:
+            if error.reason is not Reason.SERVICE_UNAVAILABLE or is_listed or not is_new or peers is None:
+                raise
+            copied = await peers.copy(source, form, self.store, limits, show, None)
+            if copied is None:
+                raise
+        log.warning("model was copied unverified", source=shown_source(source), runner=copied.copied_from)
+        known = next(known for known, word in FORMS.items() if word == copied.form)
+        return await asyncio.to_thread(self.store.publish, source, known, copied)
 
     async def _fetch(
         self, model: SourcedModelSettings, source: ModelSource, build: Build, note: NoteFetch
@@ -190,18 +195,6 @@ def _built(model: SourcedModelSettings, here: FoundFiles, build: Build) -> Serve
     served = build(model.pulled(here.path, here.projector))
     # Folder names in the store are hashes of their content.
     return replace(served, upstream_name=model.upstream_name) if here.path.is_dir() else served
-
-
-def _may_be_copied(source: ModelSource) -> bool:
-    """Whether other runners may have a model as its source demands it: a wheel's digest says nothing about its file."""
-    return isinstance(source, HubSource) or (isinstance(source, UrlSource) and not (source.is_wheel and source.sha256))
-
-
-def _contradicts(copied: pb.StoredModel, source: ModelSource) -> bool:
-    """Whether a copy is not the file with the digest of its source."""
-    if not isinstance(source, UrlSource) or not source.sha256:
-        return False
-    return [file.sha256 for file in copied.files] != [source.sha256]
 
 
 def _words(progress: pb.PullProgress) -> str:

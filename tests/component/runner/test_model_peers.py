@@ -2,8 +2,9 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,38 +16,43 @@ from runner_harness import RunningRunner, refusal, running_runner
 from runner_svc.model_store.peers import PART_BYTES, ModelPeers, SharedModels, _loading, _parts
 from runner_svc.model_store.pull import PullSettings
 from runner_svc.model_store.store import ModelStore, source_digest
-from runner_svc.policy.repository_files import ModelForm
+from runner_svc.policy.repository_files import ModelForm, RepositoryFile
 from runner_svc.settings import ModelStoreSettings
 from weft.api.registry.v1 import registry_service_pb2, registry_service_pb2_grpc, resource_pb2, runner_pb2
 from weft.api.runner.v1 import model_store_pb2 as pb
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
-from weft.kernel.errors import WeftError
-from weft.kernel.model_source import parse_source
+from weft.kernel.model_source import ModelSource, parse_source
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import new_server
 from weft.kernel.tls_channel import ChannelSecurity
-from weft_app.compose import model_sources
 from weft_app.compose.model_sources import ModelSources
 from weft_testing.model_hub import HubRepository, ModelHub
 
 WEIGHTS = bytes(range(256)) * 12_000
+OTHER_WEIGHTS = WEIGHTS[::-1]
 PROJECTOR = b"projector" * 1_000
 SHA256 = hashlib.sha256(WEIGHTS).hexdigest()
 SOURCE = parse_source("hf:acme/tiny-GGUF:Q4_K_M", "source")
 FILES = {"tiny-Q4_K_M.gguf": WEIGHTS, "mmproj-F16.gguf": PROJECTOR}
 
 
-def _stored(root: Path) -> ModelStore:
+LISTED = [
+    RepositoryFile(path=path, size_bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
+    for path, content in FILES.items()
+]
+
+
+def _stored(root: Path, files: Mapping[str, bytes] = FILES, source: ModelSource = SOURCE) -> ModelStore:
     """A store that has pulled the model."""
     store = ModelStore(root)
     store.create()
     model = pb.StoredModel(main_path="tiny-Q4_K_M.gguf", quantization="Q4_K_M", revision="commit")
-    for path, content in FILES.items():
+    for path, content in files.items():
         digest = hashlib.sha256(content).hexdigest()
         (store.partial / path).write_bytes(content)
         store.add_blob(store.partial / path, digest)
         model.files.add(path=path, size_bytes=len(content), sha256=digest)
-    store.publish(SOURCE, ModelForm.GGUF, model)
+    store.publish(source, ModelForm.GGUF, model)
     return store
 
 
@@ -56,32 +62,37 @@ class _Mesh(registry_service_pb2_grpc.RegistryServiceServicer):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.address = f"unix:{folder}/mesh.sock"
-        self._runners: dict[str, str] = {}
+        self._runners: dict[str, runner_pb2.Runner] = {}
         self.shown: list[pb.PullProgress] = []
         self.store = ModelStore(folder / "mine")
 
     async def ListResources(self, request: Any, context: Any) -> Any:  # noqa: N802 - the rpc's name
         resources = []
-        for name, address in self._runners.items():
+        for name, runner in self._runners.items():
             resource = resource_pb2.ResourceDocument(kind=request.kind, name=name)
-            active = runner_pb2.Runner.STATUS_ACTIVE
-            resource.content.Pack(runner_pb2.Runner(name=name, address=address, status=active))
+            resource.content.Pack(runner)
             resources.append(resource)
         return registry_service_pb2.ListResourcesResponse(resources=resources)
 
-    def add(self, name: str, address: str) -> None:
-        self._runners[name] = address
+    def add(self, name: str, address: str, *, joined: bool = False) -> None:
+        active = runner_pb2.Runner.STATUS_ACTIVE
+        self._runners[name] = runner_pb2.Runner(name=name, address=address, status=active, dial_out=joined)
 
     @property
     def peers(self) -> ModelPeers:
         return ModelPeers("mine", self.address, ChannelSecurity())
 
-    async def copy(self) -> pb.StoredModel | None:
-        return await self.peers.copy(SOURCE, None, self.store, PullSettings(), self.shown.append)
+    async def copy(self, listed: Sequence[RepositoryFile] | None = None) -> pb.StoredModel | None:
+        return await self.peers.copy(SOURCE, None, self.store, PullSettings(), self.shown.append, listed)
 
-    async def pull(self) -> pb.StoredModel:
+    async def pull(self, source: ModelSource = SOURCE) -> pb.StoredModel:
         sources = ModelSources(self.store, ModelStoreSettings(allow_http=True), self.peers)
-        return await sources.pull(SOURCE, None, self.shown.append)
+        return await sources.pull(source, None, self.shown.append)
+
+    def contents(self) -> set[bytes]:
+        """What its store has, complete or not."""
+        folders = self.store.root / "blobs", self.store.partial
+        return {content for folder in folders for file in folder.glob("*") if (content := file.read_bytes())}
 
 
 @asynccontextmanager
@@ -98,16 +109,23 @@ async def _served(address: str, *add: Callable[[grpc.aio.Server], None]) -> Asyn
 
 
 @asynccontextmanager
-async def _mesh(folder: Path, *, shares: bool = True) -> AsyncIterator[tuple[_Mesh, RunningRunner]]:
+async def _mesh(
+    folder: Path,
+    *,
+    shares: bool = True,
+    joined: bool = False,
+    files: Mapping[str, bytes] = FILES,
+    source: ModelSource = SOURCE,
+) -> AsyncIterator[tuple[_Mesh, RunningRunner]]:
     """A mesh in which runner `ann` has the model, and the model store of another runner is empty."""
     mesh = _Mesh(folder)  # type: ignore[abstract]  # one rpc is called
     (folder / "ann").mkdir()
-    shared = SharedModels(_stored(folder / "theirs"), None) if shares else None
+    shared = SharedModels(_stored(folder / "theirs", files, source), None) if shares else None
     async with AsyncExitStack() as stack:
         add = registry_service_pb2_grpc.add_RegistryServiceServicer_to_server
         await stack.enter_async_context(_served(mesh.address, lambda server: add(mesh, server)))
         ann = await stack.enter_async_context(running_runner(folder / "ann", [], shared_models=shared))
-        mesh.add("ann", f"unix:{folder}/ann/runner.sock")
+        mesh.add("ann", f"unix:{folder}/ann/runner.sock", joined=joined)
         yield mesh, ann
 
 
@@ -274,15 +292,88 @@ def _no_internet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "")
 
 
-@pytest.mark.slow("pulls in another process")
-async def test_pull_downloads_only_what_no_runner_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelHub]:
     hub = ModelHub()
-    hub.repositories["acme/tiny-GGUF"] = HubRepository(files=FILES | {"mmproj-F16.gguf": b"newer" * 1_000})
+    hub.repositories["acme/tiny-GGUF"] = HubRepository(files=dict(FILES))
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     monkeypatch.setenv("HF_TOKEN", "")
     with hub.running():
-        async with _mesh(tmp_path) as (mesh, _):
-            model = await mesh.pull()
+        yield hub
+
+
+async def test_listed_files_alone_are_copied_and_from_a_joined_machine_too(tmp_path: Path) -> None:
+    async with _mesh(tmp_path, joined=True) as (mesh, _):
+        assert await mesh.copy(LISTED[:1]) is None
+        assert mesh.contents() == {WEIGHTS}
+        assert list(mesh.store.partial.iterdir()) == []
+
+
+@pytest.mark.parametrize("fault", ["digest", "size"])
+async def test_file_with_another_digest_or_size_than_listed_is_refused_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], fault: str
+) -> None:
+    listed = replace(LISTED[0], size_bytes=7) if fault == "size" else replace(LISTED[0], sha256="0" * 64)
+    async with _mesh(tmp_path) as (mesh, _):
+        await mesh.copy([listed])
+        assert mesh.contents() == set()
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "copy of a model file was refused" in line]
+    assert "tiny-Q4_K_M.gguf is not the file that the source lists" in line
+    assert "ann" in line
+
+
+@pytest.mark.slow("pulls in another process")
+async def test_hub_is_asked_before_any_runner(tmp_path: Path, hub: ModelHub) -> None:
+    """A runner's copy filled the disk before the hub said that there is no such model."""
+    del hub.repositories["acme/tiny-GGUF"]
+    async with _mesh(tmp_path) as (mesh, _):
+        with fails(Reason.NOT_FOUND):
+            await mesh.pull()
+        assert mesh.contents() == set()
+
+
+@pytest.mark.slow("pulls in another process")
+async def test_copy_that_differs_from_the_listing_of_the_hub_is_refused_and_downloaded(
+    tmp_path: Path, hub: ModelHub
+) -> None:
+    async with _mesh(tmp_path, files=FILES | {"tiny-Q4_K_M.gguf": OTHER_WEIGHTS}, joined=True) as (mesh, _):
+        model = await mesh.pull()
+        assert mesh.contents() == {WEIGHTS, PROJECTOR}
+    assert (model.revision, model.copied_from) == (hub.repositories["acme/tiny-GGUF"].commit, "")
+    assert len(hub.requested("GET", "/api/models/acme/tiny-GGUF")) == 1
+    assert all("mmproj" not in request.path for request in hub.requests), "the copy of this one is right"
+
+
+@pytest.mark.slow("pulls in another process")
+async def test_runner_is_not_trusted_if_the_hub_fails_after_its_listing(tmp_path: Path, hub: ModelHub) -> None:
+    hub.faults.statuses = [405]
+    async with _mesh(tmp_path, files=FILES | {"tiny-Q4_K_M.gguf": OTHER_WEIGHTS}) as (mesh, _):
+        with fails(Reason.SERVICE_UNAVAILABLE):
+            await mesh.pull()
+        assert mesh.contents() == {PROJECTOR}
+
+
+@pytest.mark.slow("pulls in another process")
+async def test_copy_made_without_the_hub_is_checked_by_the_next_pull(
+    tmp_path: Path, hub: ModelHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with _mesh(tmp_path, files=FILES | {"tiny-Q4_K_M.gguf": OTHER_WEIGHTS}) as (mesh, _):
+        monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+        unchecked = await mesh.pull()
+        assert (unchecked.copied_from, mesh.store.path_of(unchecked).read_bytes()) == ("ann", OTHER_WEIGHTS)
+        # What the other runner says of the revision cannot pass for a check.
+        unchecked.revision = hub.repositories["acme/tiny-GGUF"].commit
+        mesh.store.publish(SOURCE, ModelForm.GGUF, unchecked)
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        checked = await mesh.pull()
+    assert (checked.copied_from, mesh.store.path_of(checked).read_bytes()) == ("", WEIGHTS)
+
+
+@pytest.mark.slow("pulls in another process")
+async def test_pull_downloads_only_what_no_runner_has(tmp_path: Path, hub: ModelHub) -> None:
+    hub.repositories["acme/tiny-GGUF"].files["mmproj-F16.gguf"] = b"newer" * 1_000
+    async with _mesh(tmp_path) as (mesh, _):
+        model = await mesh.pull()
     assert model.revision == hub.repositories["acme/tiny-GGUF"].commit
     content = [request for request in hub.requests if request.method == "GET" and "gguf" in request.path]
     assert all("mmproj" in request.path for request in content)
@@ -294,37 +385,44 @@ async def test_pull_downloads_only_what_no_runner_has(tmp_path: Path, monkeypatc
 async def test_pull_works_without_internet_if_another_runner_has_the_model(tmp_path: Path) -> None:
     async with _mesh(tmp_path) as (mesh, _):
         model = await mesh.pull()
-        assert (model.revision, model.quantization) == ("commit", "Q4_K_M")
+        assert (model.revision, model.quantization, model.copied_from) == ("commit", "Q4_K_M", "ann")
         assert mesh.store.find(SOURCE) is not None
         assert mesh.store.path_of(model).read_bytes() == WEIGHTS
 
 
 @pytest.mark.slow("pulls in another process")
 @pytest.mark.usefixtures("_no_internet")
-async def test_pull_without_internet_fails_as_before_if_no_runner_has_the_model(tmp_path: Path) -> None:
-    async with _mesh(tmp_path, shares=False) as (mesh, _):
-        with pytest.raises(WeftError) as raised:
+@pytest.mark.parametrize(("shares", "joined"), [(False, False), (True, True)])
+async def test_pull_without_internet_fails_if_no_runner_of_the_mesh_itself_has_the_model(
+    tmp_path: Path, shares: bool, joined: bool
+) -> None:
+    async with _mesh(tmp_path, shares=shares, joined=joined) as (mesh, _):
+        with fails(Reason.SERVICE_UNAVAILABLE):
             await mesh.pull()
-    assert raised.value.reason is Reason.SERVICE_UNAVAILABLE
+        assert mesh.contents() == set()
 
 
+@pytest.mark.slow("pulls in another process")
 @pytest.mark.parametrize("file", ["tiny.gguf", "tiny-1.0-py3-none-any.whl"])
 async def test_copy_without_the_digest_that_its_source_states_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+    tmp_path: Path, hub: ModelHub, file: str
 ) -> None:
     """Regression: only the digest that the other runner stated was checked, and none for a model in a wheel."""
+    stated = parse_source(f"{hub.url}/files/{file}#sha256={'0' * 64}", "source")
+    hub.files[file], hub.faults.statuses = b"", [405]
+    async with _mesh(tmp_path, source=stated) as (mesh, _):
+        with fails(Reason.SERVICE_UNAVAILABLE):
+            await mesh.pull(stated)
+        assert mesh.contents() == set()
 
-    async def pull(*_: object) -> pb.StoredModel:
-        raise WeftError(Reason.SERVICE_UNAVAILABLE, "no internet")
 
-    monkeypatch.setattr(model_sources, "pull_in_background", pull)
-    stated = parse_source(f"https://models.example/{file}#sha256={'0' * 64}", "source")
-    async with _mesh(tmp_path) as (mesh, _):
-        theirs = ModelStore(tmp_path / "theirs")
-        theirs.publish(stated, ModelForm.GGUF, theirs.models()[0][0])
-        with pytest.raises(WeftError, match="no internet"):
-            await ModelSources(mesh.store, ModelStoreSettings(), mesh.peers).pull(stated, None, mesh.shown.append)
-    assert mesh.store.find(stated) is None
+@pytest.mark.slow("pulls in another process")
+async def test_file_whose_digest_is_in_its_url_is_copied_without_the_server(tmp_path: Path) -> None:
+    stated = parse_source(f"http://127.0.0.1:1/tiny-Q4_K_M.gguf#sha256={SHA256}", "source")
+    async with _mesh(tmp_path, source=stated, joined=True) as (mesh, _):
+        model = await mesh.pull(stated)
+        assert mesh.store.path_of(model).read_bytes() == WEIGHTS
+    assert (model.copied_from, model.quantization) == ("", "Q4_K_M")
 
 
 async def test_cancelled_copy_stops_waiting_for_the_pull_of_another_process(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 from kit.failures import expect_failure, fails
@@ -388,7 +389,7 @@ async def test_runner_pull_checks_the_machine_memory(pulls: Pulls, monkeypatch: 
     pulls.memory = 1000
     source = parse_source(SOURCE, "source")
     with fails(Reason.INSUFFICIENT_MEMORY, match="for its weights alone; available: 1000 bytes"):
-        await pull_in_background(source, None, pulls.store, pulls.settings, pulls.shown.append)
+        await pull_in_background(source, None, pulls.store, pulls.settings, pulls.shown.append, AsyncMock())
 
 
 async def test_key_in_a_url_was_shown_by_ps_and_in_the_failure_of_a_pull(
@@ -399,7 +400,7 @@ async def test_key_in_a_url_was_shown_by_ps_and_in_the_failure_of_a_pull(
     (pulls.store.root / "printing.py").write_text("import sys; print(sys.orig_argv)")
     monkeypatch.setattr("runner_svc.model_store.background_pull.PROGRAM", "printing")
     with fails(Reason.BACKEND_ERROR, match="m.gguf.* was not pulled: .*'-m', 'printing'") as raised:
-        await pull_in_background(source, None, pulls.store, pulls.settings, pulls.shown.append)
+        await pull_in_background(source, None, pulls.store, pulls.settings, pulls.shown.append, AsyncMock())
     assert "secret" not in raised.value.message
 
 

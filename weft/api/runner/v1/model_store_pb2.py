@@ -26,7 +26,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$weft/api/runner/v1/model_store.proto\x12\x12weft.api.runner.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\"\x97\x03\n\x0bStoredModel\x12\x16\n\x06source\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x15\n\rsource_digest\x18\x02 \x01(\t\x12\x16\n\x0eschema_version\x18\x03 \x01(\x05\x12,\n\x04\x66orm\x18\x04 \x01(\x0e\x32\x1e.weft.api.runner.v1.StoredForm\x12\x14\n\x0cquantization\x18\x05 \x01(\t\x12\x11\n\tmain_path\x18\x06 \x01(\t\x12-\n\x05\x66iles\x18\x07 \x03(\x0b\x32\x1e.weft.api.runner.v1.StoredFile\x12\x12\n\nsize_bytes\x18\x08 \x01(\x03\x12\x0e\n\x06\x64igest\x18\t \x01(\t\x12\x10\n\x08revision\x18\n \x01(\t\x12-\n\tpull_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0cweft_version\x18\x0c \x01(\t\x12\x0e\n\x06\x66older\x18\r \x01(\t\x12\x0c\n\x04path\x18\x0e \x01(\t\x12\x0f\n\x07used_by\x18\x0f \x03(\t:\x11\xb2\xb5\x18\r\n\x0bStoredModel\"p\n\nStoredFile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12\x0e\n\x06sha256\x18\x03 \x01(\t\x12\x30\n\x04role\x18\x04 \x01(\x0e\x32\".weft.api.runner.v1.StoredFileRole\"\x86\x02\n\x0cPullProgress\x12\x0e\n\x06source\x18\x01 \x01(\t\x12,\n\x05stage\x18\x02 \x01(\x0e\x32\x1d.weft.api.runner.v1.PullStage\x12\x0c\n\x04\x66ile\x18\x03 \x01(\t\x12\x12\n\ndone_bytes\x18\x04 \x01(\x03\x12\x13\n\x0btotal_bytes\x18\x05 \x01(\x03\x12\x18\n\x10\x62ytes_per_second\x18\x06 \x01(\x03\x12\x0e\n\x06\x64\x65tail\x18\x07 \x01(\t\x12.\n\x05model\x18\x08 \x01(\x0b\x32\x1f.weft.api.runner.v1.StoredModel\x12\x13\n\x0b\x66ile_sha256\x18\t \x01(\t:\x12\xb2\xb5\x18\x0e\n\x0cPullProgress\"\xc5\x01\n\nFoundModel\x12\x16\n\x06source\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x0f\n\x07program\x18\x02 \x01(\t\x12,\n\x04\x66orm\x18\x03 \x01(\x0e\x32\x1e.weft.api.runner.v1.StoredForm\x12\x14\n\x0cquantization\x18\x04 \x01(\t\x12\x0c\n\x04path\x18\x05 \x01(\t\x12\x16\n\x0eprojector_path\x18\x06 \x01(\t\x12\x12\n\nsize_bytes\x18\x07 \x01(\x03:\x10\xb2\xb5\x18\x0c\n\nFoundModel*W\n\nStoredForm\x12\x1b\n\x17STORED_FORM_UNSPECIFIED\x10\x00\x12\x14\n\x10STORED_FORM_GGUF\x10\x01\x12\x16\n\x12STORED_FORM_FOLDER\x10\x02*\x8c\x01\n\x0eStoredFileRole\x12 \n\x1cSTORED_FILE_ROLE_UNSPECIFIED\x10\x00\x12\x1c\n\x18STORED_FILE_ROLE_WEIGHTS\x10\x01\x12\x1e\n\x1aSTORED_FILE_ROLE_PROJECTOR\x10\x02\x12\x1a\n\x16STORED_FILE_ROLE_OTHER\x10\x03*\x9d\x01\n\tPullStage\x12\x1a\n\x16PULL_STAGE_UNSPECIFIED\x10\x00\x12\x16\n\x12PULL_STAGE_LOOKING\x10\x01\x12\x16\n\x12PULL_STAGE_WAITING\x10\x02\x12\x16\n\x12PULL_STAGE_LOADING\x10\x03\x12\x17\n\x13PULL_STAGE_CHECKING\x10\x04\x12\x13\n\x0fPULL_STAGE_DONE\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$weft/api/runner/v1/model_store.proto\x12\x12weft.api.runner.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\"\xac\x03\n\x0bStoredModel\x12\x16\n\x06source\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x15\n\rsource_digest\x18\x02 \x01(\t\x12\x16\n\x0eschema_version\x18\x03 \x01(\x05\x12,\n\x04\x66orm\x18\x04 \x01(\x0e\x32\x1e.weft.api.runner.v1.StoredForm\x12\x14\n\x0cquantization\x18\x05 \x01(\t\x12\x11\n\tmain_path\x18\x06 \x01(\t\x12-\n\x05\x66iles\x18\x07 \x03(\x0b\x32\x1e.weft.api.runner.v1.StoredFile\x12\x12\n\nsize_bytes\x18\x08 \x01(\x03\x12\x0e\n\x06\x64igest\x18\t \x01(\t\x12\x10\n\x08revision\x18\n \x01(\t\x12-\n\tpull_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0cweft_version\x18\x0c \x01(\t\x12\x0e\n\x06\x66older\x18\r \x01(\t\x12\x0c\n\x04path\x18\x0e \x01(\t\x12\x0f\n\x07used_by\x18\x0f \x03(\t\x12\x13\n\x0b\x63opied_from\x18\x10 \x01(\t:\x11\xb2\xb5\x18\r\n\x0bStoredModel\"p\n\nStoredFile\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x03\x12\x0e\n\x06sha256\x18\x03 \x01(\t\x12\x30\n\x04role\x18\x04 \x01(\x0e\x32\".weft.api.runner.v1.StoredFileRole\"\x86\x02\n\x0cPullProgress\x12\x0e\n\x06source\x18\x01 \x01(\t\x12,\n\x05stage\x18\x02 \x01(\x0e\x32\x1d.weft.api.runner.v1.PullStage\x12\x0c\n\x04\x66ile\x18\x03 \x01(\t\x12\x12\n\ndone_bytes\x18\x04 \x01(\x03\x12\x13\n\x0btotal_bytes\x18\x05 \x01(\x03\x12\x18\n\x10\x62ytes_per_second\x18\x06 \x01(\x03\x12\x0e\n\x06\x64\x65tail\x18\x07 \x01(\t\x12.\n\x05model\x18\x08 \x01(\x0b\x32\x1f.weft.api.runner.v1.StoredModel\x12\x13\n\x0b\x66ile_sha256\x18\t \x01(\t:\x12\xb2\xb5\x18\x0e\n\x0cPullProgress\"\xc5\x01\n\nFoundModel\x12\x16\n\x06source\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x0f\n\x07program\x18\x02 \x01(\t\x12,\n\x04\x66orm\x18\x03 \x01(\x0e\x32\x1e.weft.api.runner.v1.StoredForm\x12\x14\n\x0cquantization\x18\x04 \x01(\t\x12\x0c\n\x04path\x18\x05 \x01(\t\x12\x16\n\x0eprojector_path\x18\x06 \x01(\t\x12\x12\n\nsize_bytes\x18\x07 \x01(\x03:\x10\xb2\xb5\x18\x0c\n\nFoundModel*W\n\nStoredForm\x12\x1b\n\x17STORED_FORM_UNSPECIFIED\x10\x00\x12\x14\n\x10STORED_FORM_GGUF\x10\x01\x12\x16\n\x12STORED_FORM_FOLDER\x10\x02*\x8c\x01\n\x0eStoredFileRole\x12 \n\x1cSTORED_FILE_ROLE_UNSPECIFIED\x10\x00\x12\x1c\n\x18STORED_FILE_ROLE_WEIGHTS\x10\x01\x12\x1e\n\x1aSTORED_FILE_ROLE_PROJECTOR\x10\x02\x12\x1a\n\x16STORED_FILE_ROLE_OTHER\x10\x03*\x9d\x01\n\tPullStage\x12\x1a\n\x16PULL_STAGE_UNSPECIFIED\x10\x00\x12\x16\n\x12PULL_STAGE_LOOKING\x10\x01\x12\x16\n\x12PULL_STAGE_WAITING\x10\x02\x12\x16\n\x12PULL_STAGE_LOADING\x10\x03\x12\x17\n\x13PULL_STAGE_CHECKING\x10\x04\x12\x13\n\x0fPULL_STAGE_DONE\x10\x05\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,18 +43,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FOUNDMODEL'].fields_by_name['source']._serialized_options = b'\222\265\030\002\020\001'
   _globals['_FOUNDMODEL']._loaded_options = None
   _globals['_FOUNDMODEL']._serialized_options = b'\262\265\030\014\n\nFoundModel'
-  _globals['_STOREDFORM']._serialized_start=1117
-  _globals['_STOREDFORM']._serialized_end=1204
-  _globals['_STOREDFILEROLE']._serialized_start=1207
-  _globals['_STOREDFILEROLE']._serialized_end=1347
-  _globals['_PULLSTAGE']._serialized_start=1350
-  _globals['_PULLSTAGE']._serialized_end=1507
+  _globals['_STOREDFORM']._serialized_start=1138
+  _globals['_STOREDFORM']._serialized_end=1225
+  _globals['_STOREDFILEROLE']._serialized_start=1228
+  _globals['_STOREDFILEROLE']._serialized_end=1368
+  _globals['_PULLSTAGE']._serialized_start=1371
+  _globals['_PULLSTAGE']._serialized_end=1528
   _globals['_STOREDMODEL']._serialized_start=129
-  _globals['_STOREDMODEL']._serialized_end=536
-  _globals['_STOREDFILE']._serialized_start=538
-  _globals['_STOREDFILE']._serialized_end=650
-  _globals['_PULLPROGRESS']._serialized_start=653
-  _globals['_PULLPROGRESS']._serialized_end=915
-  _globals['_FOUNDMODEL']._serialized_start=918
-  _globals['_FOUNDMODEL']._serialized_end=1115
+  _globals['_STOREDMODEL']._serialized_end=557
+  _globals['_STOREDFILE']._serialized_start=559
+  _globals['_STOREDFILE']._serialized_end=671
+  _globals['_PULLPROGRESS']._serialized_start=674
+  _globals['_PULLPROGRESS']._serialized_end=936
+  _globals['_FOUNDMODEL']._serialized_start=939
+  _globals['_FOUNDMODEL']._serialized_end=1136
 # @@protoc_insertion_point(module_scope)

@@ -129,6 +129,7 @@ class StoredModel(google.protobuf.message.Message):
     FOLDER_FIELD_NUMBER: builtins.int
     PATH_FIELD_NUMBER: builtins.int
     USED_BY_FIELD_NUMBER: builtins.int
+    COPIED_FROM_FIELD_NUMBER: builtins.int
     source: builtins.str
     """Source, such as "hf:Qwen/Qwen3-8B-GGUF:Q4_K_M"; a URL without its query."""
     source_digest: builtins.str
@@ -153,6 +154,10 @@ class StoredModel(google.protobuf.message.Message):
     """Name of its folder in the store."""
     path: builtins.str
     """Path for the engine. Not stored: derived from the location of the store."""
+    copied_from: builtins.str
+    """Runner from which it was copied, unverified, because its source could not be reached; empty: its content is that
+    of the source.
+    """
     @property
     def files(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___StoredFile]:
         """Files of the model."""
@@ -183,9 +188,10 @@ class StoredModel(google.protobuf.message.Message):
         folder: builtins.str = ...,
         path: builtins.str = ...,
         used_by: collections.abc.Iterable[builtins.str] | None = ...,
+        copied_from: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["pull_time", b"pull_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["digest", b"digest", "files", b"files", "folder", b"folder", "form", b"form", "main_path", b"main_path", "path", b"path", "pull_time", b"pull_time", "quantization", b"quantization", "revision", b"revision", "schema_version", b"schema_version", "size_bytes", b"size_bytes", "source", b"source", "source_digest", b"source_digest", "used_by", b"used_by", "weft_version", b"weft_version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["copied_from", b"copied_from", "digest", b"digest", "files", b"files", "folder", b"folder", "form", b"form", "main_path", b"main_path", "path", b"path", "pull_time", b"pull_time", "quantization", b"quantization", "revision", b"revision", "schema_version", b"schema_version", "size_bytes", b"size_bytes", "source", b"source", "source_digest", b"source_digest", "used_by", b"used_by", "weft_version", b"weft_version"]) -> None: ...
 
 global___StoredModel = StoredModel
 
