@@ -14,7 +14,7 @@ import msgspec
 from runner_svc.policy.answer_room import blames_answer_limit
 from runner_svc.policy.engine_failures import last_words, refuses_content, refuses_length, without_tracebacks
 from weft.kernel.decoding import DECODE_FAULTS
-from weft.kernel.errors import LASTING, WeftError, invalid_field, quoting_engine
+from weft.kernel.errors import LASTING, MAX_RETRY_AFTER_SECONDS, WeftError, invalid_field, quoting_engine
 from weft.kernel.reasons import Reason
 
 JSON_FAULTS = DECODE_FAULTS
@@ -85,7 +85,6 @@ def error_fields(body: bytes) -> tuple[str, str]:
     return envelope.error or envelope.message or detail, str(envelope.type or envelope.error_type or "")
 
 
-MAX_RETRY_AFTER_SECONDS = 3600
 BUSY = frozenset({429, 503, 529})
 """529 is Anthropic's status for overload."""
 _LIMITED = 429

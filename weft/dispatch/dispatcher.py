@@ -51,7 +51,7 @@ from weft.dispatch.request_spans import request_spans
 from weft.dispatch.request_trace import RequestContext, RequestTrace, log_internal, log_receipt
 from weft.kernel.address import metadata_of
 from weft.kernel.clock import Clock, SystemClock
-from weft.kernel.errors import LACKED_ROUTER, PROMPT_ESTIMATED, PROMPT_TOKENS, WeftError
+from weft.kernel.errors import LACKED_ROUTER, MAX_RETRY_AFTER_SECONDS, PROMPT_ESTIMATED, PROMPT_TOKENS, WeftError
 from weft.kernel.interrupt import task_is_cancelled
 from weft.kernel.names import AGENT_PREFIX, WORKFLOW_PREFIX
 from weft.kernel.placement_request import PlacementRequest, PrefixHolder
@@ -548,6 +548,8 @@ class _Attempt:
 
 def runner_error(found: WeftError) -> WeftError:
     """Returns the error of a failed call to a runner. CANCELLED becomes WORKER_LOST: the runner cancelled the call."""
+    if found.retry_after_seconds is not None:
+        found.retry_after_seconds = min(found.retry_after_seconds, MAX_RETRY_AFTER_SECONDS)
     if found.reason is Reason.CANCELLED:
         return WeftError(Reason.WORKER_LOST, "the runner dropped the request")
     if found.reason is Reason.UNAUTHENTICATED:

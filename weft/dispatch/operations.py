@@ -27,7 +27,7 @@ from weft.api.runner.v1 import embedding_service_pb2, generation_service_pb2, mo
 from weft.dispatch import payload_checks
 from weft.dispatch.frames import Frame, GenerationPayload, collected_images, collected_transcription, has_content
 from weft.dispatch.placement import Decision, waiting_event
-from weft.dispatch.request_trace import RequestTrace
+from weft.dispatch.request_trace import RequestTrace, is_miscounted
 from weft.kernel.errors import WeftError
 from weft.kernel.json_schema import SchemaLimits
 from weft.kernel.reasons import Reason
@@ -110,7 +110,7 @@ _OF_TOOLS = frozenset({"tool_call", "tool_result", "warning"})
 
 
 def _frame(attempt: Attempt, response: generation_service_pb2.GenerateResponse) -> Frame:
-    frame = list(response.events)
+    frame = [event for event in response.events if not (event.HasField("usage") and is_miscounted(event.usage))]
     trace = attempt.trace
     if trace.seen is not None:
         # Counted here so that interrupted answers are included.

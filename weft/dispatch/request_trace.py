@@ -171,6 +171,13 @@ class ToolPeriod:
     failed: bool = False
 
 
+def is_miscounted(usage: usage_pb2.Usage) -> bool:
+    """Whether a runner reports a count below zero; all counts are then unknown."""
+    return any(count < 0 for _, count in usage.ListFields())
+
+
+MAX_MILLIJOULES = 10**12
+"""Largest energy of a request that a runner may report; larger ones are unknown."""
 MAX_TOOL_RUNS = 64
 """Maximum number of recorded tool calls, the first ones."""
 MAX_WAIT_PERIODS = 32
@@ -272,11 +279,15 @@ class RequestTrace:
             receipt.CopyFrom(runner_part)
             # The runner only knows its own attempt.
             receipt.ClearField("attempts")
+            if not 0 <= receipt.device_usage.energy_millijoules <= MAX_MILLIJOULES:
+                receipt.device_usage.ClearField("energy_millijoules")
         elif self.usage is not None:
             receipt.usage.CopyFrom(self.usage)
         elif self.seen is not None and self.seen.has_begun:
             # The caller left, or the runner or engine stopped early.
             receipt.usage.CopyFrom(self.seen.usage)
+        if is_miscounted(receipt.usage):
+            receipt.ClearField("usage")
         if receipt.usage.prompt_estimated and self.prompt_tokens is not None and not receipt.tool_run_count:
             # A runner estimates by characters alone.
             receipt.usage.prompt_tokens = self.prompt_tokens

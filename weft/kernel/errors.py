@@ -22,6 +22,8 @@ LASTING = "lasting"
 """Metadata key, "true" if the engine would fail in the same way again: another format, a refused key, a wrong URL."""
 ENGINE_CAUSE = "engine_cause"
 """Metadata key of errors whose message quotes an engine: the cause in weft's own words; see `log_message`."""
+MAX_RETRY_AFTER_SECONDS = 3600
+"""Longest wait that an engine, a provider or a joined machine can ask for."""
 LACKED_ROUTER = "lacked_router"
 """Metadata key, "true" if the request ended because no router answered."""
 

@@ -593,6 +593,40 @@ async def test_runner_does_not_tell_callers_that_their_key_is_invalid(tmp_path: 
     assert (failure.reason, failure.message) == (Reason.BACKEND_ERROR, "the runner refused the call of the mesh")
 
 
+async def test_runner_does_not_make_callers_wait_for_longer_than_an_hour(tmp_path: Path) -> None:
+    """Callers of a joined machine were told to come back in 30 years."""
+    for stated, told in ((9.0, 9.0), (9e8, 3600.0), (None, None)):
+        limit = WeftError(Reason.RATE_LIMIT_EXCEEDED, "later", retry_after_seconds=stated)
+        async with _runner(tmp_path, [limit]) as address:
+            _, failure, _ = await _generate(_giving_up(ScriptedScheduler(address)))
+        assert isinstance(failure, WeftError)
+        assert failure.retry_after_seconds == told
+
+
+@pytest.mark.parametrize("field", ["prompt_tokens", "completion_tokens", "cached_prompt_tokens", "image_steps"])
+@pytest.mark.parametrize("is_whole", [True, False])
+async def test_counts_below_zero_are_unknown_and_the_answer_complete(
+    tmp_path: Path, field: str, *, is_whole: bool
+) -> None:
+    """They ended as an internal error."""
+    usage = usage_pb2.Usage(prompt_tokens=9, completion_tokens=2)
+    setattr(usage, field, -(2**62))
+    device = receipt_pb2.DeviceUsage(energy_millijoules=2**62)
+    finished = event_pb2.Finished(receipt=receipt_pb2.Receipt(usage=usage, device_usage=device))
+    script = [STARTED, _text("a"), event_pb2.InferenceEvent(usage=usage), event_pb2.InferenceEvent(finished=finished)]
+    prompt = chat_pb2.ChatPayload(messages=[chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER)])
+    prompt.messages[0].content.add(text="Why is the sky blue?")
+    async with _runner(tmp_path, script) as address:
+        events, failure, receipt = await _generate(ScriptedScheduler(address), prompt, whole=is_whole)
+    assert failure is None
+    assert receipt is not None
+    assert receipt.outcome == receipt_pb2.OUTCOME_COMPLETED
+    assert not receipt.HasField("usage")
+    assert not receipt.device_usage.HasField("energy_millijoules")
+    assert events[-1].finished.receipt == receipt
+    assert not any(event.HasField("usage") for event in events)
+
+
 async def test_other_scheduler_reasons_are_reported_unchanged(tmp_path: Path) -> None:
     """A request that was bounced and then waited too long timed out in the queue; it was not short of a slot."""
     async with _runner(tmp_path, [WeftError(Reason.NO_SLOT_AVAILABLE, "full")]) as address:
