@@ -217,6 +217,8 @@ async def test_page_on_loopback_needs_a_key_if_keys_are_required(tmp_path: Path)
     async with _everywhere(access, "127.0.0.1:0") as (url, http):
         assert url.startswith("http://")
         assert [await _status(http, url, each) for each in ({}, bearer())] == [401, 200]
+        async with http.get(url, headers=bearer()) as answer:
+            assert 'weft_admin_port_refusals_total{code="401"} 1.0' in await answer.text()
     async with _everywhere(access, f"unix:{tmp_path / 'm'}"):
         connector = aiohttp.UnixConnector(str(tmp_path / "m"))
         async with aiohttp.ClientSession(connector=connector) as http:
