@@ -20,8 +20,10 @@ from weft.dispatch.fleet import FleetView
 from weft.durable.tasks import TaskClient, state_name
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
+from weft.kernel.principal import LOCAL, OTHER_USER
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import open_channel
+from weft.kernel.rpc_auth import as_caller
 from weft_app.compose.grpc_host import GrpcHost
 
 ANN, BOB = "ann", "bob"
@@ -265,3 +267,13 @@ async def test_negative_event_number_is_rejected(tmp_path: Path) -> None:
         task = (await tasks.submit(ANN, new())).task
         named = await refused(Reason.INVALID_ARGUMENT, anext(tasks.watch(ANN, task.id, -1)))
         assert named.metadata["field"] == "after_event"
+
+
+async def test_keep_alive_of_a_caller_that_may_not_unload_is_not_stored(tmp_path: Path) -> None:
+    for submitter, is_kept in ((LOCAL, True), (OTHER_USER, False)):
+        spec = chat_spec()
+        spec.options.keep_alive.seconds = 0
+        with as_caller(submitter):
+            async with in_process(tmp_path) as (tasks, _):
+                task = (await tasks.submit(ANN, new(spec))).task
+                assert (await tasks.details(ANN, task.id)).spec.options.HasField("keep_alive") is is_kept
