@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kit.messages import news_of
@@ -20,10 +21,10 @@ from weft.dispatch.fleet import FleetView
 from weft.durable.tasks import TaskClient, state_name
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
-from weft.kernel.principal import LOCAL, OTHER_USER
+from weft.kernel.principal import OTHER_USER
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import open_channel
-from weft.kernel.rpc_auth import as_caller
+from weft.kernel.rpc_auth import _CALLER, RpcGuard
 from weft_app.compose.grpc_host import GrpcHost
 
 ANN, BOB = "ann", "bob"
@@ -48,9 +49,11 @@ async def in_process(tmp_path: Path, limits: TaskLimits | None = None) -> AsyncI
 
 
 @asynccontextmanager
-async def behind_a_channel(tmp_path: Path, limits: TaskLimits | None = None) -> AsyncIterator[Opened]:
+async def behind_a_channel(
+    tmp_path: Path, limits: TaskLimits | None = None, guard: RpcGuard | None = None
+) -> AsyncIterator[Opened]:
     calls = ScriptedCalls()
-    host = GrpcHost()
+    host = GrpcHost(guard=guard)
     address = host.bind(f"unix:{tmp_path}/s")
     await host.start([service_on_disk(tmp_path, limits or TaskLimits(), calls)])
     channel = open_channel(address)
@@ -269,11 +272,19 @@ async def test_negative_event_number_is_rejected(tmp_path: Path) -> None:
         assert named.metadata["field"] == "after_event"
 
 
-async def test_keep_alive_of_a_caller_that_may_not_unload_is_not_stored(tmp_path: Path) -> None:
-    for submitter, is_kept in ((LOCAL, True), (OTHER_USER, False)):
-        spec = chat_spec()
-        spec.options.keep_alive.seconds = 0
-        with as_caller(submitter):
-            async with in_process(tmp_path) as (tasks, _):
-                task = (await tasks.submit(ANN, new(spec))).task
-                assert (await tasks.details(ANN, task.id)).spec.options.HasField("keep_alive") is is_kept
+class OfAnotherUser(RpcGuard):
+    """Takes all calls for those of another user of the machine."""
+
+    def check(self, method: str, context: Any) -> None:
+        _CALLER.set(OTHER_USER)
+
+
+@pytest.mark.parametrize(("guard", "is_kept"), [(None, True), (OfAnotherUser(), False)])
+async def test_keep_alive_of_a_caller_that_may_not_unload_is_not_stored(
+    tmp_path: Path, guard: RpcGuard | None, *, is_kept: bool
+) -> None:
+    spec = chat_spec()
+    spec.options.keep_alive.seconds = 0
+    async with behind_a_channel(tmp_path, guard=guard) as (tasks, _):
+        task = (await tasks.submit(ANN, new(spec))).task
+        assert (await tasks.details(ANN, task.id)).spec.options.HasField("keep_alive") is is_kept
