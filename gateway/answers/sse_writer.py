@@ -27,7 +27,7 @@ from weft.api.registry.v1.event_pb2 import Event
 from weft.dispatch.call import Call
 from weft.dispatch.frames import Frame
 from weft.documents.codec import document_of
-from weft.kernel.clock import Clock
+from weft.kernel.clock import Clock, within
 from weft.kernel.errors import WeftError
 from weft.kernel.interrupt import Interruptible
 from weft.kernel.json_lines import encode_json
@@ -93,8 +93,7 @@ class SseWriter:
     async def finish(self, data: bytes) -> None:
         """Sends the last bytes. Raises SlowReaderError if that takes too long."""
         try:
-            async with asyncio.timeout(self._config.write_timeout_seconds):
-                await self.write(data, last=True)
+            await within(self._config.write_timeout_seconds, self.write(data, last=True))
         except TimeoutError:
             raise SlowReaderError from None
 
@@ -124,8 +123,7 @@ class SseWriter:
         return min(max(left, 0.0), limit)
 
     async def _write_aside(self, data: bytes) -> None:
-        async with asyncio.timeout(self._config.write_timeout_seconds):
-            await self.write(data)
+        await within(self._config.write_timeout_seconds, self.write(data))
 
     async def _commit(self) -> bytes:
         headers = [(b"content-type", self._content_type), *_HEADERS, *self._headers()]

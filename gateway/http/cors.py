@@ -145,7 +145,7 @@ def is_page_file(scope: Scope) -> bool:
 
 def may_be_embedded(scope: Scope) -> bool:
     """Whether any page may load what is requested: files of the workbench, and results by their signed URLs."""
-    return is_page_file(scope) or (scope["method"] == "GET" and scope["path"].startswith(f"{RESULTS_PATH}/"))
+    return scope["method"] == "GET" and (is_page_file(scope) or scope["path"].startswith(f"{RESULTS_PATH}/"))
 
 
 def embedding_headers(scope: Scope) -> tuple[tuple[bytes, bytes], ...]:

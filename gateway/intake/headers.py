@@ -78,8 +78,8 @@ def request_id_of(headers: Headers) -> str:
 
 def validate_head(scope: Scope, config: GatewayConfig) -> None:
     """Rejects heads that the HTTP parser accepts: too many, large or repeated headers, a foreign Host or Origin."""
-    require_bounded_head(scope, config)
     headers = headers_of(scope)
+    _require_bounded_head(scope, headers, config)
     host = headers.get(b"host")
     if host is not None:
         _require_own_host(host, config)
@@ -97,18 +97,16 @@ def validate_head(scope: Scope, config: GatewayConfig) -> None:
         )
 
 
-def require_bounded_head(scope: Scope, config: GatewayConfig) -> None:
-    """Rejects heads that the HTTP parser accepts: too many, large or repeated headers."""
+def _require_bounded_head(scope: Scope, headers: Headers, config: GatewayConfig) -> None:
     raw = scope["headers"]
     limits = config.connections
     if len(raw) > MAX_HEADER_COUNT:
         raise EdgeError(431, Reason.REQUEST_TOO_LARGE, f"more than {MAX_HEADER_COUNT} headers")
     if sum(map(len, chain.from_iterable(raw))) > limits.max_header_bytes:
         raise EdgeError(431, Reason.REQUEST_TOO_LARGE, f"more than {limits.max_header_bytes} bytes of headers")
-    require_once(scope, _ONCE)
-    headers = headers_of(scope)
     hosts = 1 if b"host" in headers else 0
-    if hosts and len(headers) < len(raw):
+    if len(headers) < len(raw):
+        require_once(scope, _ONCE)
         hosts = sum(name == b"host" for name, _ in raw)
     if hosts > 1 or (not hosts and scope["http_version"] != "1.0"):
         raise WeftError(Reason.MALFORMED_REQUEST, "the request must have exactly one Host header")
@@ -116,7 +114,7 @@ def require_bounded_head(scope: Scope, config: GatewayConfig) -> None:
 
 def shows_receipt(scope: Scope, config: GatewayConfig) -> bool:
     """Whether a stream ends with its receipt as a comment. Raises INVALID_ARGUMENT."""
-    given = headers_of(scope).get(_RECEIPT_COMMENT.lower().encode())
+    given = headers_of(scope).get(b"x-receipt-comment")
     if given is None:
         return config.receipt_comments
     return bool(_choice(given.lower(), _RECEIPT_COMMENT, _SWITCHES, "must be 'true' or 'false'"))

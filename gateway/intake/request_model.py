@@ -193,7 +193,7 @@ class HandledRequest(StrictModel):
 
 def require_within(params: HandledRequest, limits: RequestLimits) -> None:
     """Raises INVALID_ARGUMENT naming a field above its configured limit; ignores fields that the schema lacks."""
-    given = params.model_fields_set
+    given = params.__pydantic_fields_set__
     if "user" in given:
         require_few(params.user, "user", limits.max_user_chars, "characters")
     if "metadata" in given:

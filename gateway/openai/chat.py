@@ -106,7 +106,7 @@ def to_chat(
     _fill_logprobs(payload, request)
     if request.functions is not None or request.function_call is not None:
         _add_functions(chat, request, limits)
-    else:
+    elif request.tools or request.tool_choice is not None or request.parallel_tool_calls is not None:
         _add_tools(chat, request, limits)
     if request.response_format is not None:
         _set_format(chat, request.response_format)
@@ -143,8 +143,8 @@ def _require_short_keys(request: ChatRequest) -> None:
 
 
 def _set_extra(chat: ChatBuilder, request: ChatRequest) -> None:
-    given: dict[str, object] = dict(request.model_extra or {})
-    if not request.model_fields_set.isdisjoint(_PASSED_THROUGH):
+    given: dict[str, object] = dict(request.__pydantic_extra__ or {})
+    if not request.__pydantic_fields_set__.isdisjoint(_PASSED_THROUGH):
         given |= request.model_dump(include=set(_PASSED_THROUGH), exclude_none=True)
     chat.set_extra(given, request)
 

@@ -101,7 +101,7 @@ def fill_sampling(
     target: sampling_pb2.SamplingParams, request: GenerationRequest, max_tokens: int | None, limits: RequestLimits
 ) -> None:
     """Copies the parameters that the request sets; for absent ones the backend's defaults apply."""
-    given = request.model_fields_set
+    given = request.__pydantic_fields_set__
     for name in SAMPLING_FIELDS:
         if name in given:
             value = getattr(request, name)

@@ -103,7 +103,7 @@ def serve_options(
     `whole`: the answer is read only when complete. `joined_texts`: the reader accepts deltas that join texts.
     """
     options = serve_options_pb2.ServeOptions(
-        cache_mode=handling.cache_mode.value,  # type: ignore[arg-type]  # same numbers
+        cache_mode=handling.cache_mode,  # type: ignore[arg-type]  # same numbers
         cache_tag=handling.cache_tag,
         priority=priority.wire,  # type: ignore[arg-type]  # same numbers
         whole=whole,

@@ -4,7 +4,6 @@ It enforces the request's deadline itself, so that a frozen or unreachable route
 """
 
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -202,6 +201,7 @@ class ReconnectingPlacement(Placement):
 
     async def _report(self, report: Coroutine[Any, Any, T]) -> T | None:
         """Returns the result of a report; None: timeout."""
-        with suppress(TimeoutError):
+        try:
             return await within(LATE_REPORT_SECONDS if self._seconds_left() == 0 else REPORT_SECONDS, report)
-        return None
+        except TimeoutError:
+            return None
