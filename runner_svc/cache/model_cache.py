@@ -254,29 +254,10 @@ class ModelCache:
         before = await self._note_empty_slots(directory) if spreads or directory.wants_snapshot else ()
         busy = [snapshot.number for snapshot in before if snapshot.is_busy]
         begun = directory.begin(partition, marks, spreads=spreads, busy=busy, kept_marks=kept_marks)
-        async with self._swapped_turn(directory, begun, keeper, found, before if spreads else ()) as turn:
+        async with self._turn(directory, begun, before if spreads else (), keeper, found) as turn:
             if moving_seconds and turn.restored is not None:
                 restored = turn.restored
                 turn.restored = replace(restored, seconds=restored.seconds + moving_seconds, is_moved=True)
-            yield turn
-
-    @asynccontextmanager
-    async def _swapped_turn(
-        self,
-        directory: CacheDirectory,
-        begun: CacheTurn,
-        keeper: PromptKeeper | None,
-        found: KeptPrompt | None = None,
-        before: Sequence[SlotSnapshot] = (),
-    ) -> AsyncIterator[RunningTurn]:
-        """Wraps a turn, after saving its slot's prompt and restoring the one that was found for the turn."""
-        begin = None if keeper is None else keeper.moment(directory, begun)
-        async with self._turn(directory, begun, before) as turn:
-            if keeper is not None and begin is not None:
-                fresh, turn.restored = await keeper.swap(directory, begun, begin, found)
-                turn.use = CacheUse(slot=begun.slot, fresh=fresh)
-                self._figures.restored_prompt_count += turn.restored is not None
-                directory.keeps = keeper.works
             yield turn
 
     @asynccontextmanager
@@ -294,7 +275,7 @@ class ModelCache:
         if begun is None:
             yield None
             return
-        async with self._swapped_turn(directory, begun, keeper, found) as turn:
+        async with self._turn(directory, begun, keeper=keeper, found=found) as turn:
             yield turn
 
     @asynccontextmanager
@@ -400,8 +381,15 @@ class ModelCache:
 
     @asynccontextmanager
     async def _turn(
-        self, directory: CacheDirectory, begun: CacheTurn, before: Sequence[SlotSnapshot] = ()
+        self,
+        directory: CacheDirectory,
+        begun: CacheTurn,
+        before: Sequence[SlotSnapshot] = (),
+        keeper: PromptKeeper | None = None,
+        found: KeptPrompt | None = None,
     ) -> AsyncIterator[RunningTurn]:
+        """Wraps a turn, after saving its slot's prompt and restoring the one that was found for the turn."""
+        begin = None if keeper is None else keeper.moment(directory, begun)
         turn = RunningTurn(CacheUse(slot=begun.slot, fresh=begun.fresh))
         earlier = [self._turns[number].begun for number in begun.after]
         self._turns[begun.number] = turn
@@ -411,6 +399,11 @@ class ModelCache:
             for each in earlier:
                 await each.wait()
             touched = None
+            if keeper is not None and begin is not None:
+                fresh, turn.restored = await keeper.swap(directory, begun, begin, found)
+                turn.use = CacheUse(slot=begun.slot, fresh=fresh)
+                self._figures.restored_prompt_count += turn.restored is not None
+                directory.keeps = keeper.works
             yield turn
             # The slots of a cancelled turn are unknown, because the engine may still be working on it.
             if before:

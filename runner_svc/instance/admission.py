@@ -1,7 +1,7 @@
 """Slots and admitted requests of an instance. Slots have no queue: requests wait in the router."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, aclosing, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -147,7 +147,7 @@ class AdmittedRequest:
         record = self.record
         last: Frame = []
         payload, notes = _fitted(payload, self._abilities)
-        async with self._caching(payload) as turn:
+        async with await self._caching(payload) as turn:
             effort = _effort_warning(payload, self._abilities)
             if warnings := [*turn.warnings, *self.notes, *notes, *effort]:
                 self.notes = []
@@ -214,7 +214,7 @@ class AdmittedRequest:
             payload = tokenize_pb2.TokenizePayload(chat=chat, with_pieces=payload.with_pieces)
         row = ENGINE_METHODS[operation]
         engine = getattr(self._backend, row.name)
-        async with self._caching() if row.uses_cache else nullcontext(RunningTurn()) as turn:
+        async with await self._caching() if row.uses_cache else nullcontext(RunningTurn()) as turn:
             with self._judging(), self._calling():
                 if operation is Operation.TOKENIZE and payload.HasField("chat"):
                     return await self._tokenize(engine, payload, call, turn)
@@ -265,17 +265,12 @@ class AdmittedRequest:
                     yield part
                     record.with_caller = False
 
-    @asynccontextmanager
-    async def _caching(self, payload: GenerationPayload | None = None) -> AsyncIterator[RunningTurn]:
-        """Wraps the prefix cache use of a turn, which is a generating turn if it has a payload."""
+    async def _caching(self, payload: GenerationPayload | None = None) -> AbstractAsyncContextManager[RunningTurn]:
+        """Returns the prefix cache use of a turn, to enter now; a generating turn if it has a payload."""
         await self._idle_work.make_way()
         if self._cache is None:
-            yield RunningTurn()
-            return
-        async with (
-            self._cache.embedding() if payload is None else self._cache.generating(payload, self._prefixes) as turn
-        ):
-            yield turn
+            return nullcontext(RunningTurn())
+        return self._cache.embedding() if payload is None else self._cache.generating(payload, self._prefixes)
 
     @contextmanager
     def _judging(self) -> Iterator[None]:

@@ -6,7 +6,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
 from typing_extensions import override
@@ -63,14 +63,15 @@ class DeviceMeter:
         return tuple(self._samples.get(device, ()))
 
     @contextmanager
-    def calling(self, engine: str, devices: tuple[int, ...]) -> Iterator[MeteredCall]:
-        """Meters an engine call for the duration of the block."""
+    def calling(self, engine: str, devices: tuple[int, ...], kept: list[MeteredCall]) -> Iterator[None]:
+        """Meters an engine call for the duration of the block, and adds it to `kept`."""
         call = MeteredCall(engine=engine, devices=devices, began=self._clock.monotonic())
+        kept.append(call)
         if devices:
             self._calls.append(call)
             self.called.set()
         try:
-            yield call
+            yield
         finally:
             call.ended = self._clock.monotonic()
             if all(each.ended is not None for each in self._calls):
@@ -115,14 +116,11 @@ class RequestMeter:
         self._grant = grant
         self._calls: list[MeteredCall] = []
 
-    @contextmanager
-    def calling(self) -> Iterator[None]:
+    def calling(self) -> AbstractContextManager[None]:
         """Meters an engine call for the duration of the block."""
         grant = self._grant()
         devices = () if grant is None else tuple(share.device_index for share in grant.shares if share.bytes)
-        with self._meter.calling(self._engine, devices) as call:
-            self._calls.append(call)
-            yield
+        return self._meter.calling(self._engine, devices, self._calls)
 
     def usage(self) -> receipt_pb2.DeviceUsage | None:
         """Returns the share of the calls that have ended; None: the engine held no device."""

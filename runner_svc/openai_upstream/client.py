@@ -5,7 +5,7 @@ import base64
 import math
 import struct
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -278,7 +278,8 @@ class OpenAiHttp:
             yield prepared.warnings
         reader = self._reader(payload, call, prepared, may_lack_choices=may_lack_choices)
         decoder = SseDecoder()
-        async with self._accepted(path, prepared.body, call) as (response, warnings):
+        response, warnings = await self._accepted(path, prepared.body, call)
+        async with self._reading(response):
             if warnings:
                 yield warnings
             chunk = await self._first_chunk(response)
@@ -302,34 +303,30 @@ class OpenAiHttp:
                 yield reader.finish()
             await drain(response)
 
-    @asynccontextmanager
-    async def _accepted(self, path: str, body: Json, call: CallInfo) -> AsyncIterator[tuple[Answer, Frame]]:
-        """Yields the response to a generation like `_post`, with warnings about what the engine rejected.
+    async def _accepted(self, path: str, body: Json, call: CallInfo) -> tuple[Answer, Frame]:
+        """Returns the response to a generation, to enter `_reading` now, with warnings about what the engine rejected.
 
         If the engine rejects a tool's schema, the request is sent again with simpler schemas; if it rejects the option
         for usage in streams, without it, as all later requests are.
         """
         warnings: Frame = []
-        async with AsyncExitStack() as stack:
-            while True:
-                if not self._takes_stream_options:
-                    body = {name: value for name, value in body.items() if name != STREAM_OPTIONS}
-                try:
-                    response = await stack.enter_async_context(self._post(path, body, call))
-                    break
-                except WeftError as refused:
-                    if path == INFILL:
-                        raise about_model(refused) from None
-                    if STREAM_OPTIONS in body and refuses_stream_options(refused):
-                        self._takes_stream_options = False
-                        continue
-                    if warnings or not refuses_tool_schemas(refused, body):
-                        raise
-                    body, simplified = with_plain_schemas(body)
-                    if not simplified:
-                        raise
-                    warnings = warning_frame(simplified)
-            yield response, warnings
+        while True:
+            if not self._takes_stream_options:
+                body = {name: value for name, value in body.items() if name != STREAM_OPTIONS}
+            try:
+                return await self._begun(path, body, call), warnings
+            except WeftError as refused:
+                if path == INFILL:
+                    raise about_model(refused) from None
+                if STREAM_OPTIONS in body and refuses_stream_options(refused):
+                    self._takes_stream_options = False
+                    continue
+                if warnings or not refuses_tool_schemas(refused, body):
+                    raise
+                body, simplified = with_plain_schemas(body)
+                if not simplified:
+                    raise
+                warnings = warning_frame(simplified)
 
     def _reader(
         self, payload: GenerationPayload, call: CallInfo, prepared: PreparedBody, *, may_lack_choices: bool
@@ -460,24 +457,38 @@ class OpenAiHttp:
     @asynccontextmanager
     async def _post(self, path: str, body: object, call: CallInfo) -> AsyncIterator[Answer]:
         """Yields the 200 response to a POST. Raises WeftError otherwise. Leaving early closes the connection."""
+        response = await self._begun(path, body, call)
+        async with self._reading(response):
+            yield response
+
+    async def _begun(self, path: str, body: object, call: CallInfo) -> Answer:
+        """Returns the 200 response to a POST, to enter `_reading` now. Raises WeftError otherwise."""
         self.in_flight += 1
         self.request_count += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         try:
             response = await self._opening(partial(self._opened, path, body, call), call)
-            try:
+        except BaseException:
+            self.in_flight -= 1
+            raise
+        if content_encoding(response) is not None:
+            async with self._reading(response):
                 require_plain(response)
-                yield response
-            except ClosedClientError as fault:
-                raise await self._stopped() from fault
-            except HttpFaultError as fault:
-                raise await self._broken(
-                    Reason.BACKEND_PROTOCOL_ERROR, "the engine closed the connection before the answer was complete"
-                ) from fault
-            finally:
-                response.release()
+        return response
+
+    @asynccontextmanager
+    async def _reading(self, response: Answer) -> AsyncIterator[None]:
+        try:
+            yield
+        except ClosedClientError as fault:
+            raise await self._stopped() from fault
+        except HttpFaultError as fault:
+            raise await self._broken(
+                Reason.BACKEND_PROTOCOL_ERROR, "the engine closed the connection before the answer was complete"
+            ) from fault
         finally:
             self.in_flight -= 1
+            response.release()
 
     async def _opened(self, path: str, body: object, call: CallInfo) -> Answer:
         sent_key = self._present_authorization()
