@@ -106,8 +106,8 @@ class ChunkChoice(msgspec.Struct):
     @property
     def stop_sequence(self) -> str:
         """The stop string that ended the choice; empty: none."""
-        words = (word for word in (self.stop_reason, self.matched_stop) if isinstance(word, str))
-        return next(words, "")
+        found = self.stop_reason if isinstance(self.stop_reason, str) else self.matched_stop
+        return found if isinstance(found, str) else ""
 
 
 class PromptDetails(msgspec.Struct):

@@ -378,9 +378,8 @@ class StreamReader:
             _copy_rare_content(choice.delta, delta)
             if choice.delta.tool_calls:
                 delta.tool_calls.extend(self._normalized(choice.index, choice.delta.tool_calls))
-        has_call = choice.delta is not None and any(
-            call.name or call.arguments for call in choice.delta.tool_calls or ()
-        )
+        calls = () if choice.delta is None else choice.delta.tool_calls or ()
+        has_call = bool(calls) and any(call.name or call.arguments for call in calls)
         has_content = has_call or is_content(delta)
         self._state.take(choice.index, choice.finish_reason, has_content=has_content, has_call=has_call)
         if stop_sequence := choice.stop_sequence:

@@ -128,17 +128,16 @@ class AnswerState:
             self._begun.add(index)
         if has_call:
             self._called.add(index)
-        plain = _plain(word or "")
-        if plain in _NOT_YET:
+        if not word or (plain := _plain(word)) in _NOT_YET:
             return
         reason = _finish_of(plain)
         if reason is Finish.FAILURE:
             failed = WeftError(
-                Reason.BACKEND_ERROR, f"the engine ended choice {index} with finish_reason {quoted(word or '')}"
+                Reason.BACKEND_ERROR, f"the engine ended choice {index} with finish_reason {quoted(word)}"
             )
             raise quoting_engine(failed, f"the engine ended choice {index} with an error")
         if reason is None:
-            self._words[index] = word or ""
+            self._words[index] = word
         elif ended is None or (reason in CUTTING and ended not in CUTTING):
             self._ended[index] = reason
 
