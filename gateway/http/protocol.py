@@ -119,6 +119,8 @@ _ORDINARY_BODY_BYTES = 10 * 1024 * 1024
 """Larger bodies, such as uploads, may arrive in more segments on a slow network."""
 _LARGE_PIECE_BYTES = 1024
 """One more segment is allowed per this many bytes beyond _ORDINARY_BODY_BYTES."""
+_JOINED_BYTES = 64 * 1024
+"""Maximum size of what is copied to send it with a head."""
 
 
 class EdgeServerConfig(Config):
@@ -430,7 +432,7 @@ class EdgeProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, cast("Any", served))
 
     def _lingering(self, app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
-        """Returns an application whose answer does not close the connection while its request still arrives."""
+        """Returns an application that does not close the connection while its request arrives; see also `_HeldHead`."""
 
         def serve(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
             async def send_and_linger(message: Message) -> None:
@@ -439,7 +441,12 @@ class EdgeProtocol(HttpToolsProtocol):
                 if is_early:
                     # uvicorn closes the connection before it calls `on_response_complete`.
                     cycle.keep_alive = True
+                if message["type"] == "http.response.start":
+                    cycle.transport = cast("Any", _HeldHead(cycle))
                 await send(message)
+                held: object = cycle.transport
+                if is_last and isinstance(held, _HeldHead):
+                    held.release()
                 if is_early and not self.transport.is_closing():
                     self._end_input()
 
@@ -504,6 +511,35 @@ class EdgeProtocol(HttpToolsProtocol):
         self.parser = httptools.HttpRequestParser(self)
         self.headers, self.url = [], b""
         self.scope = cast("Any", None)  # As before the first head.
+
+
+class _HeldHead:
+    """Stands in for the transport of an answer until the first bytes of its body, to send its head with them."""
+
+    __slots__ = ("_cycle", "_head", "_transport")
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._transport = cycle.transport
+        self._head = b""
+
+    def write(self, data: bytes) -> None:
+        """Keeps the head; sends it with the next bytes."""
+        if self._head:
+            self.release(data)
+        else:
+            self._head = data
+
+    def release(self, data: bytes = b"") -> None:
+        """Sends the head and `data`, in one write unless that would copy much."""
+        self._cycle.transport = self._transport
+        for part in (self._head + data,) if len(data) <= _JOINED_BYTES else (self._head, data):
+            self._transport.write(part)
+
+    def close(self) -> None:
+        """Closes the connection once the head is sent."""
+        self.release()
+        self._transport.close()
 
 
 def _without_chunks(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
