@@ -1,6 +1,5 @@
 """A response of bytes: a file, or generated speech."""
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
@@ -12,6 +11,7 @@ from gateway.answers.sse_writer import SlowReaderError
 from gateway.errors import ClientGoneError
 from gateway.http.disconnect import WhileConnected, abort_connection
 from gateway.request_facts import facts_of
+from weft.kernel.clock import within
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 
@@ -79,7 +79,7 @@ class BinaryAnswer(Response):
             await send({"type": "http.response.start", "status": 200, "headers": self._header_source()})
             self._has_begun = True
         try:
-            async with asyncio.timeout(self._write_timeout_seconds):
-                await send({"type": "http.response.body", "body": data, "more_body": more})
+            message = {"type": "http.response.body", "body": data, "more_body": more}
+            await within(self._write_timeout_seconds, send(message))
         except TimeoutError:
             raise SlowReaderError(self._kind) from None
