@@ -6,6 +6,7 @@ library is seen. Two runs of one tree differ by 1.5 % (background tasks).
 
 import argparse
 import json
+import os
 import shutil
 import tempfile
 import time
@@ -69,7 +70,8 @@ def count_calls(contender: Contender, folder: Path, connections: int = CONNECTIO
     site.mkdir(parents=True)
     written.mkdir()
     shutil.copy(call_hook.__file__, site / "sitecustomize.py")
-    hooked = {"PYTHONPATH": str(site), call_hook.FOLDER_VARIABLE: str(written)}
+    path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
+    hooked = {"PYTHONPATH": path, call_hook.FOLDER_VARIABLE: str(written)}
     contender = replace(contender, environment={**contender.environment, **hooked})
     with running_stub(ROOT, folder / "stub") as stub, running(contender, ROOT, folder / "mesh", stub) as target:
         roles = {pid: role for pid, role in roles_of_tree(target.process, contender).items() if role != BACKEND_ROLE}
