@@ -484,7 +484,7 @@ class _Attempt:
             request.behaviour.CopyFrom(run.behaviour)
         if run.workflow is not None:
             request.workflow.CopyFrom(run.workflow)
-        metadata = (("x-request-id", run.context.request_id), (TRACEPARENT, self._traceparent()))
+        metadata = ((TRACEPARENT, self._traceparent()),)
         stream = await run.deps.streams.to(grant.address)
         call = stream.call(rpc, (*metadata, *metadata_of(grant.address)), run.seconds_left(grant))
         await call.write(request)

@@ -137,8 +137,9 @@ class Link:
         loss: Callable[[BaseException | None], WeftError] = lambda _: link_lost(),
     ) -> None:
         """`loss` returns the error of the calls that end with the stream, from the error that broke it."""
-        self._work = asyncio.Event()
-        self._mux = Multiplexer(side, limits, self._work.set, share)
+        self._idle: asyncio.Future[None] | None = None
+        """What the writer waits for while there is nothing to send."""
+        self._mux = Multiplexer(side, limits, self._note_work, share)
         self._answer = answer
         self._calls: dict[Call, LinkCall] = {}
         self._answers: dict[Call, asyncio.Task[None]] = {}
@@ -192,9 +193,15 @@ class Link:
         """Forgets a closed own call."""
         self._calls.pop(call, None)
 
+    def _note_work(self) -> None:
+        if self._idle is not None:
+            if not self._idle.done():
+                self._idle.set_result(None)
+            self._idle = None
+
     async def until_sent(self) -> None:
         """Waits until nothing is left to send."""
-        while self._work.is_set() and not self.is_lost:  # noqa: ASYNC110 - once, when a process stops
+        while self._idle is None and not self.is_lost:  # noqa: ASYNC110 - once, when a process stops
             await asyncio.sleep(SENT_CHECK_SECONDS)
 
     async def _read_all(self, stream: _Stream) -> None:
@@ -211,8 +218,8 @@ class Link:
             while True:
                 frames, calls = self._mux.take_frames(MAX_BATCH_BYTES)
                 if not frames:
-                    self._work.clear()
-                    await self._work.wait()
+                    self._idle = asyncio.get_running_loop().create_future()
+                    await self._idle
                     continue
                 await stream.write(kind(frames=frames))
                 for call in calls:
