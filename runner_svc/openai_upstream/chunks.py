@@ -198,6 +198,41 @@ class Chunk(msgspec.Struct):
 CHUNKS = msgspec.json.Decoder(Chunk)
 
 
+class TextDelta(msgspec.Struct, forbid_unknown_fields=True):
+    """A delta that only has text."""
+
+    content: str
+    role: None = None
+    reasoning_content: None = None
+    reasoning: None = None
+    refusal: None = None
+    tool_calls: None = None
+    function_call: None = None
+
+
+class TextChoice(msgspec.Struct):
+    """A choice that only has text."""
+
+    delta: TextDelta
+    index: Place = 0
+    finish_reason: None = None
+    logprobs: None = None
+
+
+class TextChunk(msgspec.Struct):
+    """The usual chunk, which only has text of one choice. A reader of it need not look at the other fields."""
+
+    choices: tuple[TextChoice]
+    usage: None = None
+    timings: None = None
+    prompt_progress: None = None
+    error: None = None
+
+
+TEXT_CHUNKS = msgspec.json.Decoder(TextChunk)
+NO_TEXT = TextChoice(TextDelta(""))
+
+
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """Replaces a half that no chunk completes."""
 _BYTES = re.compile("[\udc80-\udcff]+")

@@ -48,24 +48,28 @@ class SseDecoder:
         payloads: list[bytes] = []
         if lines:
             self._complete_first(lines)
-            data = self._data
-            for line in lines:
-                if not line:
-                    if len(data) == 1 and not self._is_error:
-                        payloads.append(data.pop())
-                        self._data_bytes = 0
-                    else:
-                        self._end_event(payloads)
-                elif line.startswith(b"data:"):
-                    data.append(line[5:].strip(b" "))
-                    self._data_bytes += len(line)
-                elif line.startswith(b"event:"):
-                    self._is_error = line[6:].strip(b" ") == _ERROR
+            # Usual events are one line each, `data: {...}` or `data: [DONE]`.
+            data = [line[6:] for line in lines[::2] if line[:6] == b"data: " and line[-1] in b"}]" and line[6] in b"{["]
+            if 2 * len(data) == len(lines) and not (any(lines[1::2]) or self._data or self._is_error):
+                payloads = data
+            else:
+                self._read(lines, payloads)
         if last:
             self._line += last
         if self._line or self._data_bytes:
             self._check_sizes(len(self._line))
         return payloads
+
+    def _read(self, lines: list[bytes], payloads: list[bytes]) -> None:
+        """Adds the payloads of the events that end in `lines`."""
+        for line in lines:
+            if not line:
+                self._end_event(payloads)
+            elif line.startswith(b"data:"):
+                self._data.append(line[5:].strip(b" "))
+                self._data_bytes += len(line)
+            elif line.startswith(b"event:"):
+                self._is_error = line[6:].strip(b" ") == _ERROR
 
     def _complete_first(self, lines: list[bytes]) -> None:
         """Prepends the pending part of a line to the first line."""

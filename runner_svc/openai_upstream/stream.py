@@ -11,6 +11,8 @@ import msgspec
 
 from runner_svc.openai_upstream.chunks import (
     CHUNKS,
+    NO_TEXT,
+    TEXT_CHUNKS,
     Chunk,
     ChunkChoice,
     ChunkDelta,
@@ -205,29 +207,36 @@ class StreamReader:
         texts: list[str] | None = None
         choice = 0
         for payload in payloads:
+            if texts is not None and not self._halves.held and type(payload) is bytes:
+                # The usual chunk: more text of the same choice.
+                try:
+                    usual = TEXT_CHUNKS.decode(payload).choices[0]
+                except JSON_FAULTS:
+                    usual = NO_TEXT
+                if usual.delta.content and usual.index == choice:
+                    texts.append(usual.delta.content)
+                    continue
             if payload == DONE:
-                self.done = True
-                if self._state.is_complete:
-                    frames.add(self.finish())
-                    self.ended = True
+                frames.add(self._note_done())
                 break
             if payload == _EMPTY:
                 continue
             if self._asked_model:
                 frames.add(self._check_model(payload))
-                texts = None
             chunk = self._decode(payload)
             text = _plain_text(chunk)
-            if texts is not None and text and chunk.choices[0].index == choice:
-                # The usual chunk: more text of the same choice.
-                texts.append(text)
-                continue
             texts = self._take_text(chunk.choices[0].index, text) if text else None
             if texts is None:
                 self._take(chunk)
             else:
                 choice = chunk.choices[0].index
         return frames.take()
+
+    def _note_done(self) -> Frame:
+        """Records [DONE]; returns the last frame, or an empty one if the answer is not complete."""
+        self.done = True
+        self.ended = self._state.is_complete
+        return self.finish() if self.ended else []
 
     def _take_text(self, choice: int, text: str) -> list[str] | None:
         """Adds a text of a choice; returns the list for its next texts. None: process it like any chunk."""

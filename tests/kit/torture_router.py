@@ -131,7 +131,7 @@ def broken_tasks(
 ) -> TaskService:
     calls = CallMaker(
         placement=router.placement,
-        streams=router.streams,
+        channels=router.channels,
         fleet=router,
         clock=SystemClock(),
         names=KnownNames(router),

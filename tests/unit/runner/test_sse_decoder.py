@@ -33,6 +33,22 @@ def test_decoder_output_is_the_same_for_any_chunking(cuts: list[int]) -> None:
     assert heard == PAYLOADS
 
 
+@pytest.mark.parametrize(
+    ("lines", "payloads"),
+    [
+        (b'data: {"a":1}\n\ndata: [DONE]\n\n', [b'{"a":1}', b"[DONE]"]),
+        (b"data: \n\ndata:  {} \n\ndata:{}\n\n", [b"", b"{}", b"{}"]),
+        (b"data: {}\ndata: {}\n\n", [b"{}\n{}"]),
+        (b"data: {}\n: ping\n\ndata: {}\n\n", [b"{}", b"{}"]),
+        (b"data: {}\n\n\ndata: {}\n\n", [b"{}", b"{}"]),
+    ],
+)
+def test_usual_and_unusual_events_are_read_alike_wherever_they_are_cut(lines: bytes, payloads: list[bytes]) -> None:
+    for cut in range(len(lines)):
+        decoder = SseDecoder()
+        assert decoder.feed(lines[:cut]) + decoder.feed(lines[cut:]) == payloads
+
+
 def test_incomplete_event_yields_no_payload() -> None:
     assert SseDecoder().feed(b"data: half") == []
 
