@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
@@ -34,10 +35,14 @@ def cpu_seconds(*trees: tuple[psutil.Process, Contender]) -> dict[tuple[int, str
     roles = {pid: role for tree in reversed(trees) for pid, role in roles_of_tree(*tree).items()}
     found = {}
     for pid, role in roles.items():
-        with suppress(psutil.NoSuchProcess):
-            times = psutil.Process(pid).cpu_times()
-            found[pid, role] = times.user + times.system
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found[pid, role] = sum(map(_thread_seconds, Path(f"/proc/{pid}/task").iterdir()))
     return found
+
+
+def _thread_seconds(task: Path) -> float:
+    # In nanoseconds; the times of `psutil` have steps of 10 ms, which is a tenth of what a burst costs.
+    return int((task / "schedstat").read_text("ascii").split()[0]) / 1e9
 
 
 def used_by_role(before: Mapping[tuple[int, str], float], after: Mapping[tuple[int, str], float]) -> dict[str, float]:

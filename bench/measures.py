@@ -27,8 +27,10 @@ class Measure:
 
 
 UNARY_CPU = Measure("CPU per unary chat request (16 tokens)", "us", None, 0)
+UNARY_MULTIPLE = Measure("CPU per unary chat request, as a multiple of the stub's for a direct one", "")
 UNARY_RATE = Measure("unary chat requests", "1/s", None, 0)
 CHUNK_CPU = Measure("CPU per streamed chunk, saturated", "us", 10)
+CHUNK_MULTIPLE = Measure("CPU per streamed chunk, saturated, as a multiple of the stub's for a direct one", "")
 CHUNK_RATE = Measure("streamed chunks, saturated", "1/s", None, 0)
 UNARY_P50 = Measure("unary latency p50, 1 connection", "ms", None, 2)
 UNARY_P99 = Measure("unary latency p99, 1 connection", "ms", None, 2)

@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import NamedTuple
 
 from bench import measures
@@ -53,10 +54,14 @@ class Throughput(NamedTuple):
     tokens: int
     is_stream: bool
     cpu: Measure
+    multiple: Measure
+    """The same, beside what the stub itself uses for a direct request: machines and their load matter less."""
     rate: Measure
 
 
-UNARY = Throughput("unary", UNARY_TOKENS, False, measures.UNARY_CPU, measures.UNARY_RATE)
+UNARY = Throughput("unary", UNARY_TOKENS, False, measures.UNARY_CPU, measures.UNARY_MULTIPLE, measures.UNARY_RATE)
+BURST_SECONDS = 0.4
+"""Contenders take turns in short bursts and random order: work of others on the machine then meets all of them."""
 
 
 def measure_all(options: Options, figures: Figures, stub: Target, targets: Sequence[Target]) -> None:
@@ -68,7 +73,9 @@ def measure_all(options: Options, figures: Figures, stub: Target, targets: Seque
     if options.wants("unary"):
         _measure_throughput(options, figures, UNARY, (stub, *targets))
     if options.wants("stream"):
-        stream = Throughput("stream", options.stream_tokens, True, measures.CHUNK_CPU, measures.CHUNK_RATE)
+        stream = Throughput(
+            "stream", options.stream_tokens, True, measures.CHUNK_CPU, measures.CHUNK_MULTIPLE, measures.CHUNK_RATE
+        )
         _measure_throughput(options, figures, stream, (stub, *targets))
     if options.wants("memory"):
         for target in targets:
@@ -84,30 +91,39 @@ def _measure_throughput(options: Options, figures: Figures, scenario: Throughput
             able.append(target)
         except LaunchError as error:
             figures.skipped.append(f"{target.contender.name}: {scenario.name}: {error}")
-    for turn in range(options.repetitions):
-        for target in _order(able, turn):
+    order = Random(0)  # noqa: S311 - an order of turns
+    costs: dict[str, float] = {}
+    for turn in range(max(1, round(options.repetitions * options.seconds / BURST_SECONDS))):
+        costs.clear()
+        for target in order.sample(able, len(able)):
             try:
-                _measure_once(options, figures, scenario, target)
+                costs[target.contender.name] = _measure_once(options, figures, scenario, target)
             except LaunchError as error:
                 # One that is too slow or broken costs the others nothing.
                 able.remove(target)
                 figures.skipped.append(f"{target.contender.name}: {scenario.name}, turn {turn + 1}: {error}")
+        if direct := costs.pop(STUB.name, 0.0):
+            for name, cost in costs.items():
+                figures.add(scenario.multiple, name, cost / direct)
 
 
-def _measure_once(options: Options, figures: Figures, scenario: Throughput, target: Target) -> None:
+def _measure_once(options: Options, figures: Figures, scenario: Throughput, target: Target) -> float:
+    """Returns the CPU time of a unit in microseconds: the contender's own, the stub's if it is asked directly."""
     trees = ((target.process, target.contender), (target.stub, STUB))
     before = cpu_seconds(*trees)
-    result = run_load(_job(options, target, scenario), options.root)
+    result = run_load(_job(options, target, scenario, seconds=min(BURST_SECONDS, options.seconds)), options.root)
     used = used_by_role(before, cpu_seconds(*trees))
     name, failures = target.contender.name, sum(result.failures.values())
     units = result.events if scenario.is_stream else result.requests
-    own = sum(seconds for role, seconds in used.items() if role != BACKEND_ROLE)
+    is_direct = target.contender is STUB
+    cost = 1e6 * sum(seconds for role, seconds in used.items() if (role == BACKEND_ROLE) == is_direct) / units
     note = "" if not failures else f"{failures} failed: {next(iter(result.failures))[:80]}"
-    if target.contender is not STUB:
-        figures.add(scenario.cpu, name, 1e6 * own / units, note)
+    if not is_direct:
+        figures.add(scenario.cpu, name, cost, note)
     figures.add(scenario.rate, name, units / result.wall_seconds)
     use = Use({**used, "generator": result.cpu_seconds}, result.wall_seconds, units, failures)
     figures.uses.setdefault((scenario.name, name), []).append(use)
+    return cost
 
 
 def _job(options: Options, target: Target, scenario: Throughput, seconds: float | None = None) -> Job:
