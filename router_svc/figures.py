@@ -43,8 +43,8 @@ _COUNTS = (
     *("prompt_tokens", "cached_prompt_tokens", "completion_tokens"),
 )
 _TIMES = ("time_to_first_token", "time_per_output_token")
-RequestEnd = Mapping[str, int]
-"""What a request adds to fields of StepCounts; for times, the number of the class."""
+RequestEnd = Mapping[str | tuple[str, int], int]
+"""What requests add to the fields of StepCounts; to times, by name and class."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,28 +101,84 @@ class Step:
             self.speeds[model] = max(self.speeds.get(model, 0.0), speed)
 
 
+class Tally:
+    """What requests add to the present steps of some rings: summed here, as fields of messages cost calls.
+
+    Times are as for the rings.
+    """
+
+    def __init__(self) -> None:
+        self._rings: Sequence[FigureRing] = ()
+        self._steps_end_at = -math.inf
+        """When the first of their steps ends."""
+        self.waiting = self.running = 0
+        """Of now."""
+        self._most_waiting = self._most_running = 0
+        """Of the time since `settle`, as are the ends."""
+        self._ends: dict[str, Counter[str | tuple[str, int]]] = {}
+
+    def count_for(self, rings: Sequence["FigureRing"]) -> None:
+        """Count for these rings; call it before anything is counted."""
+        self._rings = rings
+        for ring in rings:
+            ring.tally = self
+
+    def note_load(self, waiting: int, running: int, now: float) -> None:
+        """Record the numbers of waiting and running requests from now on."""
+        if now >= self._steps_end_at:
+            self._begin_steps(now)
+        self.waiting, self.running = waiting, running
+        if waiting > self._most_waiting or running > self._most_running:
+            self._most_waiting = max(self._most_waiting, waiting)
+            self._most_running = max(self._most_running, running)
+
+    def note_end(self, model: str, end: RequestEnd, now: float) -> None:
+        """Count a finished request."""
+        if now >= self._steps_end_at:
+            self._begin_steps(now)
+        sums = self._ends.get(model)
+        if sums is None:
+            sums = self._ends[model] = Counter()
+        for counted, number in end.items():
+            sums[counted] += number
+
+    def settle(self) -> None:
+        """Add everything to the present steps."""
+        for ring in self._rings:
+            ring.add(self._most_waiting, self._most_running, self._ends)
+        self._most_waiting, self._most_running, self._ends = self.waiting, self.running, {}
+
+    def _begin_steps(self, now: float) -> None:
+        for ring in self._rings:
+            ring.present(now)
+        self._steps_end_at = min(ring.ends_at for ring in self._rings)
+
+
 class FigureRing:
     """The last steps. Times are seconds on one monotonic clock and must not decrease."""
 
     def __init__(self, limits: FigureLimits, now: float) -> None:
         self._limits = limits
-        self._waiting = self._running = 0
+        self.tally = Tally()
+        """Counts its requests; several rings may share one."""
         self._speeds: Mapping[str, float] = {}
         self._ended: deque[Step] = deque(maxlen=limits.max_steps)
         self._current = self._step(int(now // limits.step_seconds))
+        self.tally.count_for([self])
 
-    def note_load(self, waiting: int, running: int, now: float) -> None:
-        """Record the numbers of waiting and running requests from now on."""
-        current = self.present(now)
-        self._waiting, self._running = waiting, running
-        current.note_load(waiting, running)
+    @property
+    def ends_at(self) -> float:
+        """When its current step ends."""
+        return (self._current.index + 1) * self._limits.step_seconds
 
-    def note_end(self, model: str, end: RequestEnd, now: float) -> None:
-        """Count a finished request."""
-        counted = self.present(now).counted
-        _add_end(counted.all, end)
-        if model in counted.models or len(counted.models) < self._limits.max_models_per_step:
-            _add_end(counted.models[model], end)
+    def add(self, waiting: int, running: int, ends: Mapping[str, RequestEnd]) -> None:
+        """Add the peak load and the finished requests by model to the current step."""
+        self._current.note_load(waiting, running)
+        counted = self._current.counted
+        for model, end in ends.items():
+            _add_end(counted.all, end)
+            if model in counted.models or len(counted.models) < self._limits.max_models_per_step:
+                _add_end(counted.models[model], end)
 
     def note_devices(self, hosts: Iterable[lease_service_pb2.HostMemory], now: float) -> None:
         """Count a sample of the accelerators of all hosts."""
@@ -171,6 +227,7 @@ class FigureRing:
 
     def present(self, now: float) -> Step:
         """Return the current step, and end earlier ones."""
+        self.tally.settle()
         current, index = self._current, int(now // self._limits.step_seconds)
         if index > current.index:
             self._ended.append(current)
@@ -182,17 +239,18 @@ class FigureRing:
 
     def _step(self, index: int) -> Step:
         """Return an empty step."""
-        step = Step(index, FigureStep(waiting=self._waiting, running=self._running))
+        step = Step(index, FigureStep(waiting=self.tally.waiting, running=self.tally.running))
         step.note_speeds(self._speeds)
         return step
 
 
 def _add_end(total: StepCounts, end: RequestEnd) -> None:
-    for name, value in end.items():
-        if name in _TIMES:
-            getattr(total, name)[value] += 1
-        elif value:
-            setattr(total, name, getattr(total, name) + value)
+    for counted, number in end.items():
+        if isinstance(counted, tuple):
+            name, place = counted
+            getattr(total, name)[place] += number
+        else:
+            setattr(total, counted, getattr(total, counted) + number)
 
 
 def _add_counts(total: StepCounts, more: StepCounts) -> None:
@@ -241,15 +299,19 @@ def busiest(steps: Iterable[Step], most: int) -> list[str]:
 def end_of(receipt: receipt_pb2.Receipt, priority: Priority) -> RequestEnd:
     """Return what a receipt counts."""
     usage = receipt.usage
-    end = {
+    end: dict[str | tuple[str, int], int] = {
         _OUTCOMES.get(receipt.outcome, "failed"): 1,
         "retried": retries_of(receipt),
         "prompt_tokens": counted_tokens(usage.prompt_tokens),
         "cached_prompt_tokens": counted_tokens(usage.cached_prompt_tokens),
         "completion_tokens": counted_tokens(usage.completion_tokens),
     }
-    times = zip(_TIMES, speed_of(receipt, priority), strict=True)
-    return end | {name: class_of(seconds) for name, seconds in times if seconds is not None}
+    first, between = speed_of(receipt, priority)
+    if first is not None:
+        end["time_to_first_token", class_of(first)] = 1
+    if between is not None:
+        end["time_per_output_token", class_of(between)] = 1
+    return end
 
 
 class FiguresRecorder:
@@ -265,15 +327,12 @@ class FiguresRecorder:
         self._clock = clock
         self.limits = limits or FigureLimits()
         self.ring = FigureRing(self.limits, clock.monotonic())
+        self.tally = self.ring.tally
+        self.tally.count_for([recorder.ring for recorder in self.recorders])
         self._closed = asyncio.Event()
         self._to_utc = clock.utc_now().timestamp() - clock.monotonic()
         """UTC minus the monotonic clock at the start, so that clock changes do not move a step."""
         self._first_unwritten = self.ring.present(clock.monotonic()).index
-
-    def note_load(self, waiting: int, running: int, now: float) -> None:
-        """Record the numbers of waiting and running requests from now on."""
-        for recorder in self.recorders:
-            recorder.ring.note_load(waiting, running, now)
 
     def note_end(self, ended: RequestEnded) -> None:
         """Count a finished request, unless its dispatcher continues without this router."""
@@ -282,15 +341,11 @@ class FiguresRecorder:
         asked, receipt = ended.request.spec.model, ended.receipt
         if receipt is not None:
             model = ended.view.label(receipt.model if receipt.attempts else asked)
-            self._count(model, end_of(receipt, ended.request.spec.priority), ended.at)
+            self.tally.note_end(model, end_of(receipt, ended.request.spec.priority), ended.at)
             return
         # A request that its dispatcher places at another router counts there.
         if (outcome := ended.outcome) is not None and ended.last_error is not Reason.SERVICE_UNAVAILABLE:
-            self._count(ended.view.label(asked), {_OUTCOMES.get(outcome, "failed"): 1}, ended.at)
-
-    def _count(self, model: str, end: RequestEnd, at: float) -> None:
-        for recorder in self.recorders:
-            recorder.ring.note_end(model, end, at)
+            self.tally.note_end(ended.view.label(asked), {_OUTCOMES.get(outcome, "failed"): 1}, ended.at)
 
     def note_devices(self, hosts: Iterable[lease_service_pb2.HostMemory]) -> None:
         """Count a sample of the accelerators of all hosts."""

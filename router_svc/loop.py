@@ -554,7 +554,7 @@ class SchedulingLoop:
     def _deliver(self, decisions: Sequence[Decision]) -> None:
         records, now = self._deps.records, self._clock.monotonic()
         records.requests.note_decisions(decisions, now)
-        records.figures.note_load(self.scheduler.waiting, self.scheduler.running, now)
+        records.figures.tally.note_load(self.scheduler.waiting, self.scheduler.running, now)
         for decision in decisions:
             try:
                 self._carry_out(decision)

@@ -176,7 +176,7 @@ class TestFigures:
     async def test_metrics_of_the_last_hour_survive_a_kill(self, database_url: str) -> None:
         router = await KeptRouter(database_url).start()
         for number in range(30):
-            router.records.figures.note_load(number % 3, 1, router.clock.monotonic())
+            router.records.figures.tally.note_load(number % 3, 1, router.clock.monotonic())
             router.chat(f"r-{number}", tenant="ann")
             await router.clock.advance(4.0)
         before = router.records.figures.figures()

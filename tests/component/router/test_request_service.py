@@ -168,7 +168,7 @@ async def test_negative_ended_request_count_is_rejected(tmp_path: Path) -> None:
 @pytest.mark.slow("runs whole services")
 async def test_metrics_are_read_and_watched_over_a_socket(tmp_path: Path) -> None:
     router = RecordingRouter(SystemClock(), QUICK)
-    router.figures.note_load(3, 1, router.clock.monotonic())
+    router.figures.tally.note_load(3, 1, router.clock.monotonic())
     async with remote(router.servicer, tmp_path) as requests:
         async with aclosing(requests.watch_figures()) as watch:
             first = await anext(watch)

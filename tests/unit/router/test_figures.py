@@ -16,6 +16,7 @@ from router_svc.figures import (
     FigureLimits,
     FigureRing,
     FiguresRecorder,
+    RequestEnd,
     busiest,
     class_of,
     end_of,
@@ -38,7 +39,7 @@ LIMITS = FigureLimits(step_seconds=10.0, max_steps=6, max_models=2, max_models_p
 ASKED = placement_request()
 
 
-COMPLETED = {"completed": 1}
+COMPLETED: RequestEnd = {"completed": 1}
 
 
 def titan(*devices: lease_pb2.Device) -> list[lease_service_pb2.HostMemory]:
@@ -67,10 +68,10 @@ def receipt(outcome: int = receipt_pb2.OUTCOME_COMPLETED, tokens: int = 11) -> r
 
 def test_requests_are_counted_in_the_step_in_which_they_ended() -> None:
     ring = FigureRing(LIMITS, 100.0)
-    whole = {"completed": 1, "prompt_tokens": 3, "cached_prompt_tokens": 1, "completion_tokens": 5}
-    ring.note_end("qwen", whole, 101.0)
-    ring.note_end("qwen", {"failed": 1, "prompt_tokens": 2}, 109.9)
-    ring.note_end("phi", {"rejected": 1}, 110.0)
+    whole: RequestEnd = {"completed": 1, "prompt_tokens": 3, "cached_prompt_tokens": 1, "completion_tokens": 5}
+    ring.tally.note_end("qwen", whole, 101.0)
+    ring.tally.note_end("qwen", {"failed": 1, "prompt_tokens": 2}, 109.9)
+    ring.tally.note_end("phi", {"rejected": 1}, 110.0)
     first, second = ring.steps(120.0)
     counted = first.counted.all
     assert (first.index, outcomes(counted), outcomes(second.counted.all)) == (10, [1, 1, 0, 0], [0, 0, 1, 0])
@@ -81,16 +82,16 @@ def test_requests_are_counted_in_the_step_in_which_they_ended() -> None:
 
 def test_current_step_is_not_shown() -> None:
     ring = FigureRing(LIMITS, 100.0)
-    ring.note_end("qwen", COMPLETED, 105.0)
+    ring.tally.note_end("qwen", COMPLETED, 105.0)
     assert ring.steps(109.0) == []
     assert [step.index for step in ring.steps(110.0)] == [10]
 
 
 def test_step_has_peak_waiting_and_running_and_the_next_starts_with_the_current_values() -> None:
     ring = FigureRing(LIMITS, 0.0)
-    ring.note_load(3, 2, 1.0)
-    ring.note_load(1, 4, 2.0)
-    ring.note_load(0, 1, 25.0)
+    ring.tally.note_load(3, 2, 1.0)
+    ring.tally.note_load(1, 4, 2.0)
+    ring.tally.note_load(0, 1, 25.0)
     assert [(step.counted.waiting, step.counted.running) for step in ring.steps(40.0)] == [
         (3, 4),
         (1, 4),
@@ -127,8 +128,8 @@ def test_tokens_per_second_from_before_a_restart_are_unknown() -> None:
 
 def test_number_of_steps_is_bounded_after_any_idle_time() -> None:
     ring = FigureRing(LIMITS, 0.0)
-    ring.note_end("qwen", COMPLETED, 5.0)
-    ring.note_load(0, 1, 1e9)
+    ring.tally.note_end("qwen", COMPLETED, 5.0)
+    ring.tally.note_load(0, 1, 1e9)
     steps = ring.steps(1e9 + 10)
     assert [step.index for step in steps] == list(range(10**8 - 5, 10**8 + 1))
     assert not any(step.counted.HasField("all") for step in steps)
@@ -143,7 +144,7 @@ def test_reader_gets_the_steps_after_its_last_one() -> None:
 def test_models_beyond_the_step_bound_are_only_in_the_totals() -> None:
     ring = FigureRing(LIMITS, 0.0)
     for model in ("a", "b", "c", "d", "d"):
-        ring.note_end(model, COMPLETED, 1.0)
+        ring.tally.note_end(model, COMPLETED, 1.0)
     (step,) = ring.steps(10.0)
     assert outcomes(step.counted.all) == [5, 0, 0, 0]
     assert sorted(step.counted.models) == ["a", "b", "c"]
@@ -152,7 +153,7 @@ def test_models_beyond_the_step_bound_are_only_in_the_totals() -> None:
 def test_busiest_models_have_the_most_requests_over_all_steps() -> None:
     ring = FigureRing(LIMITS, 0.0)
     for at, model in ((1.0, "a"), (2.0, "b"), (11.0, "b"), (12.0, "c"), (13.0, "c"), (14.0, "c")):
-        ring.note_end(model, COMPLETED, at)
+        ring.tally.note_end(model, COMPLETED, at)
     assert busiest(ring.steps(20.0), 2) == ["c", "b"]
 
 
@@ -188,13 +189,19 @@ def test_device_shows_its_last_memory_and_its_mean_utilization() -> None:
 
 
 def test_receipt_counts_tokens_and_times_and_for_a_failed_request_tokens_only() -> None:
-    whole = {"completed": 1, "retried": 0, "prompt_tokens": 7, "cached_prompt_tokens": 3, "completion_tokens": 11}
-    times = {"time_to_first_token": class_of(0.5), "time_per_output_token": class_of(0.1)}
-    assert end_of(receipt(), Priority.NORMAL) == whole | times
+    whole: RequestEnd = {
+        "completed": 1,
+        "retried": 0,
+        "prompt_tokens": 7,
+        "cached_prompt_tokens": 3,
+        "completion_tokens": 11,
+    }
+    times: RequestEnd = {("time_to_first_token", class_of(0.5)): 1, ("time_per_output_token", class_of(0.1)): 1}
+    assert end_of(receipt(), Priority.NORMAL) == {**whole, **times}
     failed = end_of(receipt(receipt_pb2.OUTCOME_FAILED), Priority.NORMAL)
     assert (failed["failed"], failed["completion_tokens"]) == (1, 11)
     assert not times.keys() & failed.keys()
-    assert "time_per_output_token" not in end_of(receipt(tokens=1), Priority.NORMAL), (
+    assert ("time_per_output_token", class_of(0.1)) not in end_of(receipt(tokens=1), Priority.NORMAL), (
         "there is no token after the first"
     )
 
@@ -255,7 +262,7 @@ async def test_day_counts_the_same_requests_in_its_longer_steps() -> None:
     assert recorder.day is not None
     await clock.advance(300 - clock.monotonic() % 300)
     for _ in range(3):
-        recorder.note_load(2, 1, clock.monotonic())
+        recorder.tally.note_load(2, 1, clock.monotonic())
         recorder.note_end(ending(ASKED, clock.monotonic(), Reason.UNSPECIFIED, receipt(), view=FleetView()))
         recorder.note_speeds(streaming(qwen=30.0))
         recorder.note_devices(titan(sample()))
@@ -267,6 +274,16 @@ async def test_day_counts_the_same_requests_in_its_longer_steps() -> None:
     assert recorder.day.figures().step_count == DAY.max_steps == 288
 
 
+async def test_present_steps_of_hour_and_day_are_stored_with_their_requests() -> None:
+    clock = FakeClock()
+    recorder = FiguresRecorder(clock, LIMITS, day=FiguresRecorder(clock, DAY))
+    for _ in range(2):
+        recorder.note_end(ending(ASKED, clock.monotonic(), Reason.UNSPECIFIED, receipt(), view=FleetView()))
+        recorder.tally.note_load(0, 3, clock.monotonic())
+        steps = [list(each.unwritten()[0].values()) for each in reversed(recorder.recorders)]
+    assert [(each.all.completed, each.running) for (each,) in steps] == [(2, 3), (2, 3)]
+
+
 async def test_figures_watch_gets_the_history_and_then_each_completed_step() -> None:
     clock = FakeClock()
     recorder = FiguresRecorder(clock, FigureLimits(step_seconds=1.0, max_steps=5))
@@ -274,7 +291,7 @@ async def test_figures_watch_gets_the_history_and_then_each_completed_step() -> 
     watch = recorder.watch()
     first = await anext(watch)
     assert first.step_count == 5
-    recorder.note_load(2, 1, clock.monotonic())
+    recorder.tally.note_load(2, 1, clock.monotonic())
     await clock.advance(1.0)
     second = await anext(watch)
     assert (second.step_count, list(second.waiting), list(second.running)) == (1, [2], [1])
