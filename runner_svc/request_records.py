@@ -2,8 +2,6 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import IntEnum
@@ -145,28 +143,26 @@ class RequestRecord:
             self.verdict = error
             self._block.interrupt(error)
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Wraps the run of the request, and records by the exit of the block how it ended."""
-        try:
-            with self._block:
-                yield
-        except WeftError as error:
-            self._end(RequestState.FAILED, (self.verdict or error).reason)
-            if self.verdict is None or self.verdict is error:
-                raise
-            raise self.verdict from error
-        except BaseException as error:
-            # A caller that disconnects closes the generator or cancels the task; other exceptions are internal errors.
-            if self.verdict is not None:
-                self._end(RequestState.FAILED, self.verdict.reason)
-            elif isinstance(error, Exception):
-                self._end(RequestState.FAILED, Reason.INTERNAL)
-            else:
-                self._end(RequestState.COMPLETED if self.answered else RequestState.CANCELLED, None)
-            raise
-        else:
+    def begin(self) -> None:
+        """Begins the run of the request, which `fail` ends."""
+        self._block.begin()
+
+    def end(self, error: BaseException | None) -> BaseException | None:
+        """Records how the request ended by the error that ends its run; returns the error to raise, None: none."""
+        error, verdict = self._block.end(error), self.verdict
+        if error is None:
             self._end(RequestState.COMPLETED, None)
+        elif isinstance(error, WeftError):
+            error = verdict or error
+            self._end(RequestState.FAILED, error.reason)
+        elif verdict is not None:
+            self._end(RequestState.FAILED, verdict.reason)
+        elif isinstance(error, Exception):
+            self._end(RequestState.FAILED, Reason.INTERNAL)
+        else:
+            # A caller that disconnects closes the generator or cancels the task; other exceptions are internal errors.
+            self._end(RequestState.COMPLETED if self.answered else RequestState.CANCELLED, None)
+        return error
 
     def _end(self, state: RequestState, reason: Reason | None) -> None:
         self.state, self.ended = state, self.clock.monotonic()
@@ -213,12 +209,8 @@ class RequestRecords:
         """Returns the newest record of a request; None: there is none."""
         return next((record for record in reversed(self.all) if record.request_id == request_id), None)
 
-    @contextmanager
-    def keep(self, request_id: str, model: str = "") -> Iterator[RequestRecord]:
-        """Keeps a new record for the duration of the block; see RequestRecord.running.
-
-        `model`: the requested adapter; empty: the model itself.
-        """
+    def begin(self, request_id: str, model: str = "") -> RequestRecord:
+        """Begins a request; returns its record. `model`: the requested adapter; empty: the model itself."""
         now = self._clock.monotonic()
         record = RequestRecord(
             request_id=request_id,
@@ -229,16 +221,19 @@ class RequestRecords:
             last_progress=now,
             recent_tokens=self._recent_tokens,
         )
+        record.begin()
         self._running.append(record)
         self.idle.clear()
-        try:
-            with record.running():
-                yield record
-        finally:
-            self._running.remove(record)
-            self._ended.append(record)
-            if not self._running:
-                self.idle.set()
+        return record
+
+    def end(self, record: RequestRecord, error: BaseException | None) -> BaseException | None:
+        """Ends a request; see RequestRecord.end."""
+        error = record.end(error)
+        self._running.remove(record)
+        self._ended.append(record)
+        if not self._running:
+            self.idle.set()
+        return error
 
     def fail_all(self, error: WeftError) -> None:
         """Ends every running request with a copy of `error`, except those that are already failing."""

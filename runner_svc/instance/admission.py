@@ -70,9 +70,8 @@ class SlotTable:
         """Ids of the requests that hold a slot, in order of arrival."""
         return tuple(self._holders)
 
-    @contextmanager
-    def hold(self, request_id: str) -> Iterator[None]:
-        """Holds a slot during the block. Raises NO_SLOT_AVAILABLE immediately if all are taken."""
+    def take(self, request_id: str) -> None:
+        """Takes a slot. Raises NO_SLOT_AVAILABLE immediately if all are taken."""
         if len(self._holders) >= self._total:
             raise WeftError(
                 Reason.NO_SLOT_AVAILABLE,
@@ -81,11 +80,11 @@ class SlotTable:
             )
         self._limit.take()
         self._holders.append(request_id)
-        try:
-            yield
-        finally:
-            self._holders.remove(request_id)
-            self._limit.give_back()
+
+    def give_back(self, request_id: str) -> None:
+        """Gives back the slot of a request."""
+        self._holders.remove(request_id)
+        self._limit.give_back()
 
 
 MIN_MEASURED_SECONDS = 0.05
@@ -292,7 +291,7 @@ class AdmittedRequest:
         return replace(call, on_token=record.note_token, on_prefill=note_prefill, cache=cache, prefixes=prefixes)
 
     def _calling(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._meter is None else self._meter.calling()
+        return self._meter or nullcontext()
 
     def note_device_usage(self, receipt: receipt_pb2.Receipt) -> None:
         """Writes the share of the engine calls in its devices' work to a receipt."""

@@ -1,10 +1,12 @@
 """An instance: one model on one backend, which is served, hibernated and restarted while the runner runs."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from runner_svc.backend.port import Backend
@@ -18,7 +20,7 @@ from runner_svc.memory.port import MemoryLedger
 from runner_svc.policy.kept_prompts import KeptPrompt
 from runner_svc.policy.lifecycle import Command, Phase
 from runner_svc.policy.load_plan import AS_CONFIGURED, STAY_LOADED, LoadPlan, LoadSpec
-from runner_svc.request_records import RequestRecords
+from runner_svc.request_records import RequestRecord, RequestRecords
 from runner_svc.waiting import within
 from weft.dispatch.placement import MAX_ATTEMPT_LOG_BYTES, MAX_ATTEMPT_LOG_LINES
 from weft.kernel.abilities import Abilities, complete_list, known_abilities
@@ -197,7 +199,6 @@ class Instance:
         """Stops admitting requests before the runner stops; running ones continue."""
         self._lifecycle.request_drain()
 
-    @contextmanager
     def admit(
         self,
         request_id: str,
@@ -207,8 +208,10 @@ class Instance:
         priority: Priority = Priority.NORMAL,
         takes_slot: bool = True,
         cache: RequestCache | None = None,
-    ) -> Iterator[AdmittedRequest]:
-        """Admits a request for the duration of the block: it holds a slot and has a record. For use within one task.
+    ) -> AbstractContextManager[AdmittedRequest]:
+        """Admits a request until the end of a block, to enter now: it holds a slot and has a record.
+
+        For use within one task.
 
         `name`: the requested adapter; empty: the model itself.
         `keep_alive_seconds`: how long the model stays loaded afterwards; negative: unlimited; None: as configured.
@@ -226,30 +229,41 @@ class Instance:
                 f"{self.model} is {state}{': ' + self.detail if self.detail else ''}",
                 retry_after_seconds=LOADING_RETRY_SECONDS,
             )
+        if takes_slot:
+            self.slots.take(request_id)
+        record = self.records.begin(request_id, name)
+        self.idle_timer.note_request_begin(keep_alive_seconds)
+        self.memory.priority = priority
         start = self.loader.starts
-        with self.slots.hold(request_id) if takes_slot else nullcontext():
-            self.idle_timer.note_request_begin(keep_alive_seconds)
-            self.memory.priority = priority
-            try:
-                with self.records.keep(request_id, name) as record:
-                    admitted = AdmittedRequest(
-                        record,
-                        self.backend,
-                        lambda error: self._lifecycle.note_failure(error, start),
-                        cache,
-                        self.loader.abilities,
-                        self._request_meter(),
-                        self.idle_work,
-                    )
-                    admitted.forms = self.loader.forms
-                    yield admitted
-            except WeftError as error:
-                if classify(error.reason) is FailureKind.BROKE:
-                    error.engine_log = _last_log_lines(self.loader.last_lines())
-                raise
-            finally:
-                self.memory.note_used(self._clock.utc_now())
-                self._lifecycle.note_request_end(keep_alive_seconds)
+        admitted = AdmittedRequest(
+            record,
+            self.backend,
+            lambda error: self._lifecycle.note_failure(error, start),
+            cache,
+            self.loader.abilities,
+            self._request_meter(),
+            self.idle_work,
+        )
+        admitted.forms = self.loader.forms
+        return _Admission(admitted, partial(self._end_request, record, keep_alive_seconds, takes_slot))
+
+    def _end_request(
+        self,
+        record: RequestRecord,
+        keep_alive_seconds: float | None,
+        takes_slot: bool,
+        error: BaseException | None,
+    ) -> BaseException | None:
+        try:
+            error = self.records.end(record, error)
+            if isinstance(error, WeftError) and classify(error.reason) is FailureKind.BROKE:
+                error.engine_log = _last_log_lines(self.loader.last_lines())
+            self.memory.note_used(self._clock.utc_now())
+            self._lifecycle.note_request_end(keep_alive_seconds)
+        finally:
+            if takes_slot:
+                self.slots.give_back(record.request_id)
+        return error
 
     def _request_meter(self) -> RequestMeter | None:
         if self.meter is None:
@@ -406,6 +420,26 @@ class Instance:
                 f"{self.model} starts here once its earlier version has ended",
                 retry_after_seconds=LOADING_RETRY_SECONDS,
             )
+
+
+class _Admission:
+    """An admitted request, for the duration of a block."""
+
+    __slots__ = ("_admitted", "_end")
+
+    def __init__(self, admitted: AdmittedRequest, end: Callable[[BaseException | None], BaseException | None]) -> None:
+        """`end` takes the error that ends the block, and returns the one to raise."""
+        self._admitted, self._end = admitted, end
+
+    def __enter__(self) -> AdmittedRequest:
+        return self._admitted
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        ended_by = self._end(error)
+        if ended_by is not None and ended_by is not error:
+            raise ended_by from (error if isinstance(error, Exception) else None)
 
 
 class _WakeWaiters:

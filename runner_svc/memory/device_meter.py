@@ -5,8 +5,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from typing_extensions import override
@@ -62,20 +61,19 @@ class DeviceMeter:
         """Returns the last samples of a device in order, at most MAX_SAMPLES."""
         return tuple(self._samples.get(device, ()))
 
-    @contextmanager
-    def calling(self, engine: str, devices: tuple[int, ...], kept: list[MeteredCall]) -> Iterator[None]:
-        """Meters an engine call for the duration of the block, and adds it to `kept`."""
+    def begin(self, engine: str, devices: tuple[int, ...]) -> MeteredCall:
+        """Begins to meter an engine call; `end` ends it."""
         call = MeteredCall(engine=engine, devices=devices, began=self._clock.monotonic())
-        kept.append(call)
         if devices:
             self._calls.append(call)
             self.called.set()
-        try:
-            yield
-        finally:
-            call.ended = self._clock.monotonic()
-            if all(each.ended is not None for each in self._calls):
-                self.called.clear()
+        return call
+
+    def end(self, call: MeteredCall) -> None:
+        """Ends an engine call."""
+        call.ended = self._clock.monotonic()
+        if all(each.ended is not None for each in self._calls):
+            self.called.clear()
 
     def note(self, samples: Mapping[int, DeviceSample]) -> None:
         """Adds the next sample of each device; a missing device was not observed, so its time is unsampled."""
@@ -108,7 +106,7 @@ class DeviceMeter:
 
 
 class RequestMeter:
-    """The calls of one request, on the devices that its engine holds."""
+    """The calls of one request, on the devices that its engine holds: one after the other, each in a block."""
 
     def __init__(self, meter: DeviceMeter, engine: str, grant: Callable[[], Lease | None]) -> None:
         self._meter = meter
@@ -116,11 +114,13 @@ class RequestMeter:
         self._grant = grant
         self._calls: list[MeteredCall] = []
 
-    def calling(self) -> AbstractContextManager[None]:
-        """Meters an engine call for the duration of the block."""
+    def __enter__(self) -> None:
         grant = self._grant()
         devices = () if grant is None else tuple(share.device_index for share in grant.shares if share.bytes)
-        return self._meter.calling(self._engine, devices, self._calls)
+        self._calls.append(self._meter.begin(self._engine, devices))
+
+    def __exit__(self, *_: object) -> None:
+        self._meter.end(self._calls[-1])
 
     def usage(self) -> receipt_pb2.DeviceUsage | None:
         """Returns the share of the calls that have ended; None: the engine held no device."""

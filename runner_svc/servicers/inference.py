@@ -1,7 +1,7 @@
 """gRPC servicers of the data plane: generation, embeddings, rerank, tokens, images, transcription, speech."""
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, aclosing
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,13 +15,7 @@ from runner_svc.chat.tool_loop import converse
 from runner_svc.chat.turn import kills_repetition
 from runner_svc.instance.admission import AdmittedRequest
 from runner_svc.instance.instance import Instance
-from runner_svc.servicers.request_admission import (
-    RequestAdmission,
-    call_info,
-    log_attempt,
-    log_failure,
-    require_abilities,
-)
+from runner_svc.servicers.request_admission import RequestAdmission, call_info, require_abilities
 from weft.api.common.v1 import event_pb2, receipt_pb2, workflow_pb2
 from weft.api.runner.v1 import generation_service_pb2, serve_options_pb2, ticket_pb2
 from weft.api.runner.v1 import model_call_service_pb2 as pb
@@ -239,7 +233,6 @@ class DataPlane:
                 self._desk.complete(receipt, permit, instance)
                 await context.write(pb.SpeakResponse(receipt=receipt))
 
-    @contextmanager
     def _working(
         self,
         permit: ticket_pb2.TicketClaims,
@@ -249,17 +242,10 @@ class DataPlane:
         call: CallInfo,
         *,
         takes_slot: bool = True,
-    ) -> Iterator[AdmittedRequest]:
-        """Like `RequestAdmission.hold`, but logs each failure."""
+    ) -> AbstractContextManager[AdmittedRequest]:
+        """Like `RequestAdmission.hold`, for a payload. Raises as `require_abilities`."""
         require_abilities(instance, permit.model, payload)
-        with self._desk.hold(permit, instance, options, takes_slot=takes_slot) as work:
-            try:
-                log_attempt("attempt begun", call, permit.model)
-                yield work
-                log_attempt("attempt ended", call, permit.model)
-            except WeftError as error:
-                log_failure(call, permit.model, error)
-                raise
+        return self._desk.hold(permit, instance, options, call, takes_slot=takes_slot)
 
 
 def _workflow(request: pb.StreamImagesRequest, instance: Instance) -> workflow_pb2.Workflow:

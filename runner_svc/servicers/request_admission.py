@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 import grpc
@@ -63,15 +64,16 @@ class RequestAdmission:
         permit: ticket_pb2.TicketClaims,
         instance: Instance,
         options: serve_options_pb2.ServeOptions,
+        call: CallInfo,
         *,
         takes_slot: bool = True,
     ) -> AbstractContextManager[AdmittedRequest]:
-        """Admits a permitted request to its instance for the duration of the block. Raises as Instance.admit.
+        """Admits a permitted request to its instance until the end of a block, to enter now. Raises as Instance.admit.
 
         Raises INVALID_ARGUMENT naming an option that is out of range.
         """
         handling = handling_of(options)
-        return instance.admit(
+        admission = instance.admit(
             permit.request_id,
             name=permit.model,
             keep_alive_seconds=handling.keep_alive_seconds,
@@ -84,6 +86,7 @@ class RequestAdmission:
                 permit.prompt_source if permit.HasField("prompt_source") else None,
             ),
         )
+        return _Attempt(admission, call, permit.model)
 
     def admit(self, ticket: Any) -> tuple[ticket_pb2.TicketClaims, Instance]:
         """Checks a ticket; returns its permit and its instance.
@@ -136,14 +139,14 @@ def require_abilities(instance: Instance, model: str, payload: Payload) -> None:
         raise WeftError(Reason.MODALITY_UNSUPPORTED, f"{model} {untaken}")
 
 
-def log_attempt(event: str, call: CallInfo, model: str) -> None:
+def _log_attempt(event: str, call: CallInfo, model: str) -> None:
     """Logs the beginning or the end of an attempt, to find a request in the log."""
     if not log.writes_debug():
         return
     log.debug(event, request_id=call.request_id, trace_id=trace_id_of(call.traceparent), model=model)
 
 
-def log_failure(call: CallInfo, model: str, error: WeftError) -> None:
+def _log_failure(call: CallInfo, model: str, error: WeftError) -> None:
     """Logs a failed attempt in one line."""
     log.warning(
         "attempt failed",
@@ -153,6 +156,28 @@ def log_failure(call: CallInfo, model: str, error: WeftError) -> None:
         reason=error.reason.name.lower(),
         message=None if quotes_model(error.reason) else error.log_message,
     )
+
+
+class _Attempt:
+    """An admitted request whose beginning, end or failure is logged."""
+
+    __slots__ = ("_admission", "_call", "_model")
+
+    def __init__(self, admission: AbstractContextManager[AdmittedRequest], call: CallInfo, model: str) -> None:
+        self._admission, self._call, self._model = admission, call, model
+
+    def __enter__(self) -> AdmittedRequest:
+        _log_attempt("attempt begun", self._call, self._model)
+        return self._admission.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            _log_attempt("attempt ended", self._call, self._model)
+        elif isinstance(error, WeftError):
+            _log_failure(self._call, self._model, error)
+        self._admission.__exit__(kind, error, trace)
 
 
 def call_info(

@@ -101,7 +101,7 @@ async def test_two_requests_of_a_busy_engine_share_its_gpu_time() -> None:
         async with _sampled(engine) as meter:
             requests = [_request(meter), _request(meter)]
             began = time.monotonic()
-            with requests[0].calling(), requests[1].calling():
+            with requests[0], requests[1]:
                 await asyncio.sleep(WORK_SECONDS)
             took = time.monotonic() - began
             usages = [request.usage() for request in requests]
@@ -120,7 +120,7 @@ async def test_foreign_gpu_process_makes_the_share_unknown() -> None:
     with _program("busy") as engine, _program("idle"):
         async with _sampled(engine) as meter:
             request = _request(meter)
-            with request.calling():
+            with request:
                 await asyncio.sleep(WORK_SECONDS)
             usage = request.usage()
     assert usage is not None

@@ -27,10 +27,14 @@ class Interruptible:
         self._why: Exception | None = None
 
     def __enter__(self) -> Self:
+        self.begin()
+        return self
+
+    def begin(self) -> None:
+        """Begins the block."""
         self._task = asyncio.current_task()
         assert self._task is not None
         self._already_cancelling = self._task.cancelling()
-        return self
 
     def interrupt(self, why: Exception) -> None:
         """Ends the block with `why`. The first caller wins; does nothing once the block has ended."""
@@ -41,8 +45,14 @@ class Interruptible:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        ended_by = self.end(error)
+        if ended_by is not None and ended_by is not error:
+            raise ended_by from None
+
+    def end(self, error: BaseException | None) -> BaseException | None:
+        """Ends the block; returns the error to raise at its end in place of `error`, None: none."""
         task, self._task = self._task, None
         if self._why is None or task is None:
-            return
-        if task.uncancel() <= self._already_cancelling and kind is asyncio.CancelledError:
-            raise self._why from None
+            return error
+        is_own = task.uncancel() <= self._already_cancelling and isinstance(error, asyncio.CancelledError)
+        return self._why if is_own else error

@@ -30,6 +30,7 @@ from chat_stage import (
     user,
     warnings,
 )
+from instance_stage import running_record
 from kit.failures import fails
 
 from runner_svc.chat.tool_loop import converse
@@ -401,7 +402,7 @@ async def test_external_cancellation_ends_a_running_tool() -> None:
     records = RequestRecords("m", FakeClock())
 
     async def ask() -> None:
-        with records.keep("req-1") as record:
+        with running_record(records, "req-1") as record:
             work = ScriptedWork([*call("search", ASK), *end(TOOL_CALLS)])
             work.record = record
             await events_of(work, request(tools=["search"]), setup(tool_box(tool)))

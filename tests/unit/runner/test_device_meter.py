@@ -84,7 +84,7 @@ class Stage:
 async def test_request_has_its_share_of_time_and_energy() -> None:
     async with Stage(host(holder(ENGINE), energy_millijoules=1_000)) as stage:
         request = stage.request()
-        with request.calling():
+        with request:
             await let_all_run()
             for count in range(1, 9):
                 await stage.step(utilization=0.5, energy_millijoules=1_000 + 100 * count)
@@ -97,7 +97,7 @@ async def test_request_has_its_share_of_time_and_energy() -> None:
 async def test_request_without_a_lease_has_no_usage_and_starts_no_sampler() -> None:
     async with Stage(host(holder(ENGINE), utilization=1.0)) as stage:
         request = stage.request(grant=None)
-        with request.calling():
+        with request:
             await let_all_run()
             assert not stage.meter.called.is_set()
         assert request.usage() is None
@@ -118,7 +118,7 @@ async def test_request_without_a_lease_has_no_usage_and_starts_no_sampler() -> N
 async def test_unmeasurable_usage_is_unknown_and_never_zero(snapshot: HostSnapshot, gap: int) -> None:
     async with Stage(snapshot) as stage:
         request = stage.request()
-        with request.calling():
+        with request:
             await let_all_run()
             for _ in range(8):
                 await stage.step()
@@ -133,7 +133,7 @@ async def test_time_between_the_turns_of_a_request_is_not_charged() -> None:
     async with Stage(host(holder(ENGINE), utilization=1.0, energy_millijoules=0)) as stage:
         request = stage.request()
         for _ in range(2):
-            with request.calling():
+            with request:
                 await let_all_run()
                 for _ in range(4):
                     await stage.step()
@@ -150,7 +150,7 @@ async def test_idle_runner_samples_rarely_and_lists_processes_once() -> None:
         assert stage.observer.looks == 1
         await stage.step(0.1)
         assert (stage.observer.looks, stage.lists) == (2, 1)
-        with stage.request().calling():
+        with stage.request():
             await let_all_run()
             assert stage.observer.looks == 3, "at once"
             await stage.step()
@@ -162,7 +162,7 @@ async def test_idle_runner_samples_rarely_and_lists_processes_once() -> None:
 
 async def test_host_without_a_driver_is_checked_once_a_minute() -> None:
     async with Stage(HostSnapshot(host="box", source=Source.NVML)) as stage:
-        with stage.request().calling():
+        with stage.request():
             await stage.clock.advance(LOOK_FOR_DEVICES_SECONDS - 1.0)
             await let_all_run()
             assert stage.observer.looks == 1

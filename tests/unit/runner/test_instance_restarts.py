@@ -4,7 +4,7 @@ import asyncio
 from datetime import UTC
 
 import pytest
-from instance_stage import living
+from instance_stage import living, running_record
 from kit.failures import fails
 from kit.presence import present
 
@@ -93,7 +93,7 @@ async def test_verdict_takes_precedence_at_any_stage_of_the_request() -> None:
     records = RequestRecords("m", FakeClock())
 
     async def work() -> None:
-        with records.keep("r"):
+        with running_record(records, "r"):
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from instance_stage import running_record
 
 from runner_svc.backend.port import Backend, CallInfo
 from runner_svc.chat.receipt import AnswerReceipt
@@ -82,7 +83,7 @@ async def test_model_tokens_per_second_update_while_its_requests_stream() -> Non
     """Observed: 0 tokens/s while four requests streamed."""
     clock = FakeClock()
     records = RequestRecords("m", clock)
-    with records.keep("a") as one, records.keep("b") as other:
+    with running_record(records, "a") as one, running_record(records, "b") as other:
         assert records.tokens_per_second is None
         for _ in range(10):
             one.note_token()
@@ -96,7 +97,7 @@ async def test_model_tokens_per_second_update_while_its_requests_stream() -> Non
 
 async def test_running_request_counts_its_tokens_and_the_speed_of_its_turn() -> None:
     clock = FakeClock()
-    with RequestRecords("m", clock).keep("a") as record:
+    with running_record(RequestRecords("m", clock), "a") as record:
         record.begin_turn()
         assert record.tokens_per_second is None
         for _ in range(5):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from chat_stage import end
-from instance_stage import CALL, Stage, StepBackend
+from instance_stage import CALL, Stage, StepBackend, running_record
 from kit.one_model import OneModel
 
 from runner_svc.backend.port import CacheIsolation, CallInfo
@@ -176,7 +176,7 @@ async def test_prompt_that_is_flushed_before_its_turn_is_not_processed() -> None
         await stage.instance.idle_work.note(_chat("Be brief."), "m", "a", Handling(prefix_seconds=3_600.0))
         await stage.instance.unload()
         await stage.clock.advance(1.0)
-        with stage.instance.records.keep("r"):
+        with running_record(stage.instance.records, "r"):
             await stage.instance.wake()
             await stage.settle()
             await caches.flush(pb.FlushCacheRequest(scope=pb.FlushCacheRequest.SCOPE_TENANT, tenant="a"))
@@ -214,9 +214,9 @@ async def test_work_goes_on_only_when_no_request_has_begun_meanwhile() -> None:
     async with _prewarming(_view("keeper"), replaces=True) as (stage, engine, caches):
         caches.add(stage.instance)
         records = stage.instance.records
-        with records.keep("first"):
+        with running_record(records, "first"):
             await stage.advance(1.0)
-        with records.keep("second"):
+        with running_record(records, "second"):
             await stage.settle()
             assert engine.calls == []
         await stage.settle()

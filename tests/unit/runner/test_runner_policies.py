@@ -15,15 +15,15 @@ from runner_svc.supervise.process import describe_exit
 from weft.kernel.reasons import Reason
 
 
-def test_slot_is_freed_even_if_its_block_raises() -> None:
+def test_taken_slot_is_refused_until_it_is_given_back() -> None:
     slots = SlotTable(1)
-    with pytest.raises(ZeroDivisionError), slots.hold("r1"):
-        raise ZeroDivisionError
-    with slots.hold("r2"):
-        assert slots.holders == ("r2",)
-        with fails(Reason.NO_SLOT_AVAILABLE), slots.hold("r3"):
-            pass
+    slots.take("r1")
+    with fails(Reason.NO_SLOT_AVAILABLE):
+        slots.take("r2")
+    assert slots.holders == ("r1",)
+    slots.give_back("r1")
     assert not slots.holders
+    slots.take("r2")
 
 
 def test_log_ring_keeps_the_last_lines_within_its_bound_and_truncates_long_ones() -> None:
@@ -47,12 +47,16 @@ def test_exit_is_described_as_text(code: int, words: str) -> None:
 def test_instances_of_a_runner_share_its_limit() -> None:
     limit = RequestLimit(2)
     first, second = SlotTable(2, limit), SlotTable(2, limit)
-    with first.hold("r1"), second.hold("r2"):
-        with fails(Reason.NO_SLOT_AVAILABLE), second.hold("r3"):
-            pass
-        assert second.holders == ("r2",)
-    with first.hold("r4"), first.hold("r5"):
-        assert first.holders == ("r4", "r5")
+    first.take("r1")
+    second.take("r2")
+    with fails(Reason.NO_SLOT_AVAILABLE):
+        second.take("r3")
+    assert second.holders == ("r2",)
+    first.give_back("r1")
+    second.give_back("r2")
+    first.take("r4")
+    first.take("r5")
+    assert first.holders == ("r4", "r5")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import pytest
+from instance_stage import running_record
 
 from runner_svc.backend.port import (
     Backend,
@@ -77,7 +78,7 @@ class WatchdogStage:
 
     async def request(self, request_id: str = "r1") -> tuple[RequestRecord, "asyncio.Task[None]"]:
         async def wait() -> None:
-            with self.records.keep(request_id) as record:
+            with running_record(self.records, request_id) as record:
                 record.begin_turn()
                 await asyncio.Event().wait()
 
