@@ -6,6 +6,7 @@ library is seen. Two runs of one tree differ by 1.5 % (background tasks).
 
 import argparse
 import json
+import os
 import shutil
 import tempfile
 import time
@@ -26,6 +27,7 @@ WARM_UP = 50
 CHATS = 400
 CONNECTIONS = 1
 """One after another, so that the number does not depend on how many requests a busy process finds at once."""
+LOAD_SECONDS = 120.0
 WRITE_SECONDS = 30.0
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -68,23 +70,24 @@ def count_calls(contender: Contender, folder: Path, connections: int = CONNECTIO
     site.mkdir(parents=True)
     written.mkdir()
     shutil.copy(call_hook.__file__, site / "sitecustomize.py")
-    hooked = {"PYTHONPATH": str(site), call_hook.FOLDER_VARIABLE: str(written)}
+    path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
+    hooked = {"PYTHONPATH": path, call_hook.FOLDER_VARIABLE: str(written)}
     contender = replace(contender, environment={**contender.environment, **hooked})
     with running_stub(ROOT, folder / "stub") as stub, running(contender, ROOT, folder / "mesh", stub) as target:
         roles = {pid: role for pid, role in roles_of_tree(target.process, contender).items() if role != BACKEND_ROLE}
         main = {pid: role for pid, role in roles.items() if _is_hooked(pid)}
         body = chat(UNARY_TOKENS, stream=False)
-        load = target.job(body, connections=connections, seconds=WRITE_SECONDS, max_requests=CHATS)
+        load = target.job(body, connections=connections, seconds=LOAD_SECONDS, max_requests=CHATS)
         run_load(target.job(body, connections=connections, max_requests=WARM_UP), ROOT)
         began = time.monotonic()
         _signal(main)
-        run_load(load, ROOT)
+        chats = run_load(load, ROOT).requests
         busy = _counts(main, written)
         seconds = time.monotonic() - began
         _signal(main)
         time.sleep(seconds)
         idle = _counts(main, written)
-    return {role: Calls(_per_chat(busy[pid], idle[pid])) for pid, role in main.items()}
+    return {role: Calls(_per_chat(busy[pid], idle[pid], chats)) for pid, role in main.items()}
 
 
 def _is_hooked(pid: int) -> bool:
@@ -114,9 +117,9 @@ def _counts(pids: Iterable[int], folder: Path) -> dict[int, Counter[tuple[str, s
 
 
 def _per_chat(
-    busy: Counter[tuple[str, str, bool]], idle: Counter[tuple[str, str, bool]]
+    busy: Counter[tuple[str, str, bool]], idle: Counter[tuple[str, str, bool]], chats: int
 ) -> Counter[tuple[str, str, bool]]:
-    return Counter({key: (number - idle[key]) / CHATS for key, number in busy.items()})
+    return Counter({key: (number - idle[key]) / chats for key, number in busy.items()})
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -25,6 +25,7 @@ from weft.dispatch.placement import (
     RouterPort,
     canceller_of,
 )
+from weft.dispatch.remote_router import PLACE, REPORT_END
 from weft.durable.journal_policy import JournalPolicy
 from weft.kernel.abilities import ThinkingMode
 from weft.kernel.errors import WeftError, invalid_field
@@ -44,6 +45,7 @@ from weft.kernel.rpc import AnsweringServicer
 from weft.kernel.service import stop_tasks
 from weft.kernel.telemetry import carried_traceparent
 from weft.kernel.timestamps import optional_duration, optional_seconds, set_seconds
+from weft.link.carried_calls import CarriedCalls, Forward
 
 if TYPE_CHECKING:
     from router_svc.loop import Mailbox
@@ -253,6 +255,19 @@ class PlacementServicer(AnsweringServicer, placement_service_pb2_grpc.PlacementS
                 await context.write(pb.PlaceResponse(cancelled=pb.PlaceCancelled(cancelled_by=cancelled_by)))
                 await asyncio.Event().wait()
             await context.write(decision)
+
+
+def add_placement_to_server(
+    servicer: PlacementServicer, server: grpc.aio.Server, forward: Forward | None = None
+) -> CarriedCalls:
+    """Adds PlacementService to a server. Returns the streams on which dispatchers call what belongs to a request.
+
+    `forward` is asked first for each call on them.
+    """
+    placement_service_pb2_grpc.add_PlacementServiceServicer_to_server(servicer, server)
+    carried = CarriedCalls({PLACE: servicer.Place, REPORT_END: servicer.ReportEnd}, forward)
+    carried.add_to_server(server)
+    return carried
 
 
 def _request_from_proto(message: pb.PlaceOpen, traceparent: str) -> PlacementRequest:

@@ -13,6 +13,7 @@ from router_svc.config import RelayConfig
 from router_svc.policy.token_refusals import TokenRefusals
 from router_svc.relay_models import ModelCalls
 from router_svc.relay_sessions import LinkSession, SessionCalls
+from weft.api.common.v1 import link_pb2
 from weft.api.operations.v1 import process_service_pb2
 from weft.api.registry.v1 import join_token_service_pb2, join_token_service_pb2_grpc, registry_service_pb2
 from weft.api.router.v1 import relay_service_pb2
@@ -26,9 +27,9 @@ from weft.kernel.reasons import Reason
 from weft.kernel.rpc import ChannelPool, answering, calling
 from weft.kernel.rpc_auth import API_KEY, AUTHORIZATION
 from weft.kernel.service import stop_tasks
-from weft.link.forward import Context, RawServices, finish, forward_to_link
-from weft.link.frames import Side, forwardable
-from weft.link.link import ACCEPTED_KEY, CLOCK_KEY, MACHINE_KEY, Link
+from weft.link.forward import Context, RawServices, finish, forward_call, forward_to_link
+from weft.link.frames import Metadata, Side, forwardable
+from weft.link.link import ACCEPTED_KEY, CLOCK_KEY, MACHINE_KEY, Link, LinkCall
 from weft.link.multiplexer import LinkLimits, UnreadShare
 
 if TYPE_CHECKING:
@@ -135,10 +136,8 @@ _NOT_FOR_RUNNERS = frozenset({RUNNER_KEY, AUTHORIZATION, API_KEY})
 """Metadata that is not forwarded: a gateway's key gives access to the whole mesh, and joined runners need not be
 trusted."""
 RELAY_SERVICE = relay_service_pb2.DESCRIPTOR.services_by_name["RelayService"].full_name
-RELAYED_SERVICES = (
-    *dict.fromkeys(spec.runner_rpc.service for spec in OPERATIONS.values()),
-    runner_service_pb2.DESCRIPTOR.services_by_name["RunnerService"].full_name,
-)
+RELAYED_SERVICES = (runner_service_pb2.DESCRIPTOR.services_by_name["RunnerService"].full_name,)
+"""Calls that belong to no request; those of requests come on streams, see `Relay.forward`."""
 PROCESS_SERVICE = process_service_pb2.DESCRIPTOR.services_by_name["ProcessService"].full_name
 """Also a service of the router itself; a call that names a runner is forwarded to it."""
 _LIST = "/weft.api.registry.v1.RegistryService/ListResources"
@@ -175,17 +174,19 @@ class RelayLink:
         await self._idle.wait()
 
     async def serve(self, method: str, requests: AsyncIterator[bytes], context: Context) -> None:
-        """Forward a call to the runner.
+        """Forward a gRPC call to the runner."""
+        metadata = _for_runners(forwardable(cast("Any", context.invocation_metadata())))
+        await finish(context, await forward_to_link(self.link, method, metadata, requests, context))
 
-        Raises NO_SLOT_AVAILABLE if the runner is at its maximum number of requests, SHUTTING_DOWN for a model call
-        while the relay drains.
+    async def carry(self, call: LinkCall, metadata: Metadata) -> link_pb2.CallEnd:
+        """Forward a model call to the runner.
+
+        Raises NO_SLOT_AVAILABLE if the runner is at its maximum number of requests, SHUTTING_DOWN while the relay
+        drains.
         """
-        if method not in _MODEL_METHODS:
-            await self._forward(method, requests, context)
-            return
         if self.session.is_draining:
             raise _shutting_down()
-        limit, is_work = self.session.max_requests, method in _WORK_METHODS
+        limit, is_work = self.session.max_requests, call.start.method in _WORK_METHODS
         if is_work and 0 < limit <= self._working:
             raise WeftError(
                 Reason.NO_SLOT_AVAILABLE, f"{self.session.runner} is processing {limit} requests, which is its limit"
@@ -194,18 +195,16 @@ class RelayLink:
         self._working += is_work
         self._idle.clear()
         try:
-            await self._forward(method, requests, context)
+            return await forward_call(call, self.link, _for_runners(metadata))
         finally:
             self._running -= 1
             self._working -= is_work
             if not self._running:
                 self._idle.set()
 
-    async def _forward(self, method: str, requests: AsyncIterator[bytes], context: Context) -> None:
-        metadata = forwardable(cast("Any", context.invocation_metadata()))
-        onward = tuple(entry for entry in metadata if entry[0] not in _NOT_FOR_RUNNERS)
-        status = await forward_to_link(self.link, method, onward, requests, context)
-        await finish(context, status)
+
+def _for_runners(metadata: Metadata) -> Metadata:
+    return tuple(entry for entry in metadata if entry[0] not in _NOT_FOR_RUNNERS)
 
 
 class Relay:
@@ -373,13 +372,22 @@ class Relay:
                 with suppress(WeftError):
                     await calls.close(session)
 
+    async def forward(self, call: LinkCall, metadata: Metadata) -> link_pb2.CallEnd | None:
+        """Forward a model call on a stream to the runner that its metadata names; None: it is no model call.
+
+        Raises INVALID_ARGUMENT without one name, RUNNER_UNREACHABLE, and as `RelayLink.carry`.
+        """
+        if call.start.method not in _MODEL_METHODS:
+            return None
+        return await (await self._find(metadata)).carry(call, metadata)
+
     async def _serve(self, method: str, requests: AsyncIterator[bytes], context: Context) -> None:
         async with answering(context):
-            standing = await self._find(context)
+            standing = await self._find(cast("Any", context.invocation_metadata()) or ())
             await standing.serve(method, requests, context)
 
-    async def _find(self, context: Context) -> RelayLink:
-        named = [value for key, value in cast("Any", context.invocation_metadata()) or () if key == RUNNER_KEY]
+    async def _find(self, metadata: Metadata) -> RelayLink:
+        named = [value for key, value in metadata if key == RUNNER_KEY]
         runner = str(named[0]) if len(named) == 1 else ""
         if not runner:
             raise invalid_field(f"metadata {RUNNER_KEY}", "must name the runner once, as its address says")

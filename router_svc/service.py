@@ -13,7 +13,7 @@ from router_svc.inference_servicer import InferenceServicer
 from router_svc.loop import LoopDeps, RouterRecords, SchedulingLoop, TicketIssuer
 from router_svc.memory_watch import MemoryWatch
 from router_svc.observer import RouterState, SchedulingObserver
-from router_svc.placement import LocalPlacement, PlacementServicer
+from router_svc.placement import LocalPlacement, PlacementServicer, add_placement_to_server
 from router_svc.prefix_watch import PrefixWatch
 from router_svc.relay import Relay
 from router_svc.request_record import RequestHistory
@@ -25,7 +25,6 @@ from weft.api.registry.v1 import lease_service_pb2
 from weft.api.router.v1 import (
     inference_service_pb2,
     placement_service_pb2,
-    placement_service_pb2_grpc,
     request_pb2,
     request_service_pb2,
     request_service_pb2_grpc,
@@ -48,6 +47,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.rpc import ChannelPool, calling, open_channel
 from weft.kernel.service import Service
 from weft.kernel.tracing import NO_TRACING, Tracing
+from weft.link.carried_calls import CARRY, CallStreams, CarriedCalls
 from weft.wake.run import run_recipe
 
 log = get_logger("weft.router")
@@ -87,6 +87,7 @@ class RouterService(Service):
         # Uses the registry's time like runners do, as this machine's clock may be off or be set.
         self._mesh_clock = MeshClock(clock)
         self.channels = ChannelPool(security=config.security)
+        self.streams = CallStreams(self.channels)
         """Channels to runners for dispatchers in this process; closed when the router stops."""
         run_wake_recipe = partial(run_recipe, environment=config.wake_environment, outbound=config.outbound)
         self.captures = CaptureSender(lambda: self._registry)
@@ -144,6 +145,7 @@ class RouterService(Service):
             watches=config.watches,
         )
         self._memory: MemoryWatch | None = None
+        self._carried: CarriedCalls | None = None
         self.relay = None if config.relay is None else Relay(config.relay, self._mesh_clock, self.channels)
         self._registry: grpc.aio.Channel | None = None
         self._fleet: FleetWatcher | None = None
@@ -214,6 +216,7 @@ class RouterService(Service):
             inference_service_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name,
             placement_service_pb2.DESCRIPTOR.services_by_name["PlacementService"].full_name,
             request_service_pb2.DESCRIPTOR.services_by_name["RequestService"].full_name,
+            CARRY.service,
         )
 
     @override
@@ -221,7 +224,7 @@ class RouterService(Service):
         config, tasks = self._config, self._tasks
         journal = JournalPolicy(self, config.journal, is_possible=tasks is not None)
         layers = () if tasks is None else (durable_calls(tasks, self._clock, files=self._task_files),)
-        dispatcher = Dispatcher(self.placement, self.channels, clock=self._clock, fleet=self, tracing=self.tracing)
+        dispatcher = Dispatcher(self.placement, self.streams, clock=self._clock, fleet=self, tracing=self.tracing)
         dispatcher.observers = self.observers
         InferenceServicer(
             LayeredDispatcher(dispatcher, *layers),
@@ -231,8 +234,8 @@ class RouterService(Service):
             asked=lambda model, tenant: asked_name(self._view, model, tenant),
             spans=CallSpans(self._clock, self.tracing),
         ).add_to_server(server)
-        placement = PlacementServicer(self.placement, journal)
-        placement_service_pb2_grpc.add_PlacementServiceServicer_to_server(placement, server)
+        forward = None if self.relay is None else self.relay.forward
+        self._carried = add_placement_to_server(PlacementServicer(self.placement, journal), server, forward)
         request_service_pb2_grpc.add_RequestServiceServicer_to_server(self.requests, server)
         if self.relay is not None:
             server.add_generic_rpc_handlers((self.relay.services(),))
@@ -277,6 +280,8 @@ class RouterService(Service):
             self._fleet = None
         if self.relay is not None:
             await self.relay.stop(grace_seconds)
+        if self._carried is not None:
+            await self._carried.stop()
         if self._registry is not None:
             await self._registry.close(grace=None)
             self._registry = None

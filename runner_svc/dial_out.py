@@ -24,8 +24,9 @@ from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import CHANNEL_OPTIONS, answering, error_from_call
 from weft.kernel.service import Service, start_critical, stop_tasks
+from weft.link.carried_calls import CarriedCalls
 from weft.link.forward import Context, RawServices, finish, forward_to_channel, forward_to_link
-from weft.link.frames import Side, error_of, forwardable
+from weft.link.frames import Side, error_of, forwardable, status_of
 from weft.link.link import ACCEPTED_KEY, CLOCK_KEY, MACHINE_KEY, Link, LinkCall
 from weft.link.multiplexer import LinkLimits
 
@@ -109,16 +110,20 @@ class DialOut(Service):
         config: DialOutConfig,
         on_event: Callable[[LinkEvent], None],
         *,
+        carried: Callable[[], CarriedCalls | None] = lambda: None,
         note_fresh_link: Callable[[], None] = lambda: None,
         note_mesh_time: Callable[[datetime], None] = lambda _: None,
         random: Random | None = None,
     ) -> None:
-        """`note_fresh_link` makes the runner reopen its session immediately instead of at the next heartbeat.
+        """`carried` returns the runner's calls of requests, which are answered here; others go to its own server.
+
+        `note_fresh_link` makes the runner reopen its session immediately instead of at the next heartbeat.
 
         `note_mesh_time` is called with the mesh's time for each link.
         """
         self._config = config
         self._on_event = on_event
+        self._carried = carried
         self._note_fresh_link = note_fresh_link
         self._note_mesh_time = note_mesh_time
         self._clock = SystemClock()
@@ -261,6 +266,12 @@ class DialOut(Service):
 
     async def _answer(self, call: LinkCall) -> link_pb2.CallEnd:
         require_callable(call.start.method, accepts_models=self._config.accepts_models)
+        carried = self._carried()
+        if carried is not None and carried.serves(call.start.method):
+            try:
+                return await carried.answer(call)
+            except WeftError as error:
+                return redact_status(status_of(error))
         assert self._local is not None, "a call before start"
         return redact_status(await forward_to_channel(call, self._local))
 

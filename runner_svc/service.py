@@ -60,6 +60,7 @@ from weft.kernel.log import get_logger
 from weft.kernel.names import new_id
 from weft.kernel.rpc import ChannelPool, GenericHandlers, open_channel
 from weft.kernel.service import Service, start_task, stop_tasks
+from weft.link.carried_calls import CARRY, CarriedCalls
 from weft.wake.run import run_recipe
 
 if TYPE_CHECKING:
@@ -166,6 +167,8 @@ class RunnerService(Service):
             clock_offset=self._clock_offset,
         )
         """Admits requests with tickets, over gRPC and over HTTP."""
+        self.carried: CarriedCalls | None = None
+        """Calls of dispatchers on shared streams; None before `register`."""
         self._registry: grpc.aio.Channel | None = None
         self._reading: asyncio.Task[None] | None = None
         self._digesting: asyncio.Task[None] | None = None
@@ -195,12 +198,13 @@ class RunnerService(Service):
             embedding_service_pb2.DESCRIPTOR.services_by_name["EmbeddingService"].full_name,
             model_call_service_pb2.DESCRIPTOR.services_by_name["ModelCallService"].full_name,
             runner_service_pb2.DESCRIPTOR.services_by_name["RunnerService"].full_name,
+            CARRY.service,
         )
 
     @override
     def register(self, server: grpc.aio.Server) -> None:
         self._chats |= {name: self._chat_setup(name, instance.config) for name, instance in self._by_name.items()}
-        DataPlane(self.admission, self._chats).add_to_server(server)
+        self.carried = DataPlane(self.admission, self._chats).add_to_server(server)
         # Generic, so that the link of a joined runner may forward calls that name another runner.
         add: Any = runner_service_pb2_grpc.add_RunnerServiceServicer_to_server
         add(self._control, GenericHandlers(server))
@@ -403,6 +407,9 @@ class RunnerService(Service):
                 # A failure must not prevent stopping the others, the tools and the connection.
                 log.error("a model did not stop cleanly", model=instance.model, error=repr(end)[:512])
         await self._caches.settle()
+        # After the instances, which end the remaining requests with their reasons.
+        if self.carried is not None:
+            await self.carried.stop()
         if self._sampler is not None:
             await self._sampler.stop()
         # Only now: leases are released after their engines have ended, while the session is still open.

@@ -24,7 +24,8 @@ from weft.dispatch.operations import CHAT, IMAGE, OPERATIONS, SPEECH, TOKENIZE, 
 from weft.dispatch.parameter_checks import handling_of
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import add_methods, answering
+from weft.kernel.rpc import RpcMethod, add_methods, answering
+from weft.link.carried_calls import CarriedCalls
 
 MAX_HELD_EVENTS = 256
 """Maximum number of held-back events of a non-streaming answer, which limits the message size."""
@@ -121,11 +122,20 @@ class DataPlane:
         self._desk = desk
         self._chats = chats
 
-    def add_to_server(self, server: grpc.aio.Server) -> None:
-        """Adds the services to a server."""
+    def add_to_server(self, server: grpc.aio.Server) -> CarriedCalls:
+        """Adds the services to a server. Returns the streams on which dispatchers call them."""
         unary = {spec.runner_rpc: partial(self._answer, spec) for spec in OPERATIONS.values() if not spec.streamed}
         media = {spec.runner_rpc: partial(self._stream, spec) for spec in (IMAGE, TRANSCRIPTION)}
-        add_methods(server, {CHAT.runner_rpc: self._generate, SPEECH.runner_rpc: self._speak, **unary, **media})
+        methods: dict[RpcMethod, Callable[..., Any]] = {
+            CHAT.runner_rpc: self._generate,
+            SPEECH.runner_rpc: self._speak,
+            **unary,
+            **media,
+        }
+        add_methods(server, methods)
+        carried = CarriedCalls(methods)
+        carried.add_to_server(server)
+        return carried
 
     async def _generate(self, request: generation_service_pb2.GenerateRequest, context: Context) -> None:
         async with answering(context):

@@ -11,11 +11,10 @@ from kit.scheduling import scheduling_loop
 from kit.serving import served
 
 from router_svc.loop import SchedulingLoop, WakeEnd, WakeFinished
-from router_svc.placement import LocalPlacement, PlacementServicer
+from router_svc.placement import LocalPlacement, PlacementServicer, add_placement_to_server
 from router_svc.policy.decisions import Wakes
 from router_svc.policy.limits import SchedulerLimits
 from weft.api.registry.v1.runner_pb2 import InstanceState
-from weft.api.router.v1 import placement_service_pb2_grpc
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.placement import RouterPort
 from weft.dispatch.remote_router import RemoteRouter
@@ -101,9 +100,7 @@ class TestRemotePlacement(RouterPlacement):
     @asynccontextmanager
     async def over(self, loop: SchedulingLoop) -> AsyncGenerator[RouterPort]:
         servicer = PlacementServicer(LocalPlacement(loop))
-        async with served(
-            self._socket, (placement_service_pb2_grpc.add_PlacementServiceServicer_to_server, servicer)
-        ) as channel:
+        async with served(self._socket, (add_placement_to_server, servicer)) as channel:
             yield RemoteRouter(channel, SystemClock())
             await until_nothing_is_held(loop)
         loop.close()

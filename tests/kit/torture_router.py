@@ -131,7 +131,7 @@ def broken_tasks(
 ) -> TaskService:
     calls = CallMaker(
         placement=router.placement,
-        channels=router.channels,
+        streams=router.streams,
         fleet=router,
         clock=SystemClock(),
         names=KnownNames(router),

@@ -57,12 +57,12 @@ from weft.kernel.names import AGENT_PREFIX, WORKFLOW_PREFIX
 from weft.kernel.placement_request import PlacementRequest, PrefixHolder
 from weft.kernel.reasons import Reason, reason_of
 from weft.kernel.request import Priority, Skill
-from weft.kernel.rpc import ChannelPool, error_from_call
 from weft.kernel.rpc_auth import caller
 from weft.kernel.telemetry import TRACEPARENT
 from weft.kernel.timestamps import optional_seconds, seconds_of
 from weft.kernel.tracing import NO_TRACING, ServiceName, TraceContext, Tracing
 from weft.kernel.unknown_names import UNKNOWN_NAME, among, of_the_kind
+from weft.link.carried_calls import CallStreams, CarriedCall
 
 if TYPE_CHECKING:
     from weft.dispatch.run_observer import ObservedRun, RunObserver
@@ -85,7 +85,7 @@ class Dispatcher(RequestDispatcher):
     def __init__(
         self,
         placement: PlacementPort,
-        channels: ChannelPool,
+        streams: CallStreams,
         *,
         clock: Clock | None = None,
         steady: ReconnectConfig | None = None,
@@ -95,7 +95,7 @@ class Dispatcher(RequestDispatcher):
     ) -> None:
         """`fleet` resolves agents; without it there are none. `service` is the process's name in traces."""
         self.placement = placement
-        self.channels = channels
+        self.streams = streams
         self.clock = clock or SystemClock()
         self.steady = steady or ReconnectConfig()
         self.fleet = fleet
@@ -439,7 +439,7 @@ class _Attempt:
         self._placement = placement
         self._grant = grant
         self._spec: OperationSpec[Any, Any] = run.call.spec
-        self._rpc: Any = None
+        self._rpc: CarriedCall | None = None
         self._is_complete = False
         self.has_content = False
         self.trace = run.trace
@@ -458,12 +458,7 @@ class _Attempt:
                 raise run.cancelled
         while run.call.receipt is None:
             try:
-                # Not `async for`: iterating a call creates a reference cycle, which only the garbage collector frees.
-                response = await (rpc.read() if self._spec.streamed else rpc)
-            except grpc.aio.AioRpcError as error:
-                raise run.cancelled or runner_error(
-                    error_from_call(error, Reason.WORKER_LOST, Reason.RUNNER_UNREACHABLE)
-                ) from error
+                response = await rpc.read()
             except WeftError as error:
                 raise run.cancelled or runner_error(error) from error
             except asyncio.CancelledError:
@@ -479,7 +474,7 @@ class _Attempt:
                 return chunk
         return None
 
-    async def _call_runner(self) -> Any:
+    async def _call_runner(self) -> CarriedCall:
         run, grant, spec, rpc = self._run, self._grant, self._spec, self._spec.runner_rpc
         request = rpc.request(options=self._options(), **{spec.payload_field: run.payload})
         request.ticket.CopyFrom(grant.ticket)
@@ -489,16 +484,11 @@ class _Attempt:
             request.behaviour.CopyFrom(run.behaviour)
         if run.workflow is not None:
             request.workflow.CopyFrom(run.workflow)
-        metadata = (("x-request-id", run.context.request_id), (TRACEPARENT, self._traceparent()))
-        timeout_seconds = run.seconds_left(grant)
-        channel = await run.deps.channels.get(grant.address)
-        opens = channel.unary_stream if spec.streamed else channel.unary_unary
-        method: Any = opens(
-            rpc.path, request_serializer=rpc.request.SerializeToString, response_deserializer=rpc.response.FromString
-        )
-        # Built here: gRPC needs 3 us to detect that a tuple is not Metadata.
-        made = grpc.aio.Metadata(*metadata, *metadata_of(grant.address))
-        return method(request, timeout=timeout_seconds, metadata=made)
+        metadata = ((TRACEPARENT, self._traceparent()),)
+        stream = await run.deps.streams.to(grant.address)
+        call = stream.call(rpc, (*metadata, *metadata_of(grant.address)), run.seconds_left(grant))
+        await call.write(request)
+        return call
 
     def _traceparent(self) -> str:
         """Returns the trace context for the engine: the runner's span of this attempt if it is recorded."""
@@ -521,14 +511,14 @@ class _Attempt:
     def cancel(self) -> None:
         """Cancels the runner's work unless the request is complete. Idempotent.
 
-        A complete stream gets a moment to end: in 1 of 12 cases (measured), an immediate reset arrives before the
-        runner has finished, and costs its connection to the engine.
+        A complete stream gets a moment to end: an immediate cancellation may arrive before the runner has finished,
+        and costs its connection to the engine.
         """
         if self._rpc is None:
             return
         if not self._is_complete or self._rpc.done():
             self._rpc.cancel()
-        elif self._spec.streamed:
+        else:
             asyncio.get_running_loop().call_later(STREAM_END_SECONDS, self._rpc.cancel)
 
     def note_content(self) -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_status import rpc_status
 from typing_extensions import override
 
 from weft.api.common.v1 import receipt_pb2
@@ -26,19 +25,17 @@ from weft.dispatch.placement import (
 )
 from weft.kernel.clock import Clock, wait_for_event, within
 from weft.kernel.errors import WeftError
-from weft.kernel.interrupt import task_is_cancelled
 from weft.kernel.log import get_logger
 from weft.kernel.placement_request import PlacementRequest, PoolQueue
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import calling, error_from_call
+from weft.kernel.rpc import RpcMethod, calling
 from weft.kernel.service import start_task, stop_tasks
 from weft.kernel.telemetry import TRACEPARENT
 from weft.kernel.timestamps import optional_duration, optional_seconds
+from weft.link.carried_calls import CallStream, CarriedCall
 
 if TYPE_CHECKING:
     from weft.api.router.v1.placement_service_pb2_grpc import PlacementServiceAsyncStub
-
-    PlaceCall = grpc.aio.StreamStreamCall[pb.PlaceRequest, pb.PlaceResponse]
 
 log = get_logger("weft.router_watch")
 
@@ -49,7 +46,9 @@ CHECK_TIMEOUT_SECONDS = 2.0
 LEADER_WAIT_SECONDS = 1.0
 """How long a request waits for a leader before it is placed again."""
 NO_ROUTER = "no router of the mesh leads"
-_PLACEMENT = pb.DESCRIPTOR.services_by_name["PlacementService"].full_name
+_SERVICE = pb.DESCRIPTOR.services_by_name["PlacementService"]
+PLACE, REPORT_END = (RpcMethod(_SERVICE.methods_by_name[name]) for name in ("Place", "ReportEnd"))
+"""Methods that belong to one request, which share a stream."""
 
 
 class RouterSource(Protocol):
@@ -85,7 +84,8 @@ class RemoteRouter(RouterPort):
         """
         self.router = router or Router(name="router")
         self.channel = channel
-        self.stub = cast("PlacementServiceAsyncStub", placement_service_pb2_grpc.PlacementServiceStub(channel))
+        self._stub = cast("PlacementServiceAsyncStub", placement_service_pb2_grpc.PlacementServiceStub(channel))
+        self.stream = CallStream(channel, Reason.SERVICE_UNAVAILABLE, Reason.SERVICE_UNAVAILABLE)
         self._health = health_pb2_grpc.HealthStub(channel)
         self._clock = clock
         self._on_change = on_change
@@ -144,19 +144,21 @@ class RemoteRouter(RouterPort):
     async def quote(self, request: PlacementRequest) -> Sequence[Quote]:
         asked = pb.QuoteRequest(open=_open_to_proto(request))
         with calling(Reason.SERVICE_UNAVAILABLE):
-            return (await self.stub.Quote(asked, timeout=QUEUES_TIMEOUT_SECONDS)).quotes
+            return (await self._stub.Quote(asked, timeout=QUEUES_TIMEOUT_SECONDS)).quotes
 
     @override
     async def report_end(self, request: PlacementRequest, receipt: receipt_pb2.Receipt) -> bool:
         finished = pb.PlaceFinished(reason=receipt.reason, receipt=receipt)
-        report = pb.ReportEndRequest(open=_open_to_proto(request), finished=finished)
-        with calling(Reason.SERVICE_UNAVAILABLE):
-            return (await self.stub.ReportEnd(report)).recorded
+        call = self.stream.call(REPORT_END, (), None)
+        await call.write(pb.ReportEndRequest(open=_open_to_proto(request), finished=finished))
+        recorded: bool = (await call.read()).recorded
+        call.cancel()
+        return recorded
 
     @override
     async def queues(self) -> Sequence[PoolQueue]:
         with calling(Reason.SERVICE_UNAVAILABLE):
-            response = await self.stub.ListQueues(pb.ListQueuesRequest(), timeout=QUEUES_TIMEOUT_SECONDS)
+            response = await self._stub.ListQueues(pb.ListQueuesRequest(), timeout=QUEUES_TIMEOUT_SECONDS)
         return [
             PoolQueue(
                 pool=queue.pool,
@@ -186,7 +188,7 @@ class RemoteRouter(RouterPort):
             await wait_for_event(self._hurried, self._clock, self._interval())
 
     async def _answers(self) -> bool:
-        request = health_pb2.HealthCheckRequest(service=_PLACEMENT)
+        request = health_pb2.HealthCheckRequest(service=_SERVICE.full_name)
         try:
             with calling(Reason.SERVICE_UNAVAILABLE):
                 answer = await self._health.Check(request, timeout=CHECK_TIMEOUT_SECONDS)
@@ -206,7 +208,7 @@ class RemotePlace(Placement):
     def __init__(self, router: RemoteRouter, request: PlacementRequest) -> None:
         self._router = router
         self._request = request
-        self._call: PlaceCall | None = None
+        self._call: CarriedCall | None = None
         """None: it is not entered, or the router was lost before."""
         self._reading: asyncio.Future[object] | None = None
         """The pending read of the message after a grant; None: no read is pending."""
@@ -215,31 +217,12 @@ class RemotePlace(Placement):
         """Whether the router ended the request itself, and so knows its end."""
 
     async def __aenter__(self) -> Self:
-        # The channel of a lost router may be closed, and then a call cannot be started.
-        if self._router.is_lost:
-            return self
-        # A call cancelled before its metadata was sent never finishes its first write (grpcio 1.85).
-        opening = asyncio.ensure_future(self._open())
-        lost = asyncio.ensure_future(self._router.lost.wait())
-        try:
-            await asyncio.wait({opening, lost}, return_when=asyncio.FIRST_COMPLETED)
-            if opening.done():
-                opening.result()
-            else:
-                self.abandon()
-        finally:
-            opening.cancel()
-            lost.cancel()
-            await asyncio.gather(opening, lost, return_exceptions=True)
+        request, router = self._request, self._router
+        if not router.is_lost:
+            metadata = ((TRACEPARENT, request.traceparent),) if request.traceparent else ()
+            self._call = router.stream.call(PLACE, metadata, request.seconds_left)
+            await self._call.write(pb.PlaceRequest(open=_open_to_proto(request)))
         return self
-
-    async def _open(self) -> None:
-        request = self._request
-        if self._router.is_lost:
-            return
-        metadata = ((TRACEPARENT, request.traceparent),) if request.traceparent else None
-        self._call = self._router.stub.Place(timeout=request.seconds_left, metadata=metadata)
-        await self._write(pb.PlaceRequest(open=_open_to_proto(request)))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -263,29 +246,22 @@ class RemotePlace(Placement):
         finally:
             router.waiting.discard(self)
 
-    async def _read(self, call: "PlaceCall") -> Decision:
+    async def _read(self, call: CarriedCall) -> Decision:
         reading, self._reading, self._on_cancelled = self._reading, None, None
         try:
             response = await (call.read() if reading is None else reading)
-        except grpc.aio.AioRpcError as error:
-            is_bare = rpc_status.from_call(error) is None
-            if is_bare and error.code() == grpc.StatusCode.UNAVAILABLE:
+        except WeftError as error:
+            if call.is_lost:
                 # Keeps the next placement away from this router until a health check succeeds.
                 self._router.note_lost()
                 raise self._lost() from error
-            # A read that had not started raises this instead of CancelledError.
-            if is_bare and error.code() == grpc.StatusCode.CANCELLED:
+            if error.reason is Reason.CANCELLED:
+                # The placement was abandoned; a cancelled request arrives differently.
                 raise self._lost() from error
-            found = error_from_call(error, Reason.SERVICE_UNAVAILABLE)
             # A stopping router counts as lost: the request is placed again.
-            is_stopping = found.reason is Reason.SHUTTING_DOWN
-            self._is_refused = not (is_bare or is_stopping or found.reason in PLACED_AGAIN)
-            raise (WeftError(Reason.SERVICE_UNAVAILABLE, found.message) if is_stopping else found) from error
-        except asyncio.CancelledError:
-            # The placement was abandoned or its channel was closed; a cancelled request arrives differently.
-            if task_is_cancelled():
-                raise
-            raise self._lost() from None
+            is_stopping = error.reason is Reason.SHUTTING_DOWN
+            self._is_refused = not (is_stopping or error.reason in PLACED_AGAIN)
+            raise (WeftError(Reason.SERVICE_UNAVAILABLE, error.message) if is_stopping else error) from error
         if not isinstance(response, pb.PlaceResponse):
             raise WeftError(Reason.NO_ROUTER_AVAILABLE, "the router ended the placement without a decision")
         match response.WhichOneof("kind"):
@@ -340,20 +316,23 @@ class RemotePlace(Placement):
             return False
         finished = pb.PlaceFinished(reason=reason.value, receipt=receipt)  # type: ignore[arg-type]  # same numbers
         await self._write(pb.PlaceRequest(finished=finished))
-        # The router ends the stream after counting the end; leaving earlier would cancel the report.
-        return await call.code() is grpc.StatusCode.OK or self._is_refused
+        # The router ends the call after counting the end; leaving earlier would cancel the report.
+        return await self._ends_well(call) or self._is_refused
+
+    async def _ends_well(self, call: CarriedCall) -> bool:
+        reading, self._reading = self._reading, None
+        try:
+            response = await (call.read() if reading is None else reading)
+            while response is not grpc.aio.EOF:
+                response = await call.read()
+        except WeftError:
+            return False
+        return True
 
     async def _write(self, request: pb.PlaceRequest) -> None:
         """Sends a message to the router unless it is lost, which the next read, not this write, detects."""
-        if self._call is None or self._router.is_lost:
-            return
-        try:
+        if self._call is not None and not self._router.is_lost:
             await self._call.write(request)
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            pass
-        except asyncio.CancelledError:
-            if task_is_cancelled():
-                raise
 
 
 def _open_to_proto(request: PlacementRequest) -> pb.PlaceOpen:

@@ -130,7 +130,7 @@ def connection_options() -> tuple[tuple[str, int], ...]:
 
 
 class RpcMethod:
-    """An rpc with a single request message, and its message classes."""
+    """An rpc and its message classes."""
 
     def __init__(self, method: descriptor.MethodDescriptor) -> None:
         service = method.containing_service
@@ -138,12 +138,13 @@ class RpcMethod:
         self.name: str = method.name
         self.path = f"/{service.full_name}/{method.name}"
         self.is_streamed: bool = method.server_streaming
+        self.takes_stream: bool = method.client_streaming
         self.request: Any = message_factory.GetMessageClass(method.input_type)
         self.response: Any = message_factory.GetMessageClass(method.output_type)
 
 
 def add_methods(server: grpc.aio.Server, methods: Mapping[RpcMethod, Callable[..., Any]]) -> None:
-    """Adds rpcs to a server, each served by a function of request and context."""
+    """Adds rpcs with a single request message to a server, each served by a function of request and context."""
     services: dict[str, dict[str, Any]] = {}
     for rpc, serve in methods.items():
         handler = grpc.unary_stream_rpc_method_handler if rpc.is_streamed else grpc.unary_unary_rpc_method_handler
@@ -337,19 +338,28 @@ def error_from_details(status: status_pb2.Status) -> WeftError | None:
     return found
 
 
-class DirectContext:
-    """The context of an in-process call to a servicer. Errors are raised to the caller unchanged."""
+class CallContext:
+    """The context of a call to a servicer that is not gRPC's. Errors are raised to the caller unchanged."""
 
-    __slots__ = ("_metadata", "write")
+    __slots__ = ("_metadata",)
 
-    def __init__(self, metadata: Sequence[tuple[str, str]] = ()) -> None:
+    def __init__(self, metadata: Sequence[tuple[str, str | bytes]] = ()) -> None:
         self._metadata = metadata
-        self.write: Callable[[Any], Awaitable[None]]
-        """Sends a message of a streamed answer."""
 
-    def invocation_metadata(self) -> Sequence[tuple[str, str]]:
+    def invocation_metadata(self) -> Sequence[tuple[str, str | bytes]]:
         """Returns the metadata of the call."""
         return self._metadata
+
+
+class DirectContext(CallContext):
+    """The context of an in-process call to a servicer."""
+
+    __slots__ = ("write",)
+
+    def __init__(self, metadata: Sequence[tuple[str, str | bytes]] = ()) -> None:
+        super().__init__(metadata)
+        self.write: Callable[[Any], Awaitable[None]]
+        """Sends a message of a streamed answer."""
 
 
 class answering:  # noqa: N801 - reads as a statement: `async with answering(context):`
@@ -357,7 +367,7 @@ class answering:  # noqa: N801 - reads as a statement: `async with answering(con
 
     __slots__ = ("_context",)
 
-    def __init__(self, context: grpc.aio.ServicerContext[Any, Any] | DirectContext) -> None:
+    def __init__(self, context: grpc.aio.ServicerContext[Any, Any] | CallContext) -> None:
         self._context = context
 
     async def __aenter__(self) -> None:
@@ -368,7 +378,7 @@ class answering:  # noqa: N801 - reads as a statement: `async with answering(con
     ) -> None:
         if not isinstance(error, Exception) or isinstance(error, grpc.aio.AbortError):
             return
-        if isinstance(self._context, DirectContext):
+        if isinstance(self._context, CallContext):
             return
         if not isinstance(error, WeftError):
             log.error("rpc failed unexpectedly", exc_info=error)

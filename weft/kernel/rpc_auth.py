@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mappi
 from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
 from fnmatch import fnmatchcase
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import import_module
 from inspect import isasyncgenfunction
 from typing import Any, cast
@@ -132,12 +132,20 @@ class PeerGate(RpcGuard):
             raise WeftError(Reason.PERMISSION_DENIED, "the caller's certificate is not one that may call this service")
 
 
+CallCheck = Callable[[str], None]
+"""Checks the access of a call's caller to a method. Raises UNAUTHENTICATED or PERMISSION_DENIED."""
 _CALLER: ContextVar[Principal] = ContextVar("weft_caller", default=LOCAL)
+_CHECK: ContextVar[CallCheck] = ContextVar("weft_call_check", default=lambda _: None)
 
 
 def caller() -> Principal:
     """Returns the principal of the current call; LOCAL on a server without authentication."""
     return _CALLER.get()
+
+
+def call_check() -> CallCheck:
+    """Returns the check of further methods that the current call carries; it sets the caller of its own task."""
+    return _CHECK.get()
 
 
 @contextmanager
@@ -233,6 +241,7 @@ class AccessGuard(RpcGuard):
             check(access)
         # For the rest of this task, which handles one call.
         _CALLER.set(principal)
+        _CHECK.set(partial(self.check, context=context))
 
     @abstractmethod
     def _principal(self, context: Context) -> Principal:

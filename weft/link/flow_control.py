@@ -137,6 +137,11 @@ class SendHalf:
         """Whether a frame can be sent now."""
         return self._start is not None or (self._credit > 0 if self._messages else self._last is not None)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the closing frame was sent."""
+        return self.is_closed and self._last is None
+
     def put(self, message: bytes) -> None:
         """Adds a message to send."""
         assert not self.is_closed, "a message after the closing frame"
@@ -278,19 +283,25 @@ class SendSchedule:
         self._credit_due.clear()
         self._turns.clear()
 
-    def next(self) -> tuple[pb.LinkFrame, Call | None]:
-        """Returns the next frame and its call; the call is None for urgent frames and credit."""
+    def next(self) -> tuple[pb.LinkFrame, Call | None, bool] | None:
+        """Returns the next frame, its call, and whether it ends the call; None: there is none.
+
+        The call is None for urgent frames and credit.
+        """
         if self._urgent:
-            return self._urgent.popleft(), None
+            return self._urgent.popleft(), None, True
         if self._credit_due:
             call_id, call = next(iter(self._credit_due.items()))
             del self._credit_due[call_id]
-            return pb.LinkFrame(call_id=call_id, credit=call.receive.take_credit()), None
+            return pb.LinkFrame(call_id=call_id, credit=call.receive.take_credit()), None, False
+        if not self._turns:
+            return None
         call = self._turns.popleft()
-        before = call.send.unsent_bytes
-        frame = call.send.next_frame()
-        self.unsent_bytes += call.send.unsent_bytes - before
-        call.is_scheduled = call.send.is_sendable
+        send = call.send
+        before = send.unsent_bytes
+        frame = send.next_frame()
+        self.unsent_bytes += send.unsent_bytes - before
+        call.is_scheduled = send.is_sendable
         if call.is_scheduled:
             self._turns.append(call)
-        return frame, call
+        return frame, call, send.is_over and not call.is_own

@@ -1,6 +1,6 @@
-"""Forwards calls between gRPC and a link as raw bytes.
+"""Forwards calls between gRPC and a link, or two links, as raw bytes.
 
-Every method is treated as bidirectional streaming, since all kinds are the same on the wire.
+Every gRPC method is treated as bidirectional streaming, since all kinds are the same on the wire.
 """
 
 import asyncio
@@ -28,13 +28,29 @@ async def forward_to_link(
     try:
         while (message := await call.read()) is not None:
             await context.write(message)
-        if call.status is None:
-            raise WeftError(Reason.INTERNAL, "a call on a link ended without a status")
-        return call.status
+        return _status(call)
     finally:
         sending.cancel()
         call.close()
         await asyncio.gather(sending, return_exceptions=True)
+
+
+async def forward_call(call: LinkCall, link: Link, metadata: Metadata) -> pb.CallEnd:
+    """Forwards a call with one request to another link. Returns its status."""
+    onward = link.call(call.start.method, metadata, timeout_of(call.start))
+    try:
+        await onward.send(await call.read() or b"")
+        while (message := await onward.read()) is not None:
+            await call.send(message)
+        return _status(onward)
+    finally:
+        onward.close()
+
+
+def _status(call: LinkCall) -> pb.CallEnd:
+    if call.status is None:
+        raise WeftError(Reason.INTERNAL, "a call on a link ended without a status")
+    return call.status
 
 
 async def finish(context: Context, status: pb.CallEnd) -> None:

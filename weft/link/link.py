@@ -1,7 +1,8 @@
 """A link on asyncio: calls multiplexed over a stream, for the runner's side and the relay's."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import grpc
@@ -14,13 +15,14 @@ from weft.kernel.reasons import Reason
 from weft.kernel.rpc import MAX_METADATA_BYTES, PING_TIMEOUT_MS, calling
 from weft.kernel.service import stop_tasks
 from weft.link.flow_control import Call
-from weft.link.frames import GAVE_UP, MAX_FRAMES_AT_ONCE, LinkProtocolError, Metadata, Side, status_of
+from weft.link.frames import GAVE_UP, MAX_FRAMES_AT_ONCE, LinkProtocolError, Metadata, Side, error_of, status_of
 from weft.link.multiplexer import CallBegan, CallEnded, CallReadable, Event, LinkLimits, Multiplexer, UnreadShare
 
 log = get_logger("weft.link")
 
 MAX_BATCH_BYTES = 128 * 1024
 """Bytes passed to the transport at a time. Small, so that a newly ready call waits briefly."""
+SENT_CHECK_SECONDS = 0.01
 MAX_UNSENT_BYTES_PER_CALL = 64 * 1024
 """Senders wait while a call has more unsent bytes."""
 
@@ -47,8 +49,8 @@ class LinkCall:
         self._link = link
         self._mux = mux
         self._call = call
-        self._readable = asyncio.Event()
-        self._writable = asyncio.Event()
+        self._readable: asyncio.Future[None] | None = None
+        self._writable: asyncio.Future[None] | None = None
 
     @property
     def start(self) -> pb.CallStart:
@@ -60,14 +62,19 @@ class LinkCall:
         """The final status; set once `read` has returned None on an own call."""
         return self._call.status
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether it ended with the link."""
+        return self._call.status is not None and self._call.status is self._link.lost_status
+
     async def read(self) -> bytes | None:
         """Returns the next message; None when no more will arrive."""
         while True:
             message = self._mux.read(self._call)
             if message is not None or self._call.peer_is_done:
                 return message
-            self._readable.clear()
-            await self._readable.wait()
+            self._readable = asyncio.get_running_loop().create_future()
+            await self._readable
 
     async def send(self, message: bytes) -> None:
         """Sends a message, waiting while the peer has no room. Does nothing if the call has ended.
@@ -76,8 +83,8 @@ class LinkCall:
         """
         self._mux.send(self._call, message)
         while self._call.status is None and self._call.send.unsent_bytes > MAX_UNSENT_BYTES_PER_CALL:
-            self._writable.clear()
-            await self._writable.wait()
+            self._writable = asyncio.get_running_loop().create_future()
+            await self._writable
 
     def half_close(self) -> None:
         """Declares that no more messages follow on an own call."""
@@ -101,12 +108,17 @@ class LinkCall:
 
     def wake(self) -> None:
         """Wakes `read` and `send`."""
-        self._readable.set()
-        self._writable.set()
+        _complete(self._readable)
+        _complete(self._writable)
 
     def note_writable(self) -> None:
         """Wakes `send`."""
-        self._writable.set()
+        _complete(self._writable)
+
+
+def _complete(waiter: asyncio.Future[None] | None) -> None:
+    if waiter is not None and not waiter.done():
+        waiter.set_result(None)
 
 
 Answer = Callable[[LinkCall], Awaitable[pb.CallEnd]]
@@ -116,15 +128,31 @@ Answer = Callable[[LinkCall], Awaitable[pb.CallEnd]]
 class Link:
     """One link. Calls may be made while `run` runs."""
 
-    def __init__(self, side: Side, limits: LinkLimits, answer: Answer, share: UnreadShare | None = None) -> None:
-        self._work = asyncio.Event()
-        self._mux = Multiplexer(side, limits, self._work.set, share)
+    def __init__(
+        self,
+        side: Side,
+        limits: LinkLimits,
+        answer: Answer,
+        share: UnreadShare | None = None,
+        loss: Callable[[BaseException | None], WeftError] = lambda _: link_lost(),
+    ) -> None:
+        """`loss` returns the error of the calls that end with the stream, from the error that broke it."""
+        self._idle: asyncio.Future[None] | None = None
+        """What the writer waits for while there is nothing to send."""
+        self._mux = Multiplexer(side, limits, self._note_work, share)
         self._answer = answer
         self._calls: dict[Call, LinkCall] = {}
         self._answers: dict[Call, asyncio.Task[None]] = {}
         self._stop = asyncio.Event()
         self._stop_error: WeftError | None = None
-        self._is_lost = False
+        self._loss = loss
+        self.lost_status: pb.CallEnd | None = None
+        """The status of the calls that ended with the link; None: it stands."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the link has ended."""
+        return self.lost_status is not None
 
     async def run(self, stream: _Stream, kind: Callable[..., Message]) -> None:
         """Carries calls until the stream ends or `stop` is called, then ends all calls.
@@ -140,8 +168,11 @@ class Link:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
+        except WeftError as error:
+            self.lose(error)
+            raise
         finally:
-            self._lose()
+            self.lose()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -154,33 +185,46 @@ class Link:
 
     def call(self, method: str, metadata: Metadata = (), timeout_seconds: float | None = None) -> LinkCall:
         """Begins a call. Raises WORKER_LOST if the link has ended, NO_SLOT_AVAILABLE if it is full."""
-        if self._is_lost:
-            raise link_lost()
+        if self.lost_status is not None:
+            raise error_of(self.lost_status)
         return self._added(self._mux.begin(method, metadata, timeout_seconds))
 
     def forget(self, call: Call) -> None:
         """Forgets a closed own call."""
         self._calls.pop(call, None)
 
+    def _note_work(self) -> None:
+        if self._idle is not None:
+            if not self._idle.done():
+                self._idle.set_result(None)
+            self._idle = None
+
+    async def until_sent(self) -> None:
+        """Waits until nothing is left to send."""
+        while self._idle is None and not self.is_lost:  # noqa: ASYNC110 - once, when a process stops
+            await asyncio.sleep(SENT_CHECK_SECONDS)
+
     async def _read_all(self, stream: _Stream) -> None:
-        while (message := await _on_stream(stream.read())) is not grpc.aio.EOF:
-            if len(message.frames) > MAX_FRAMES_AT_ONCE:
-                raise LinkProtocolError(f"{len(message.frames)} frames in one message")
-            for frame in message.frames:
-                if (event := self._mux.receive(frame)) is not None:
-                    self._handle(event)
+        with _on_stream():
+            while (message := await stream.read()) is not grpc.aio.EOF:
+                if len(message.frames) > MAX_FRAMES_AT_ONCE:
+                    raise LinkProtocolError(f"{len(message.frames)} frames in one message")
+                for frame in message.frames:
+                    if (event := self._mux.receive(frame)) is not None:
+                        self._handle(event)
 
     async def _write_all(self, stream: _Stream, kind: Callable[..., Message]) -> None:
-        while True:
-            frames, calls = self._mux.take_frames(MAX_BATCH_BYTES)
-            if not frames:
-                self._work.clear()
-                await self._work.wait()
-                continue
-            await _on_stream(stream.write(kind(frames=frames)))
-            for call in calls:
-                if (known := self._calls.get(call)) is not None:
-                    known.note_writable()
+        with _on_stream():
+            while True:
+                frames, calls = self._mux.take_frames(MAX_BATCH_BYTES)
+                if not frames:
+                    self._idle = asyncio.get_running_loop().create_future()
+                    await self._idle
+                    continue
+                await stream.write(kind(frames=frames))
+                for call in calls:
+                    if (known := self._calls.get(call)) is not None:
+                        known.note_writable()
 
     async def _until_stopped(self) -> None:
         await self._stop.wait()
@@ -221,9 +265,12 @@ class Link:
         if (known := self._calls.get(call)) is not None:
             known.wake()
 
-    def _lose(self) -> None:
-        self._is_lost = True
-        for call in self._mux.lose(status_of(link_lost())):
+    def lose(self, error: BaseException | None = None) -> None:
+        """Ends all calls, because the stream is lost; `error` broke it. Idempotent."""
+        if self.lost_status is not None:
+            return
+        self.lost_status = status_of(self._loss(error))
+        for call in self._mux.lose(self.lost_status):
             self._wake(call)
             if (task := self._answers.get(call)) is not None:
                 task.cancel()
@@ -266,10 +313,11 @@ LINK_SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
-async def _on_stream(operation: Awaitable[Any]) -> Any:
-    """Awaits an operation on a stream. Raises WeftError if the stream broke."""
+@contextmanager
+def _on_stream() -> Iterator[None]:
+    """Wraps operations on a stream: raises WeftError if it broke."""
     try:
         with calling(Reason.SERVICE_UNAVAILABLE):
-            return await operation
+            yield
     except asyncio.InvalidStateError as error:
         raise WeftError(Reason.SERVICE_UNAVAILABLE, "the stream of the link has ended") from error

@@ -11,7 +11,6 @@ from weft.kernel.value import value_class
 from weft.link.flow_control import Call, ReceiveHalf, SendHalf, SendSchedule
 from weft.link.frames import (
     GAVE_UP,
-    MAX_CALL_ID,
     MAX_FRAMES_AT_ONCE,
     WINDOW_BYTES,
     LinkProtocolError,
@@ -122,13 +121,11 @@ class Multiplexer:
         return bool(self._schedule)
 
     def begin(self, method: str, metadata: Metadata = (), timeout_seconds: float | None = None) -> Call:
-        """Begins a call. Raises NO_SLOT_AVAILABLE at the limit of calls, LinkProtocolError if no ids are left."""
+        """Begins a call. Raises NO_SLOT_AVAILABLE at the limit of calls."""
         if self._own_calls >= self._limits.max_own_calls:
             raise WeftError(
                 Reason.NO_SLOT_AVAILABLE, f"the link carries {self._limits.max_own_calls} calls, which is its limit"
             )
-        if self._next_id > MAX_CALL_ID:
-            raise LinkProtocolError("no call ids are left")
         call_id, start = self._next_id, new_start(method, metadata, timeout_seconds)
         self._next_id += 2
         call = self._add(call_id, start, SendHalf(call_id, WINDOW_BYTES, start), is_own=True)
@@ -179,15 +176,19 @@ class Multiplexer:
 
     def read(self, call: Call) -> bytes | None:
         """Returns the next message of a call; None if there is none yet."""
-        before = call.receive.buffered_bytes
-        message = call.receive.read()
-        self._note_unread(call.receive.buffered_bytes - before)
+        receive = call.receive
+        if not receive.buffered_bytes:
+            return None
+        before = receive.buffered_bytes
+        message = receive.read()
+        self._note_unread(receive.buffered_bytes - before)
         self._note_credit(call)
         return message
 
     def release(self, call: Call) -> None:
         """Drops the unread messages of a call."""
-        self._note_unread(-call.receive.buffered_bytes)
+        if call.receive.buffered_bytes:
+            self._note_unread(-call.receive.buffered_bytes)
         call.receive.clear()
 
     def _note_unread(self, change: int) -> None:
@@ -237,9 +238,9 @@ class Multiplexer:
         frames: list[pb.LinkFrame] = []
         sent: dict[int, Call] = {}
         size = 0
-        while self._schedule and size < max_bytes and len(frames) < MAX_FRAMES_AT_ONCE:
-            frame, call = self._schedule.next()
-            if frame.HasField("cancel") or frame.HasField("end"):
+        while size < max_bytes and len(frames) < MAX_FRAMES_AT_ONCE and (found := self._schedule.next()) is not None:
+            frame, call, ends = found
+            if ends:
                 self._remove(frame.call_id)
             if call is not None:
                 sent[call.call_id] = call

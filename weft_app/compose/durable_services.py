@@ -107,7 +107,7 @@ def router_stores(
     files = FileServicer(database, batch_limits, clock, results=config.router.results)
     calls = CallMaker(
         placement=router.placement,
-        channels=router.channels,
+        streams=router.streams,
         fleet=router,
         clock=clock,
         names=KnownNames(router),

@@ -50,6 +50,7 @@ from weft.kernel.log import get_logger
 from weft.kernel.memory_tuning import settle_memory
 from weft.kernel.rpc import ChannelPool, open_channel
 from weft.kernel.tracing import ServiceName
+from weft.link.carried_calls import CallStreams
 from weft_app.compose.certificate_expiry import CertificateExpiry
 from weft_app.compose.edge_certificate import with_edge_certificate
 from weft_app.compose.grpc_host import GrpcHost
@@ -176,7 +177,7 @@ class RemoteMesh:
         routers = self.routers
         dispatcher = Dispatcher(
             routers,
-            self.channels,
+            CallStreams(self.channels),
             clock=self.clock,
             fleet=self.fleet,
             tracing=self.tracing,

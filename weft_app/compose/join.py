@@ -147,7 +147,13 @@ async def join(plan: JoinPlan, config: WeftConfig, home: WeftHome, report: Calla
             dialer.note_linked()
             runner.reopen_session()
 
-        dial_out = DialOut(link, report, note_fresh_link=note_link, note_mesh_time=runner.note_mesh_time)
+        dial_out = DialOut(
+            link,
+            report,
+            carried=lambda: runner.carried,
+            note_fresh_link=note_link,
+            note_mesh_time=runner.note_mesh_time,
+        )
 
         async def refused() -> None:
             raise await dial_out.given_up()

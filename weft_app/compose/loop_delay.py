@@ -18,8 +18,13 @@ class LoopDelay(BackgroundLoop, Service):
         """`service` is the name of the process's service, such as `router`; `weft up` uses one name for all."""
         self._page = page
         self._clock = clock
-        delay, meaning = "weft_event_loop_delay_seconds", "Delay of the event loop, sampled four times per second."
-        self._delay = page.histogram(delay, meaning, ("service",), DELAY_SECONDS).of(service)
+        delays = page.histogram(
+            "weft_event_loop_delay_seconds",
+            "Delay of the event loop, sampled four times per second.",
+            ("service",),
+            DELAY_SECONDS,
+        )
+        self._delay = delays.of(service)
         self._idle_noted = clock.monotonic()
 
     @override

@@ -75,6 +75,7 @@ class PublisherRunner:
                 local_address=address,
             ),
             self._note,
+            carried=lambda: runner.carried,
             note_fresh_link=runner.reopen_session,
             note_mesh_time=runner.note_mesh_time,
         )

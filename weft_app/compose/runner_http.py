@@ -34,6 +34,7 @@ from weft.kernel.request import Operation
 from weft.kernel.rpc import ChannelPool, open_channel
 from weft.kernel.service import Service
 from weft.kernel.tracing import ServiceName
+from weft.link.carried_calls import CallStreams
 from weft_app.compose.accelerators import host_observer
 from weft_app.compose.environment import RunnerEnvironment
 from weft_app.compose.journal import journal_rules
@@ -173,7 +174,7 @@ class RunnerHttp(Service):
                 runner=local,
                 dispatcher=Dispatcher(
                     self._router.placement,
-                    self._channels,
+                    CallStreams(self._channels),
                     clock=clock,
                     fleet=self._router,
                     tracing=self._tracing,

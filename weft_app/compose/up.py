@@ -40,6 +40,7 @@ from weft.kernel.reasons import MODEL_NOT_LISTED, PULLING, WAITING_FOR_PULL, Rea
 from weft.kernel.rpc import ChannelPool, open_channel
 from weft.kernel.service import Service, start_task, stop_tasks
 from weft.kernel.tracing import NO_TRACING, ServiceName, Tracing
+from weft.link.carried_calls import CallStreams
 from weft_app.compose.announcer import AnnouncementState, Announcer, announcer_of
 from weft_app.compose.certificate_expiry import CertificateExpiry
 from weft_app.compose.configuration import ConfigurationSource, ReadConfiguration, write_snapshot
@@ -345,7 +346,7 @@ class UpHost:
         ends = EndReporter(router.placement, self._clock)
         dispatcher = Dispatcher(
             router.placement,
-            channels,
+            CallStreams(channels),
             clock=self._clock,
             fleet=expecting,
             tracing=self._tracing,

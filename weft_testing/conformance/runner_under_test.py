@@ -15,9 +15,7 @@ from weft.api.common.v1 import chat_pb2, completion_pb2, event_pb2
 from weft.api.registry.v1 import runner_pb2
 from weft.api.runner.v1 import (
     embedding_service_pb2,
-    embedding_service_pb2_grpc,
     generation_service_pb2,
-    generation_service_pb2_grpc,
     permit_pb2,
     runner_service_pb2,
     runner_service_pb2_grpc,
@@ -33,10 +31,10 @@ from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call, open_channel
 from weft.kernel.tls_channel import ChannelSecurity
 from weft.kernel.unknown_names import MODEL, RUNNER, unknown_name
+from weft.link.carried_calls import CallStream
+from weft_testing.carried import CarriedStub
 
 if TYPE_CHECKING:
-    from weft.api.runner.v1.embedding_service_pb2_grpc import EmbeddingServiceAsyncStub
-    from weft.api.runner.v1.generation_service_pb2_grpc import GenerationServiceAsyncStub
     from weft.api.runner.v1.runner_service_pb2_grpc import RunnerServiceAsyncStub
 
 SNAPSHOT_SECONDS = 10.0
@@ -74,10 +72,8 @@ class RunnerUnderTest:
         self.own_requests: set[str] = set()
         """Ids of this suite's requests; all other requests of the runner belong to other callers."""
         self._metadata = metadata_of(runner.address)
-        self._generation = cast(
-            "GenerationServiceAsyncStub", generation_service_pb2_grpc.GenerationServiceStub(channel)
-        )
-        self._embedding = cast("EmbeddingServiceAsyncStub", embedding_service_pb2_grpc.EmbeddingServiceStub(channel))
+        stream = CallStream(channel, Reason.WORKER_LOST, Reason.RUNNER_UNREACHABLE)
+        self._requests = CarriedStub(stream, generation_service_pb2, embedding_service_pb2)
         self._control = cast("RunnerServiceAsyncStub", runner_service_pb2_grpc.RunnerServiceStub(channel))
         self._health: Any = health_pb2_grpc.HealthStub(channel)
 
@@ -122,12 +118,10 @@ class RunnerUnderTest:
         request = generation_service_pb2.GenerateRequest(ticket=ticket or self.ticket(name))
         if payload is not None:
             request.chat.CopyFrom(payload)
-        call = self._generation.Generate(request, metadata=self._metadata)
+        call = self._requests.Generate(request, metadata=self._metadata)
         try:
             async for response in call:
                 yield list(response.events)
-        except grpc.aio.AioRpcError as error:
-            raise error_from_call(error, Reason.WORKER_LOST) from error
         finally:
             call.cancel()
 
@@ -139,7 +133,7 @@ class RunnerUnderTest:
         """Returns vectors. Raises WeftError."""
         request = embedding_service_pb2.EmbedRequest(ticket=self.ticket(new_id("req")))
         request.payload.inputs.extend(completion_pb2.PromptInput(text=text) for text in texts)
-        response: embedding_service_pb2.EmbedResponse = await self._call(self._embedding.Embed, request, None)
+        response: embedding_service_pb2.EmbedResponse = await self._call(self._requests.Embed, request, None)
         return response
 
     async def describe(self) -> runner_service_pb2.InstanceDescription:

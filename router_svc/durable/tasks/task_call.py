@@ -34,9 +34,9 @@ from weft.kernel.errors import WeftError
 from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
-from weft.kernel.rpc import ChannelPool
 from weft.kernel.tracing import NO_TRACING, Tracing
 from weft.kernel.unknown_names import unknown_target
+from weft.link.carried_calls import CallStreams
 
 _WHOLE = frozenset({Operation.IMAGE, Operation.TRANSCRIPTION})
 """Streamed operations whose attempts are read only when complete."""
@@ -128,7 +128,7 @@ class CallMaker:
     """Creates calls of tasks on the dispatcher of live requests."""
 
     placement: PlacementPort
-    channels: ChannelPool
+    streams: CallStreams
     fleet: FleetSource
     clock: Clock
     names: KnownNames | None = None
@@ -162,7 +162,7 @@ class CallMaker:
             await self.media.fill(task.lane.tenant, task.id, payload)
 
         gated = GatedPlacement(self.placement, claim_and_fill if has_media else gate)
-        dispatcher = Dispatcher(gated, self.channels, clock=self.clock, fleet=self.fleet, tracing=self.tracing)
+        dispatcher = Dispatcher(gated, self.streams, clock=self.clock, fleet=self.fleet, tracing=self.tracing)
         dispatcher.observers = self.observers
         operation = operation_of(payload)
         context = context_of(task, spec, operation.operation, traceparent_of_task(task.id, spec, self.tracing))

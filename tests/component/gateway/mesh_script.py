@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,6 +18,8 @@ from weft.dispatch.placement import Decision, OnCancelled, Placement
 from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import ChannelPool, answering
+from weft.link.carried_calls import CallStreams
+from weft_testing.carried import carry
 
 
 class GrantingScheduler(Placement):
@@ -89,10 +90,9 @@ async def dispatching(
 ) -> AsyncIterator[tuple[Dispatcher, GrantingScheduler, AnsweringRunner]]:
     """A dispatcher with the agents of `fleet`, over a runner at a socket in `folder`."""
     runner, address = AnsweringRunner(list(failures)), f"unix:{folder / 'runner.sock'}"
-    add = partial(generation_service_pb2_grpc.add_GenerationServiceServicer_to_server, runner)
     scheduler, channels = GrantingScheduler(address), ChannelPool()
-    async with served(add, address=address):
+    async with served(lambda server: carry(server, runner, generation_service_pb2), address=address):
         try:
-            yield Dispatcher(scheduler, channels, fleet=fleet), scheduler, runner
+            yield Dispatcher(scheduler, CallStreams(channels), fleet=fleet), scheduler, runner
         finally:
             await channels.close()

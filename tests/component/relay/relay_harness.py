@@ -39,12 +39,12 @@ from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import CHANNEL_OPTIONS, answering, error_from_call, new_server, open_channel
+from weft.link.carried_calls import CallStream, CarriedCalls
 from weft.link.link import LINK_CHANNEL_OPTIONS, LINK_SERVER_OPTIONS
+from weft_testing.carried import CarriedStub, carry
 
 if TYPE_CHECKING:
     from weft.api.registry.v1.runner_session_service_pb2_grpc import RunnerSessionServiceAsyncStub
-    from weft.api.runner.v1.embedding_service_pb2_grpc import EmbeddingServiceAsyncStub
-    from weft.api.runner.v1.generation_service_pb2_grpc import GenerationServiceAsyncStub
     from weft.api.runner.v1.runner_service_pb2_grpc import RunnerServiceAsyncStub
 
 RUNNER = "laptop"
@@ -144,8 +144,7 @@ class ScriptedRunner(
         self.metadata: dict[str, str | bytes] = {}
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(self, server)
-        embedding_service_pb2_grpc.add_EmbeddingServiceServicer_to_server(self, server)
+        self.carried = carry(server, self, generation_service_pb2, embedding_service_pb2)
         runner_service_pb2_grpc.add_RunnerServiceServicer_to_server(self, server)
 
     async def Generate(self, request: Any, context: Any) -> Any:  # noqa: N802
@@ -204,14 +203,14 @@ class Mesh:
     channel: grpc.aio.Channel
     folder: Path
     metadata: tuple[tuple[str, str], ...] = (("weft-runner", RUNNER),)
+    _requests: CarriedStub | None = None
 
     @property
-    def generation(self) -> "GenerationServiceAsyncStub":
-        return cast("GenerationServiceAsyncStub", generation_service_pb2_grpc.GenerationServiceStub(self.channel))
-
-    @property
-    def embedding(self) -> "EmbeddingServiceAsyncStub":
-        return cast("EmbeddingServiceAsyncStub", embedding_service_pb2_grpc.EmbeddingServiceStub(self.channel))
+    def requests(self) -> CarriedStub:
+        if self._requests is None:
+            stream = CallStream(self.channel, Reason.WORKER_LOST, Reason.RUNNER_UNREACHABLE)
+            self._requests = CarriedStub(stream, generation_service_pb2, embedding_service_pb2)
+        return self._requests
 
     @property
     def runner(self) -> "RunnerServiceAsyncStub":
@@ -219,7 +218,7 @@ class Mesh:
 
     def stream(self, text: str = "hi", **options: Any) -> Any:
         """A Generate call to the runner behind the relay."""
-        return self.generation.Generate(prompt(text), metadata=self.metadata, **options)
+        return self.requests.Generate(prompt(text), metadata=self.metadata, **options)
 
 
 @asynccontextmanager
@@ -241,6 +240,7 @@ async def running_mesh_side(
     router_server, address = new_server(), f"unix:{folder}/router.sock"
     relay = Relay(RelayConfig(address=address, **settings), clock or SystemClock())
     router_server.add_generic_rpc_handlers((relay.services(),))
+    CarriedCalls({}, relay.forward).add_to_server(router_server)
     router_server.add_insecure_port(address)
     await router_server.start()
     relay_server = grpc.aio.server(options=LINK_SERVER_OPTIONS)
@@ -338,7 +338,14 @@ async def running_laptop(
         laptop.changed.set()
 
     times: list[datetime] = []
-    dial_out = DialOut(config, tell, note_fresh_link=fresh.set, note_mesh_time=times.append, random=Random(1))
+    dial_out = DialOut(
+        config,
+        tell,
+        carried=lambda: script.carried,
+        note_fresh_link=fresh.set,
+        note_mesh_time=times.append,
+        random=Random(1),
+    )
     script.add_to(server)
     add_to_runner(server)
     dial_out.register(server)
@@ -371,6 +378,7 @@ async def soon(awaitable: Awaitable[Any]) -> Any:
 
 async def refusal(call: Awaitable[Any]) -> WeftError:
     """The error with which it ends."""
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
+    with pytest.raises((WeftError, grpc.aio.AioRpcError)) as caught:
         await soon(call)
-    return error_from_call(caught.value, Reason.INTERNAL)
+    found = caught.value
+    return found if isinstance(found, WeftError) else error_from_call(found, Reason.INTERNAL)

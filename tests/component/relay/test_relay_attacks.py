@@ -137,7 +137,7 @@ async def test_call_must_name_its_runner_exactly_once(mesh: Mesh) -> None:
             (("weft-runner", ""),),
             (),
         ):
-            error = await refusal(mesh.generation.Generate(prompt(), metadata=metadata).read())
+            error = await refusal(mesh.requests.Generate(prompt(), metadata=metadata).read())
             assert (error.reason, error.metadata["field"]) == (Reason.INVALID_ARGUMENT, "metadata weft-runner")
 
 

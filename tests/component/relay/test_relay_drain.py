@@ -124,7 +124,7 @@ async def test_draining_relay_rejects_new_requests_and_forwards_other_calls(mesh
     answer = await _begun(mesh, laptop)
     stopping = _stopping(mesh)
     await eventually(lambda: len(mesh.registry.heartbeats) > 1)
-    embedding = mesh.embedding.Embed(embedding_service_pb2.EmbedRequest(), metadata=mesh.metadata)
+    embedding = mesh.requests.Embed(embedding_service_pb2.EmbedRequest(), metadata=mesh.metadata)
     assert (await refusal(embedding)).reason is Reason.SHUTTING_DOWN
     described = await soon(mesh.runner.Describe(runner_service_pb2.DescribeRequest(), metadata=mesh.metadata))
     assert described.runner.name == RUNNER

@@ -12,9 +12,8 @@ from kit.scheduling import placement_request, scheduling_loop
 from kit.waiting import until
 
 from router_svc.loop import RouterRecords
-from router_svc.placement import LocalPlacement, PlacementServicer
+from router_svc.placement import LocalPlacement, PlacementServicer, add_placement_to_server
 from weft.api.registry.v1.router_pb2 import Router as RegisteredRouter
-from weft.api.router.v1 import placement_service_pb2_grpc
 from weft.api.router.v1.placement_service_pb2 import Granted
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.leader_placement import LeaderPlacement
@@ -51,7 +50,7 @@ class Router:
 
     async def start(self) -> None:
         servicer = PlacementServicer(LocalPlacement(self.loop))
-        placement_service_pb2_grpc.add_PlacementServiceServicer_to_server(servicer, self.server)
+        add_placement_to_server(servicer, self.server)
         health_pb2_grpc.add_HealthServicer_to_server(self.answers, self.server)
         await self.lead(False)
         self.server.add_insecure_port(self.address)

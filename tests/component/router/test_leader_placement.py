@@ -1,6 +1,9 @@
 """Placement by the router that leads, and by the next one where that one is lost."""
 
 import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,7 +18,6 @@ from leader_mesh import CLOCK, SERVING, a_request, granted, mesh, running
 from weft.api.registry.v1.router_pb2 import Router as RegisteredRouter
 from weft.dispatch.leader_placement import LeaderPlacement
 from weft.dispatch.remote_router import RemotePlace, RemoteRouter
-from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 
 
@@ -86,92 +88,63 @@ async def test_configured_router_places_requests_before_any_router_is_announced(
             assert there.routers["r1"].loop.scheduler.running == 1
 
 
-class CancelledWhileItEnds:
-    """A call whose connection broke, and which was cancelled before its status was known: as grpc.aio raises it."""
-
-    async def write(self, request: object) -> None:
-        pass
-
-    async def read(self) -> object:
-        raise grpc.aio.AioRpcError(
-            grpc.StatusCode.CANCELLED,
-            grpc.aio.Metadata(),
-            grpc.aio.Metadata(),
-            details="Locally cancelled by application!",
-        )
-
-    def cancel(self) -> bool:
-        return True
+def place_at(address: str) -> RemotePlace:
+    """A placement at a router there."""
+    return RemoteRouter(grpc.aio.insecure_channel(address), CLOCK).place(a_request())
 
 
-class BreakingStub:
-    """A stub of such calls."""
-
-    def Place(self, **_: object) -> CancelledWhileItEnds:  # noqa: N802 - a name of gRPC
-        return CancelledWhileItEnds()
-
-
-def place_at(stub: object) -> RemotePlace:
-    """A placement at a router whose calls `stub` makes."""
-    router = RemoteRouter(grpc.aio.insecure_channel("unix:/nowhere"), CLOCK)
-    router.stub = cast("Any", stub)
-    return router.place(a_request())
+@contextmanager
+def silent_router(folder: Path) -> Iterator[str]:
+    """The address of a router that accepts connections and says nothing, as a frozen one."""
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(folder / "silent.sock"))
+        listening.listen()
+        yield f"unix:{folder / 'silent.sock'}"
 
 
 @pytest.mark.parametrize("is_abandoned", [True, False])
 async def test_placement_with_a_broken_connection_is_lost_rather_than_cancelled(is_abandoned: bool) -> None:
-    place = place_at(BreakingStub())
+    place = place_at("unix:/nowhere")
     async with place:
         if is_abandoned:
             place.abandon()
-        with pytest.raises(WeftError) as raised:
+        with refused(Reason.NO_ROUTER_AVAILABLE):
             await place.next_decision()
-    assert raised.value.reason is Reason.NO_ROUTER_AVAILABLE
 
 
-class CutCall:
-    """A call whose channel is closed: grpc.aio raises CancelledError, though no task is cancelled."""
-
-    async def write(self, request: object) -> None:
-        raise asyncio.CancelledError
-
-    async def read(self) -> object:
-        raise asyncio.CancelledError
-
-    async def code(self) -> grpc.StatusCode:
-        return grpc.StatusCode.CANCELLED
-
-    def done(self) -> bool:
-        return True
-
-    def cancel(self) -> bool:
-        return False
+async def test_placement_with_a_closed_channel_is_lost_and_its_task_continues(tmp_path: Path) -> None:
+    with silent_router(tmp_path) as address:
+        router = RemoteRouter(grpc.aio.insecure_channel(address), CLOCK)
+        async with router.place(a_request()) as place:
+            waiting = asyncio.create_task(place.next_decision())
+            await asyncio.sleep(0)
+            await router.channel.close(None)
+            with refused(Reason.NO_ROUTER_AVAILABLE):
+                await waiting
+            await place.report_first_content(1)
+            assert not await place.report_finished(Reason.UNSPECIFIED)
 
 
-async def test_placement_with_a_closed_channel_is_lost_and_its_task_continues() -> None:
-    place = place_at(SimpleNamespace(Place=lambda **_: CutCall()))
-    async with place:
-        await place.report_first_content(1)
-        await place.report_finished(Reason.UNSPECIFIED)
-        with pytest.raises(WeftError) as raised:
-            await place.next_decision()
-    assert raised.value.reason is Reason.NO_ROUTER_AVAILABLE
+async def test_cancelling_the_task_of_a_placement_ends_it(tmp_path: Path) -> None:
+    with silent_router(tmp_path) as address:
+        async with place_at(address) as place:
+            waiting = asyncio.create_task(place.next_decision())
+            await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
 
 
-class WaitingCall(CutCall):
-    """A call whose answer does not come."""
-
-    async def read(self) -> object:
-        return await asyncio.Event().wait()
-
-
-async def test_cancelling_the_task_of_a_placement_ends_it() -> None:
-    async with place_at(SimpleNamespace(Place=lambda **_: WaitingCall())) as place:
-        waiting = asyncio.create_task(place.next_decision())
-        await asyncio.sleep(0)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
+async def test_placement_at_a_frozen_router_is_lost_with_it(tmp_path: Path) -> None:
+    with silent_router(tmp_path) as address:
+        router = RemoteRouter(grpc.aio.insecure_channel(address), CLOCK)
+        async with router.place(a_request()) as place:
+            waiting = asyncio.create_task(place.next_decision())
+            await asyncio.sleep(0.05)
+            assert not waiting.done()
+            router.note_lost()
+            with refused(Reason.NO_ROUTER_AVAILABLE):
+                await waiting
 
 
 async def test_request_is_placed_by_the_next_leader_if_its_leader_leaves_during_placement(tmp_path: Path) -> None:
@@ -182,29 +155,6 @@ async def test_request_is_placed_by_the_next_leader_if_its_leader_leaves_during_
         await there.lead("r2")
         async with place:
             assert (await granted(place)).runner == "a"
-
-
-class NeverSent(CancelledWhileItEnds):
-    """A call whose first write never ends."""
-
-    async def write(self, request: object) -> None:
-        await asyncio.Event().wait()
-
-
-async def test_placement_with_an_unsent_first_message_is_lost_with_its_router(tmp_path: Path) -> None:
-    async with running(tmp_path) as there, asyncio.timeout(10):
-        link = there.placement.leader
-        assert link is not None
-        link.stub = cast("Any", SimpleNamespace(Place=lambda **_: NeverSent()))
-        place = there.placement.place(a_request())
-        entering = asyncio.create_task(place.__aenter__())
-        await asyncio.sleep(0.05)
-        assert not entering.done()
-        link.note_lost()
-        await entering
-        with refused(Reason.NO_ROUTER_AVAILABLE):
-            await place.next_decision()
-        await place.__aexit__(None, None, None)
 
 
 async def test_closed_link_does_not_become_the_leader_by_its_last_health_check() -> None:

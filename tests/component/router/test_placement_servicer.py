@@ -8,7 +8,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from kit.serving import served
 
-from router_svc.placement import MAX_ATTEMPTS_USED, MAX_NEEDED_TOOLS, PlacementServicer
+from router_svc.placement import MAX_ATTEMPTS_USED, MAX_NEEDED_TOOLS, PlacementServicer, add_placement_to_server
 from weft.api.common.v1 import priority_pb2
 from weft.api.registry.v1 import model_pb2
 from weft.api.router.v1 import placement_service_pb2 as pb
@@ -45,7 +45,7 @@ class NobodyIsPlaced:
 async def _placed(folder: Path, **fields: Any) -> tuple[WeftError, list[PlacementRequest]]:
     router = NobodyIsPlaced()
     opening = {"request_id": "r", "tenant": "t", "model": "m", "operation": model_pb2.MODEL_OPERATION_CHAT, **fields}
-    add = placement_service_pb2_grpc.add_PlacementServiceServicer_to_server
+    add = add_placement_to_server
     async with served(folder / "router.sock", (add, PlacementServicer(router))) as channel:
         stub: Any = placement_service_pb2_grpc.PlacementServiceStub(channel)
         call = stub.Place()

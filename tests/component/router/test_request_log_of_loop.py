@@ -16,13 +16,13 @@ from prometheus_client import generate_latest
 from router_svc.client_registry import ClientsConfig
 from router_svc.loop import RouterRecords, SchedulingLoop
 from router_svc.metrics import RouterMetrics
-from router_svc.placement import LocalPlacement, PlacementServicer
+from router_svc.placement import LocalPlacement, PlacementServicer, add_placement_to_server
 from router_svc.policy.settings import ClientProfile, RateLimitConfig
 from router_svc.request_servicer import RequestServicer
 from weft.api.common.v1 import receipt_pb2
 from weft.api.registry.v1.route_pb2 import Route, RouteManifest
-from weft.api.router.v1 import placement_service_pb2_grpc, request_service_pb2_grpc
 from weft.api.router.v1 import request_pb2 as pb
+from weft.api.router.v1 import request_service_pb2_grpc
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.placement import PlacementPort
 from weft.dispatch.remote_router import RemoteRouter
@@ -71,7 +71,7 @@ async def both_ways(
     if not is_remote:
         yield mesh.placement, mesh.requests
         return
-    placement = placement_service_pb2_grpc.add_PlacementServiceServicer_to_server
+    placement = add_placement_to_server
     requests = request_service_pb2_grpc.add_RequestServiceServicer_to_server
     services = (placement, PlacementServicer(mesh.placement)), (requests, mesh.servicer)
     async with served(folder / "router.sock", *services) as channel:

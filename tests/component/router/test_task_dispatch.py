@@ -40,6 +40,8 @@ from weft.kernel.names import process_name
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.kernel.rpc import ChannelPool, answering
+from weft.link.carried_calls import CallStreams
+from weft_testing.carried import carry
 from weft_testing.fake_clock import let_all_run
 
 TENANT = "ann"
@@ -124,7 +126,7 @@ async def mesh_of(
     mesh = Mesh(runner)
     calls = CallMaker(
         placement=LocalPlacement(mesh.loop),
-        channels=mesh.channels,
+        streams=CallStreams(mesh.channels),
         fleet=mesh,
         clock=SystemClock(),
         names=KnownNames(mesh),
@@ -134,9 +136,8 @@ async def mesh_of(
     recorder = TaskRecorder(mesh.requests, mesh.loop.task_ended, SystemClock(), service.utc_now)
     service.record_with(recorder, keep_records_seconds)
     mesh.tell.append(service.engine.mesh_changed)
-    generation = generation_service_pb2_grpc.add_GenerationServiceServicer_to_server
-    embedding = embedding_service_pb2_grpc.add_EmbeddingServiceServicer_to_server
-    async with served(tmp_path / "r", (generation, runner), (embedding, runner)):
+    requests = (generation_service_pb2, embedding_service_pb2)
+    async with served(tmp_path / "r", (lambda servicer, server: carry(server, servicer, *requests), runner)):
         await service.start()
         try:
             yield mesh, service.tasks

@@ -216,7 +216,7 @@ async def test_failed_start_leaves_no_store_open() -> None:
 
 def test_unreadable_task_is_malformed_rather_than_a_router_error() -> None:
     nobody: Any = None
-    calls = CallMaker(placement=nobody, fleet=nobody, channels=nobody, clock=FakeClock())
+    calls = CallMaker(placement=nobody, fleet=nobody, streams=nobody, clock=FakeClock())
     broken = PendingTask(
         id="t",
         lane=Lane("qwen", TENANT, Priority.DURABLE),

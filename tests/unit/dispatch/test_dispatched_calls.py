@@ -20,6 +20,8 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.kernel.rpc import ChannelPool, answering, new_server
 from weft.kernel.telemetry import new_traceparent
+from weft.link.carried_calls import CallStreams
+from weft_testing.carried import carry
 
 QUERY = rerank_pb2.RerankPayload(query="a cat", documents=["a dog", "a much longer document about some cats"])
 WORDS = audio_pb2.SpeechPayload(input="Hello", voice="alloy")
@@ -88,13 +90,13 @@ class ScriptedRunner(model_call_service_pb2_grpc.ModelCallServiceServicer):
 @asynccontextmanager
 async def _dispatching(folder: Path, *scripts: Any) -> AsyncGenerator[tuple[Dispatcher, ScriptedScheduler]]:
     server, channels = new_server(), ChannelPool()
-    model_call_service_pb2_grpc.add_ModelCallServiceServicer_to_server(ScriptedRunner(*scripts), server)
+    carry(server, ScriptedRunner(*scripts), pb)
     address = f"unix:{folder / 'runner.sock'}"
     server.add_insecure_port(address)
     await server.start()
     scheduler = ScriptedScheduler(address)
     try:
-        yield Dispatcher(scheduler, channels), scheduler
+        yield Dispatcher(scheduler, CallStreams(channels)), scheduler
     finally:
         await channels.close()
         await server.stop(grace=0.5)

@@ -42,6 +42,8 @@ from weft.kernel.request import Handling, Operation, Priority, Skill
 from weft.kernel.rpc import ChannelPool, answering, new_server
 from weft.kernel.telemetry import new_traceparent
 from weft.kernel.timestamps import optional_duration
+from weft.link.carried_calls import CallStreams
+from weft_testing.carried import carry
 from weft_testing.fake_clock import FakeClock
 
 Step = event_pb2.InferenceEvent | Exception | grpc.StatusCode | asyncio.Event
@@ -153,7 +155,7 @@ async def _runner(folder: Path, *scripts: list[Step]) -> AsyncGenerator[str]:
 @asynccontextmanager
 async def _listening(folder: Path, runner: ScriptedRunner) -> AsyncGenerator[str]:
     server = new_server()
-    generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(runner, server)
+    carry(server, runner, generation_service_pb2)
     address = f"unix:{folder / 'runner.sock'}"
     server.add_insecure_port(address)
     await server.start()
@@ -178,10 +180,11 @@ async def _generate(
     **about: Any,
 ) -> tuple[list[event_pb2.InferenceEvent], Exception | None, receipt_pb2.Receipt | None]:
     channels = ChannelPool()
+    streams = CallStreams(channels)
     context = RequestContext(
         request_id="r1", tenant="t", model="m", operation=Operation.CHAT, traceparent=new_traceparent(), **about
     )
-    call = Dispatcher(scheduler, channels).call(CHAT, context, payload or chat_pb2.ChatPayload(), whole=whole)
+    call = Dispatcher(scheduler, streams).call(CHAT, context, payload or chat_pb2.ChatPayload(), whole=whole)
     call.joined_texts = joined_texts
     events: list[event_pb2.InferenceEvent] = []
     failure: Exception | None = None
@@ -200,7 +203,8 @@ async def test_finished_stream_leaves_no_reference_cycles(tmp_path: Path) -> Non
     scripts: list[list[Step]] = [[STARTED, _text("a"), FINISHED] for _ in range(count)]
     async with _runner(tmp_path, *scripts) as address:
         channels = ChannelPool()
-        dispatcher = Dispatcher(ScriptedScheduler(address), channels)
+        streams = CallStreams(channels)
+        dispatcher = Dispatcher(ScriptedScheduler(address), streams)
         gc.collect()
         gc.disable()
         try:
@@ -252,9 +256,10 @@ async def test_capture_has_what_the_caller_got_and_the_receipt_says_so(
 ) -> None:
     async with _runner(tmp_path, [STARTED, _text("a"), _text("b"), FINISHED]) as address:
         channels, captures, frame_count = ChannelPool(), KeptCaptures(), 0
+        streams = CallStreams(channels)
         tenant = Tenant(manifest=TenantManifest(name="t", capture=True))
         fleet = SimpleNamespace(view=FleetView(revision=1, tenants={"t": tenant}))
-        dispatcher = Dispatcher(ScriptedScheduler(address), channels, fleet=fleet)
+        dispatcher = Dispatcher(ScriptedScheduler(address), streams, fleet=fleet)
         dispatcher.observers = (captures,)
         message = chat_pb2.ChatMessage(role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text="Hi")])
         call = dispatcher.call(CHAT, _about(), chat_pb2.ChatPayload(messages=[message]))
@@ -271,9 +276,10 @@ async def test_capture_has_what_the_caller_got_and_the_receipt_says_so(
 
 async def test_request_that_no_runner_got_is_not_captured() -> None:
     captures, channels = KeptCaptures(), ChannelPool()
+    streams = CallStreams(channels)
     tenant = Tenant(manifest=TenantManifest(name="t", capture=True))
     refusal = ScriptedScheduler("unix:none", WeftError(Reason.QUEUE_FULL, "full"))
-    dispatcher = Dispatcher(refusal, channels, fleet=SimpleNamespace(view=FleetView(revision=1, tenants={"t": tenant})))
+    dispatcher = Dispatcher(refusal, streams, fleet=SimpleNamespace(view=FleetView(revision=1, tenants={"t": tenant})))
     dispatcher.observers = (captures,)
     call = dispatcher.call(CHAT, _about(), chat_pb2.ChatPayload())
     with pytest.raises(WeftError):
@@ -298,7 +304,8 @@ async def test_request_is_answered_although_the_pair_of_its_trial_is_refused(tmp
     trials = TrialSender(lambda: tasks, lambda: view, FakeClock())
     async with _runner(tmp_path, [STARTED, _text("a"), FINISHED]) as address:
         channels = ChannelPool()
-        dispatcher = Dispatcher(ScriptedScheduler(address), channels, fleet=SimpleNamespace(view=view))
+        streams = CallStreams(channels)
+        dispatcher = Dispatcher(ScriptedScheduler(address), streams, fleet=SimpleNamespace(view=view))
         dispatcher.observers = (trials,)
         call = dispatcher.call(CHAT, _about(), chat_pb2.ChatPayload())
         frames = [frame async for frame in call.chunks()]
@@ -341,7 +348,8 @@ async def test_stream_of_a_complete_answer_closes_unless_it_takes_too_long(
     runner = FinishingRunner()
     async with _listening(tmp_path, runner) as address:
         channels = ChannelPool()
-        call = Dispatcher(ScriptedScheduler(address), channels).call(CHAT, _about(), chat_pb2.ChatPayload())
+        streams = CallStreams(channels)
+        call = Dispatcher(ScriptedScheduler(address), streams).call(CHAT, _about(), chat_pb2.ChatPayload())
         async for _frame in call.chunks():
             pass
         if by_itself:
@@ -448,7 +456,7 @@ async def test_failed_attempt_on_an_unknown_model_may_be_remote_if_its_ticket_al
     assert receipt.left_premises is may_leave
 
 
-@pytest.mark.parametrize("last", [[], [grpc.StatusCode.CANCELLED]], ids=["no end", "cancelled by the runner"])
+@pytest.mark.parametrize("last", [[], [WeftError(Reason.CANCELLED, "why")]], ids=["no end", "cancelled by the runner"])
 async def test_stream_that_the_runner_ends_is_a_lost_worker_and_no_cancellation(
     tmp_path: Path, last: list[Step]
 ) -> None:
@@ -466,7 +474,8 @@ async def _cancelled_at(
     """Runs a request that is cancelled when its caller has received this many frames."""
     async with _runner(tmp_path, list(steps)) as address:
         channels, scheduler = ChannelPool(), ScriptedScheduler(address)
-        call = Dispatcher(scheduler, channels).call(CHAT, _about(), chat_pb2.ChatPayload())
+        streams = CallStreams(channels)
+        call = Dispatcher(scheduler, streams).call(CHAT, _about(), chat_pb2.ChatPayload())
         failure: Exception | None = None
         count = 0
         try:
@@ -517,7 +526,8 @@ async def test_connection_closed_during_a_call_is_a_lost_worker_and_not_a_cancel
     """A pool that has to make room for another runner's channel closes the one that was used longest ago."""
     async with _runner(tmp_path, [STARTED, _text("a"), asyncio.Event()]) as address:
         channels = ChannelPool()
-        call = Dispatcher(ScriptedScheduler(address), channels).call(CHAT, _about(), chat_pb2.ChatPayload())
+        streams = CallStreams(channels)
+        call = Dispatcher(ScriptedScheduler(address), streams).call(CHAT, _about(), chat_pb2.ChatPayload())
         frames = call.chunks()
         while not (await anext(frames))[0].HasField("delta"):
             pass
@@ -532,7 +542,8 @@ async def test_connection_closed_during_a_call_is_a_lost_worker_and_not_a_cancel
 async def test_caller_cancelled_during_generation_is_only_cancelled(tmp_path: Path) -> None:
     async with _runner(tmp_path, [STARTED, _text("a"), asyncio.Event()]) as address:
         channels, said = ChannelPool(), asyncio.Event()
-        call = Dispatcher(ScriptedScheduler(address), channels).call(CHAT, _about(), chat_pb2.ChatPayload())
+        streams = CallStreams(channels)
+        call = Dispatcher(ScriptedScheduler(address), streams).call(CHAT, _about(), chat_pb2.ChatPayload())
 
         async def read() -> None:
             async for frame in call.chunks():
@@ -652,7 +663,7 @@ class UnansweredScheduler(ScriptedScheduler):
 
 async def test_end_of_a_request_whose_caller_leaves_while_it_is_placed_is_reported() -> None:
     ends: list[tuple[str, Reason]] = []
-    dispatcher = Dispatcher(UnansweredScheduler("unix:/nowhere"), ChannelPool())
+    dispatcher = Dispatcher(UnansweredScheduler("unix:/nowhere"), CallStreams(ChannelPool()))
     reporter: Any = SimpleNamespace(send=lambda asked, receipt, _: ends.append((asked.request_id, receipt.reason)))
     dispatcher.report_ends_to(reporter)
     reading = asyncio.ensure_future(anext(dispatcher.call(CHAT, _about(), chat_pb2.ChatPayload()).chunks()))
@@ -673,7 +684,8 @@ async def test_receipt_counts_received_tokens_of_a_cancelled_or_broken_answer(tm
         tmp_path, [STARTED, _PROMPT, _text("a"), _text("b"), DIED if breaks_off else _text("c")]
     ) as address:
         channels = ChannelPool()
-        call = Dispatcher(ScriptedScheduler(address), channels).call(CHAT, _about(), chat_pb2.ChatPayload())
+        streams = CallStreams(channels)
+        call = Dispatcher(ScriptedScheduler(address), streams).call(CHAT, _about(), chat_pb2.ChatPayload())
         frames = call.chunks()
         texts = 0
         with suppress(WeftError):
@@ -694,7 +706,8 @@ async def test_uncounted_prompt_is_estimated_from_earlier_counts_and_marked(tmp_
     prompt.messages[0].content.add(text="Why is the sky blue?")
     async with _runner(tmp_path, [STARTED, _text("a"), finished], [STARTED, _text("a"), DIED]) as address:
         channels, scheduler = ChannelPool(), ScriptedScheduler(address)
-        dispatcher = Dispatcher(scheduler, channels)
+        streams = CallStreams(channels)
+        dispatcher = Dispatcher(scheduler, streams)
         expected = []
         for _ in range(2):
             call = dispatcher.call(CHAT, _about(), prompt)
@@ -717,7 +730,8 @@ async def test_prompt_that_may_have_been_read_once_per_choice_is_not_learned_fro
     prompt.messages[0].content.add(text="Why is the sky blue?")
     async with _runner(tmp_path, [STARTED, _text("a"), finished]) as address:
         channels = ChannelPool()
-        dispatcher = Dispatcher(ScriptedScheduler(address), channels)
+        streams = CallStreams(channels)
+        dispatcher = Dispatcher(ScriptedScheduler(address), streams)
         async for _frame in dispatcher.call(CHAT, _about(), prompt).chunks():
             pass
         await channels.close()
@@ -735,8 +749,9 @@ async def test_length_of_prompts_is_not_learned_from_joined_machines(
     prompt.messages[0].content.add(text="Why is the sky blue?")
     async with _runner(tmp_path, [STARTED, _text("a"), finished]) as address:
         channels = ChannelPool()
+        streams = CallStreams(channels)
         scheduler = ScriptedScheduler(relayed_address(address, "laptop") if is_joined else address)
-        dispatcher = Dispatcher(scheduler, channels)
+        dispatcher = Dispatcher(scheduler, streams)
         async for _frame in dispatcher.call(CHAT, _about(), prompt).chunks():
             pass
         await channels.close()
@@ -748,8 +763,9 @@ async def test_deadline_is_not_a_cancellation_on_the_receipt(tmp_path: Path) -> 
     clock = FakeClock()
     async with _runner(tmp_path, [STARTED, _text("a"), _text("b"), FINISHED]) as address:
         channels = ChannelPool()
+        streams = CallStreams(channels)
         about = replace(_about(), timeout_seconds=5.0)
-        call = Dispatcher(ScriptedScheduler(address), channels, clock=clock).call(CHAT, about, chat_pb2.ChatPayload())
+        call = Dispatcher(ScriptedScheduler(address), streams, clock=clock).call(CHAT, about, chat_pb2.ChatPayload())
         frames = call.chunks()
         await anext(frames)
         await clock.advance(5.0)
@@ -772,7 +788,8 @@ async def test_agent_request_waits_for_the_first_mesh_snapshot(tmp_path: Path) -
     clock, fleet = FakeClock(), SomeFleet()
     async with _runner(tmp_path, [STARTED, _text("a"), FINISHED]) as address:
         channels = ChannelPool()
-        dispatcher = Dispatcher(ScriptedScheduler(address), channels, clock=clock, fleet=fleet)
+        streams = CallStreams(channels)
+        dispatcher = Dispatcher(ScriptedScheduler(address), streams, clock=clock, fleet=fleet)
         call = dispatcher.call(CHAT, replace(_about(), model="agent/nobody"), chat_pb2.ChatPayload())
         asked = asyncio.create_task(anext(call.chunks()))
         await clock.wait_for_sleepers(1)
@@ -804,10 +821,11 @@ async def test_scheduler_gets_the_request_description_without_its_content(tmp_pa
 
 async def test_a_scheduler_is_told_where_the_beginning_of_a_prompt_was_sent_before(tmp_path: Path) -> None:
     payload, channels = chat_pb2.ChatPayload(), ChannelPool()
+    streams = CallStreams(channels)
     payload.messages.add(role=chat_pb2.ROLE_USER).content.add(text="long " * 1_000)
     async with _runner(tmp_path, [FINISHED], [FINISHED]) as address:
         scheduler = ScriptedScheduler(address)
-        dispatcher, holders = Dispatcher(scheduler, channels), list[PrefixHolder | None]()
+        dispatcher, holders = Dispatcher(scheduler, streams), list[PrefixHolder | None]()
         for _ in range(2):
             async for _ in dispatcher.call(CHAT, _about(), payload).chunks():
                 pass
