@@ -47,20 +47,20 @@ class GatewayMetrics:
     def request_ended(self, facts: RequestFacts, seconds: float) -> None:
         """Counts a request and its duration."""
         reason = _COMPLETED if facts.error is None else facts.error.reason.name.lower()
-        self._requests.of(facts.model, facts.surface, str(facts.status), reason).inc()
-        self._duration.of(facts.model, facts.surface).observe(seconds, exemplar_of(facts.trace))
+        self._requests[facts.model, facts.surface, str(facts.status), reason].inc()
+        self._duration[facts.model, facts.surface].observe(seconds, exemplar_of(facts.trace))
 
     def end_reported(self, fate: EndFate) -> None:
         """Counts the report of the end of a request that lost its router, by its outcome."""
-        self._ends.of(fate.value).inc()
+        self._ends[fate.value,].inc()
 
     def refused(self, status: int) -> None:
         """Counts a request refused before routing, because its head was not HTTP, too large or too slow."""
-        self._requests.of(UNKNOWN_MODEL, "none", str(status), "refused").inc()
+        self._requests[UNKNOWN_MODEL, "none", str(status), "refused"].inc()
 
     def first_token(self, facts: RequestFacts, seconds: float) -> None:
         """Records when a stream's first content was sent."""
-        self._first_token.of(facts.model, facts.surface).observe(seconds, exemplar_of(facts.trace))
+        self._first_token[facts.model, facts.surface].observe(seconds, exemplar_of(facts.trace))
 
     def tokens_used(self, facts: RequestFacts, usage: usage_pb2.Usage) -> None:
         """Counts the tokens of an answer."""
@@ -71,4 +71,4 @@ class GatewayMetrics:
             ("reasoning", usage.reasoning_tokens),
         ):
             if count:
-                self._tokens.of(facts.model, kind).inc(count)
+                self._tokens[facts.model, kind].inc(count)

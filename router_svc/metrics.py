@@ -173,35 +173,35 @@ class RouterMetrics(SchedulingObserver):
     def note_decision(self, decision: RequestDecision, request: PlacementRequest, view: FleetView) -> None:
         """Counts a grant or a refusal. Waits are not counted, as each request gets many."""
         if isinstance(decision, Placed):
-            self._grants.of(view.label(request.model), _PRIORITIES[request.priority]).inc()
+            self._grants[view.label(request.model), _PRIORITIES[request.priority]].inc()
         elif isinstance(decision, Rejects) and not request.task_id:
             # A refused task waits and is offered again.
             self._note_refusal(request, decision.reason, view)
 
     @override
     def note_wait(self, request: PlacementRequest, kind: WaitKind, view: FleetView) -> None:
-        self._waits.of(view.label(request.model), kind.value).inc()
+        self._waits[view.label(request.model), kind.value].inc()
 
     @override
     def note_estimate(self, request: PlacementRequest, error: float, view: FleetView) -> None:
-        self._estimate_error.of(view.label(request.model)).observe(error)
+        self._estimate_error[view.label(request.model),].observe(error)
 
     @override
     def note_wake(self, model: str) -> None:
         """Counts a wake or a load that waiting requests caused."""
-        self._wakes.of(model).inc()
+        self._wakes[model,].inc()
 
     def _note_refusal(self, request: PlacementRequest, reason: Reason, view: FleetView) -> None:
-        self._refusals.of(view.label(request.model), reason.name.lower()).inc()
+        self._refusals[view.label(request.model), reason.name.lower()].inc()
 
     @override
     def note_failed_attempt(self, reason: Reason) -> None:
         """Counts an attempt that failed before any content."""
-        self._failed_attempts.of(reason.name.lower()).inc()
+        self._failed_attempts[reason.name.lower(),].inc()
 
     @override
     def note_failed_wake(self, model: str, reason: Reason) -> None:
-        self._failed_wakes.of(model, reason.name.lower()).inc()
+        self._failed_wakes[model, reason.name.lower()].inc()
 
     @override
     def note_end(self, ended: RequestEnded) -> None:
@@ -215,20 +215,20 @@ class RouterMetrics(SchedulingObserver):
             return
         model = view.label(request.model)
         known = reason if receipt is not None else ended.last_error or reason
-        self._ends.of(model, _OUTCOMES[ended.outcome], error_type(known) or "completed").inc()
+        self._ends[model, _OUTCOMES[ended.outcome], error_type(known) or "completed"].inc()
         if receipt is None:
             return
         exemplar = None if self._tracing.sampling is None else exemplar_of_request(request)
         self._requests.note_end(request, reason, receipt, view, exemplar)
         if retries := retries_of(receipt):
-            self._retries.of(model).inc(retries)
+            self._retries[model,].inc(retries)
         if receipt.left_premises:
-            self._left.of(model).inc()
+            self._left[model,].inc()
         if receipt.attempts:
-            self._queue_wait.of(model).observe(seconds_of(receipt.queue_wait), exemplar)
+            self._queue_wait[model,].observe(seconds_of(receipt.queue_wait), exemplar)
         load_wait = seconds_of(receipt.load_wait)
         if load_wait:
-            self._load_wait.of(model).observe(load_wait, exemplar)
+            self._load_wait[model,].observe(load_wait, exemplar)
 
 
 class RequestMetrics:
@@ -269,7 +269,7 @@ class RequestMetrics:
         )
         for fault in ReceiptFault:
             # An alert on an increase would miss a series that starts at one.
-            self._faults.of(fault)
+            self._faults[fault,].inc(0)
 
     def note_end(
         self,
@@ -287,21 +287,21 @@ class RequestMetrics:
         error = error_type(reason)
         has_content = receipt.HasField("time_to_first_token")
         if receipt.HasField("total_time"):
-            self._duration.of(*common, error).observe(seconds_of(receipt.total_time), exemplar)
+            self._duration[*common, error].observe(seconds_of(receipt.total_time), exemplar)
         for histogram, seconds in zip(
             (self._first_token, self._per_token), speed_of(receipt, request.priority), strict=True
         ):
             if seconds is not None:
-                histogram.of(*common).observe(seconds, exemplar)
+                histogram[common].observe(seconds, exemplar)
         if receipt.HasField("usage"):
             usage = receipt.usage
-            self._usage.of(*common, "input").observe(usage.prompt_tokens, exemplar)
+            self._usage[*common, "input"].observe(usage.prompt_tokens, exemplar)
             if usage.completion_tokens:
-                self._usage.of(*common, "output").observe(usage.completion_tokens, exemplar)
+                self._usage[*common, "output"].observe(usage.completion_tokens, exemplar)
         if receipt.outcome == _FAILED and has_content:
-            self._cut_off.of(model, error).inc()
+            self._cut_off[model, error].inc()
         for fault in receipt_faults(receipt):
-            self._faults.of(fault).inc()
+            self._faults[fault,].inc()
 
 
 def exemplar_of_request(request: PlacementRequest) -> dict[str, str] | None:

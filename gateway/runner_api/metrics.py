@@ -147,17 +147,17 @@ class RequestObserver:
         had_slot = bool(receipt.attempts)
         if had_slot or reason is Reason.QUEUE_TIMEOUT:
             self.note_wait(waited)
-            self._queue_wait.of(model).observe(waited)
+            self._queue_wait[model,].observe(waited)
         if had_slot:
             loading = receipt.load_wait.ToNanoseconds() / 1e9
-            self._duration.of(model).observe(max(0.0, self._clock.monotonic() - began - waited - loading))
+            self._duration[model,].observe(max(0.0, self._clock.monotonic() - began - waited - loading))
 
     def _ended(self, model: str, tenant: str, reason: Reason) -> None:
         """Counts a finished request. `model` is a name that the runner knows, or `unknown`."""
         if tenant not in self._tenants and len(self._tenants) < MAX_TENANT_LABELS:
             self._tenants.add(tenant)
         label = tenant if tenant in self._tenants else OTHER_TENANTS
-        self._requests.of(model, label, error_type(reason) or SUCCESS).inc()
+        self._requests[model, label, error_type(reason) or SUCCESS].inc()
 
 
 def _thousandth(value: float | None) -> float | None:

@@ -109,13 +109,13 @@ class UsageMetrics:
     def _count(self, who: tuple[str, ...], sums: UsageSums) -> None:
         for outcome in _OUTCOMES:
             if number := sums.get(f"{outcome}_count"):
-                self._requests.of(*who, outcome).inc(number)
+                self._requests[*who, outcome].inc(number)
         for kind, column in _TOKENS.items():
             if number := sums.get(column):
-                self._tokens.of(*who, kind).inc(number)
+                self._tokens[*who, kind].inc(number)
         for what, column in _UNKNOWN.items():
             if number := sums.get(column):
-                self._unknown.of(*who, what).inc(number)
+                self._unknown[*who, what].inc(number)
         for metric, column, per_unit in self._sums:
             if number := sums.get(column):
-                metric.of(*who).inc(number / per_unit)
+                metric[who].inc(number / per_unit)

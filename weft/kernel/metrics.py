@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator,
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, chain
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -46,14 +46,16 @@ class CounterCell:
     """A count, read at scrapes."""
 
     # The library's children validate, lock and call four times per value.
-    __slots__ = ("_count",)
+    __slots__ = ("_count", "is_used")
 
     def __init__(self) -> None:
         self._count = 0.0
+        self.is_used = True
 
     def inc(self, amount: float = 1.0) -> None:
         """Adds to the count."""
         self._count += amount
+        self.is_used = True
 
     def add_to(self, family: Any, labels: Labels) -> None:
         """Adds the sample to its family."""
@@ -63,7 +65,7 @@ class CounterCell:
 class HistogramCell:
     """A histogram with an exemplar per bucket, read at scrapes."""
 
-    __slots__ = ("_bounds", "_counts", "_exemplars", "_sum")
+    __slots__ = ("_bounds", "_counts", "_exemplars", "_sum", "is_used")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         """`bounds` are the upper bounds of the buckets, ascending; the last one is infinite."""
@@ -71,12 +73,14 @@ class HistogramCell:
         self._counts = [0] * len(bounds)
         self._exemplars: list[Exemplar | None] = [None] * len(bounds)
         self._sum = 0.0
+        self.is_used = True
 
     def observe(self, amount: float, exemplar: dict[str, str] | None = None) -> None:
         """Counts a value."""
         bucket = bisect_left(self._bounds, amount)
         self._counts[bucket] += 1
         self._sum += amount
+        self.is_used = True
         if exemplar:
             self._exemplars[bucket] = Exemplar(exemplar, amount, time.time())
 
@@ -89,48 +93,43 @@ class HistogramCell:
 CellT = TypeVar("CellT", bound=CounterCell | HistogramCell)
 
 
-class LabelSets(Generic[CellT]):
-    """A metric with a bounded number of label sets. Only the first label may have many values."""
+class LabelSets(dict[Labels, CellT]):
+    """A metric with a bounded number of label sets, each with its cell, or that of `_other` if there are too many.
+
+    Only the first label may have many values. A dict, as each request looks up a dozen cells.
+    """
 
     def __init__(self, new: Callable[[], CellT], most: int) -> None:
         """`new` returns the cell of a new label set."""
+        super().__init__()
         self._new = new
         self._most = most
-        self._cells: dict[Labels, CellT] = {}
         self._others: set[Labels] = set()
-        self._used: set[Labels] = set()
         self._idle: deque[Labels] = deque()
 
-    def __len__(self) -> int:
-        return len(self._cells)
-
-    def of(self, *labels: str) -> CellT:
-        """Returns the cell of a label set, or that of `_other` if there are too many."""
-        cell = self._cells.get(labels)
-        if cell is None:
-            if len(self._cells) - len(self._others) >= self._most and not self._make_room():
-                labels = _other(labels, self._others, self._most)
-                self._others.add(labels)
-            cell = self._cells.setdefault(labels, self._new())
-        self._used.add(labels)
-        return cell
+    def __missing__(self, labels: Labels) -> CellT:
+        if len(self) - len(self._others) >= self._most and not self._make_room():
+            labels = _other(labels, self._others, self._most)
+            self._others.add(labels)
+        return self.setdefault(labels, self._new())
 
     def collect(self, family: Metric) -> Iterator[Metric]:
         """Yields a family with the samples added."""
-        for labels, cell in self._cells.items():
+        for labels, cell in self.items():
             cell.add_to(family, labels)
         yield family
 
     def note_idle(self) -> None:
         """Marks label sets that were not used since the last call as idle, so that new ones may replace them."""
-        self._idle = deque(self._cells.keys() - self._others - self._used)
-        self._used.clear()
+        self._idle = deque(labels for labels, cell in self.items() if not cell.is_used and labels not in self._others)
+        for cell in self.values():
+            cell.is_used = False
 
     def _make_room(self) -> bool:
         while self._idle:
             labels = self._idle.popleft()
-            if labels not in self._used:
-                del self._cells[labels]
+            if not self[labels].is_used:
+                del self[labels]
                 return True
         return False
 

@@ -63,7 +63,7 @@ def record_service(
         "Records of ended requests that were dropped, because too many were waiting to be written.",
     )
     dropped = None if page is None else page.counter(name, words, ("kind",))
-    observe = ignore_dropped if dropped is None else lambda count: dropped.of("request").inc(count)
+    observe = ignore_dropped if dropped is None else dropped["request",].inc
     writer = Writer.of(router.name)
     service = RecordService(database, writer, router.records, router.shares, settings, SystemClock(), observe)
     router.look_back_in(service.store)

@@ -24,7 +24,7 @@ class LoopDelay(BackgroundLoop, Service):
             ("service",),
             DELAY_SECONDS,
         )
-        self._delay = delays.of(service)
+        self._delay = delays[service,]
         self._idle_noted = clock.monotonic()
 
     @override

@@ -103,7 +103,7 @@ class MetricsServer(Service):
         def connected() -> asyncio.BaseProtocol:
             if len(http.connections) < MAX_CONNECTIONS:
                 return http()
-            self._refusals.of("none").inc()
+            self._refusals["none",].inc()
             return _Refusing()
 
         loop = asyncio.get_running_loop()
@@ -158,13 +158,13 @@ class MetricsServer(Service):
         if request.method not in {"GET", "HEAD"}:
             return web.Response(status=405, headers={"allow": "GET, HEAD"}, text="only GET and HEAD\n")
         if (refusal := self._refusal(request)) is not None:
-            self._refusals.of(str(refusal.status)).inc()
+            self._refusals[str(refusal.status),].inc()
             return refusal
         if request.path != _PATHS[0]:
             is_healthy, document = probe_answer(request.path, self._health)
             return web.json_response(document, status=200 if is_healthy else 503)
         if self._scrapes >= MAX_SCRAPES:
-            self._refusals.of("503").inc()
+            self._refusals["503",].inc()
             return web.Response(status=503, headers={"retry-after": "1"}, text="too many concurrent scrapes\n")
         self._scrapes += 1
         try:

@@ -24,7 +24,7 @@ from weft_testing.fake_clock import FakeClock
 @asynccontextmanager
 async def _serving(listen: str = "127.0.0.1:0", page: MetricsPage | None = None) -> AsyncGenerator[MetricsServer]:
     page = page or MetricsPage()
-    page.counter("ends", "e", ("model",)).of("m").inc()
+    page.counter("ends", "e", ("model",))["m",].inc()
     server = MetricsServer(page, listen)
     await server.start()
     try:

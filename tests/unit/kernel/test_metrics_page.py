@@ -49,7 +49,7 @@ def test_label_sets_beyond_the_bound_are_counted_as_other() -> None:
     page = _page()
     histogram = page.histogram("waits", "w", ("model", "kind"), (1.0,))
     for number in range(100):
-        histogram.of(f"model-{number}", "queue").observe(0.5)
+        histogram[f"model-{number}", "queue"].observe(0.5)
     found = _found(page.collect())
     assert {labels for name, labels in found if name == "waits_count"} == {
         "queue,model-0",
@@ -67,20 +67,20 @@ def test_combinations_of_other_labels_are_bounded_too() -> None:
     page = _page(1)
     histogram = page.histogram("waits", "w", ("model", "kind"), (1.0,))
     for number in range(100):
-        histogram.of(f"model-{number}", f"kind-{number}").observe(0.5)
+        histogram[f"model-{number}", f"kind-{number}"].observe(0.5)
     assert len(histogram) <= 3
 
 
 def test_idle_label_set_is_evicted_and_a_used_one_is_not() -> None:
     page = _page()
     counted = page.histogram("waits", "w", ("model",), (1.0,))
-    counted.of("old").observe(1)
-    counted.of("busy").observe(1)
+    counted["old",].observe(1)
+    counted["busy",].observe(1)
     page.note_idle()
-    counted.of("busy").observe(1)
+    counted["busy",].observe(1)
     page.note_idle()
-    counted.of("new").observe(1)
-    counted.of("newer").observe(1)
+    counted["new",].observe(1)
+    counted["newer",].observe(1)
     found = _found(page.collect())
     assert {labels for name, labels in found if name == "waits_count"} == {"busy", "new", OTHER}
     assert found["waits_count", "busy"] == 2
@@ -90,7 +90,7 @@ def test_continuous_model_churn_does_not_increase_label_sets() -> None:
     page = _page(10)
     counted = page.histogram("waits", "w", ("model",), (1.0,))
     for number in range(500):
-        counted.of(f"model-{number}").observe(1)
+        counted[f"model-{number}",].observe(1)
         if number % 5 == 0:
             page.note_idle()
     assert len(counted) <= 11
@@ -109,9 +109,9 @@ async def test_exemplars_are_only_on_the_openmetrics_page_and_of_sampled_request
     page = _page()
     histogram = page.histogram("waits", "w", ("model",), (1.0, 2.0))
     sampled, unsampled = TraceContext(0xAB, 1, is_sampled=True), TraceContext(0xCD, 1, is_sampled=False)
-    histogram.of("m").observe(0.5, exemplar_of(sampled))
-    histogram.of("m").observe(1.5, exemplar_of(unsampled))
-    histogram.of("m").observe(1.5, exemplar_of(None))
+    histogram["m",].observe(0.5, exemplar_of(sampled))
+    histogram["m",].observe(1.5, exemplar_of(unsampled))
+    histogram["m",].observe(1.5, exemplar_of(None))
     rendered = await page.render(OPENMETRICS)
     assert rendered.content_type.startswith("application/openmetrics-text")
     families = openmetrics_families(rendered.body.decode())  # type: ignore[no-untyped-call]
@@ -126,7 +126,7 @@ async def test_histogram_counts_a_value_at_a_bound_in_the_bucket_below_and_large
     page = _page()
     histogram = page.histogram("waits", "w", ("model",), (1, 2.5))
     for value in (0.5, 1, 2, 7):
-        histogram.of("m").observe(value)
+        histogram["m",].observe(value)
     assert (await page.render()).body.decode() == (
         "# HELP waits w\n# TYPE waits histogram\n"
         'waits_bucket{le="1.0",model="m"} 2.0\nwaits_bucket{le="2.5",model="m"} 3.0\n'
@@ -139,16 +139,16 @@ def test_counting_a_known_label_set_calls_nothing_of_the_metrics_library() -> No
     histogram, counter = page.histogram("waits", "w", ("model",), (1.0,)), page.counter("ends", "e", ("model",))
 
     def count() -> None:
-        histogram.of("m").observe(0.5)
-        counter.of("m").inc()
+        histogram["m",].observe(0.5)
+        counter["m",].inc()
 
     count()
-    assert calls_of(count) == ["of", "observe", "of", "inc"]
+    assert calls_of(count) == ["observe", "inc"]
 
 
 async def test_metrics_page_has_no_creation_times() -> None:
     page = _page()
-    page.counter("ends", "e", ("model",)).of("m").inc()
+    page.counter("ends", "e", ("model",))["m",].inc()
     assert b"_created" not in (await page.render(OPENMETRICS)).body
 
 
@@ -178,7 +178,7 @@ def test_invalid_page_is_forwarded_up_to_its_first_error(page: str) -> None:
 
 async def test_metrics_with_one_name_are_grouped_on_a_page() -> None:
     page = _page()
-    page.counter("ends", "e", ("model",)).of("own").inc()
+    page.counter("ends", "e", ("model",))["own",].inc()
     other = passed_on("# TYPE ends_total counter\nends_total 5\n", {"runner": "a"}, max_series=10)
     clash = passed_on("# TYPE ends_total gauge\nends_total 6\n", {"runner": "b"}, max_series=10)
     page.add(lambda: other.families)
