@@ -8,7 +8,9 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf import descriptor_pool
 from relay_harness import (
+    LIMIT_SECONDS,
     RUNNER,
     Laptop,
     Mesh,
@@ -21,9 +23,13 @@ from relay_harness import (
     text_of,
 )
 
+from runner_svc.policy.joined_calls import JOINED_CALLS
 from weft.api.runner.v1 import runner_service_pb2
+from weft.dispatch.operations import OPERATIONS
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
+from weft.kernel.rpc import RpcMethod
+from weft.link.carried_calls import CallStream
 
 LARGE_BYTES = 20 * 1024 * 1024
 
@@ -204,3 +210,23 @@ async def test_mesh_can_call_only_runner_services(mesh: Mesh) -> None:
     assert call.status.code == grpc.StatusCode.UNIMPLEMENTED.value[0]
     with suppress(WeftError):
         call.close()
+
+
+@pytest.mark.usefixtures("laptop")
+async def test_stream_carries_the_requests_of_a_joined_machine_and_none_of_its_other_calls(mesh: Mesh) -> None:
+    """The others are separate calls, whose access differs."""
+    stream = CallStream(mesh.channel, Reason.WORKER_LOST, Reason.RUNNER_UNREACHABLE)
+    requests = {spec.runner_rpc.path for spec in OPERATIONS.values()}
+    assert requests < set(JOINED_CALLS)
+    for path in JOINED_CALLS:
+        service, _, name = path.removeprefix("/").partition("/")
+        rpc = RpcMethod(descriptor_pool.Default().FindServiceByName(service).methods_by_name[name])
+        call = stream.call(rpc, mesh.metadata, LIMIT_SECONDS)
+        await call.write(rpc.request())
+        told = ""
+        try:
+            await soon(call.read())
+        except WeftError as error:
+            told = error.message
+        call.cancel()
+        assert (path, told == f"{path} is not carried here") == (path, path not in requests)
