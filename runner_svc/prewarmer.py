@@ -192,10 +192,11 @@ class Prewarmer(IdleWork):
             if payload.ByteSize() > MAX_PREFIX_BYTES:
                 log.info("prompt is too long to prewarm", model=model, agent=prefix.agent, bytes=payload.ByteSize())
                 return
-            async with self._caches.ahead(model, prefix.partition, payload) as turn:
-                if turn is None:
-                    log.info("engine has no free slot for a prompt", model=model, agent=prefix.agent)
-                    return
+            turn = await self._caches.ahead(model, prefix.partition, payload)
+            if turn is None:
+                log.info("engine has no free slot for a prompt", model=model, agent=prefix.agent)
+                return
+            async with turn:
                 token_count = await self._send(payload, turn, call)
         except WeftError as error:
             log.warning("prompt was not prewarmed", model=model, agent=prefix.agent, message=error.log_message)

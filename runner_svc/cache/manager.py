@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import aclosing
 from pathlib import Path
 
 from runner_svc.backend.port import CacheIsolation, ErasedCache
@@ -82,11 +82,9 @@ class CacheManager:
         """See ModelCache.lent."""
         return self._cache(model).lent(tenant, digest, kind)
 
-    def ahead(
-        self, model: str, partition: Partition, payload: GenerationPayload
-    ) -> AbstractAsyncContextManager[RunningTurn | None]:
+    async def ahead(self, model: str, partition: Partition, payload: GenerationPayload) -> RunningTurn | None:
         """Cache use of a turn without a waiting request; see ModelCache.ahead."""
-        return self._cache(model).ahead(partition, payload)
+        return await self._cache(model).ahead(partition, payload)
 
     def note(self, model: str, usage: usage_pb2.Usage) -> None:
         """Counts an answered request by the engine's figures."""

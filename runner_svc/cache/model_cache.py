@@ -4,11 +4,13 @@ import asyncio
 import hashlib
 import hmac
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
@@ -51,7 +53,7 @@ log = get_logger("weft.runner")
 
 @dataclass(slots=True)
 class RunningTurn:
-    """A running engine turn."""
+    """A running engine turn, which ends with its block."""
 
     use: CacheUse = field(default_factory=CacheUse)
     warnings: Frame = field(default_factory=list)
@@ -63,10 +65,20 @@ class RunningTurn:
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the engine is known to have begun it, or it has ended."""
 
+    on_end: Callable[[bool], Awaitable[None]] | None = None
+    """Called at the end, with whether the block has ended without an error."""
+
     def note_work(self) -> None:
         """Records that the engine has processed the prompt."""
         self.worked = True
         self.begun.set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self.on_end is not None:
+            await self.on_end(error is None)
 
 
 class ModelCache:
@@ -217,33 +229,22 @@ class ModelCache:
             if saved > 0:
                 told.saved_time.FromNanoseconds(int(saved * 1e9))
 
-    def generating(
+    async def generating(
         self,
         partition: Partition | None,
         payload: GenerationPayload,
         digests: tuple[int, ...] = (),
         source: PromptSource | None = None,
-    ) -> AbstractAsyncContextManager[RunningTurn]:
-        """Wraps a generating turn; enter it immediately. A turn without a partition (None) shares nothing.
+    ) -> RunningTurn:
+        """Begins a generating turn, to enter now. A turn without a partition (None) shares nothing.
 
         `digests`: the prefixes of its prompt by which routers know it. `source`: a runner that has more of it.
         """
         directory = self._present_directory()
         if directory is None:
-            return nullcontext(self._unplaced(partition))
+            return self._unplaced(partition)
         if not directory.keeps and directory.is_alone(partition):
-            return self._turn(directory, directory.begin_loose(partition))
-        return self._shared_turn(directory, partition, payload, digests, source)
-
-    @asynccontextmanager
-    async def _shared_turn(
-        self,
-        directory: CacheDirectory,
-        partition: Partition | None,
-        payload: GenerationPayload,
-        digests: tuple[int, ...],
-        source: PromptSource | None,
-    ) -> AsyncIterator[RunningTurn]:
+            return await self._turn(directory, directory.begin_loose(partition))
         spreads, marks, keeper = choices_per_prompt(payload) > 1, prompt_marks(payload), self._keeper
         moving_seconds = 0.0
         if keeper is not None:
@@ -254,40 +255,31 @@ class ModelCache:
         before = await self._note_empty_slots(directory) if spreads or directory.wants_snapshot else ()
         busy = [snapshot.number for snapshot in before if snapshot.is_busy]
         begun = directory.begin(partition, marks, spreads=spreads, busy=busy, kept_marks=kept_marks)
-        async with self._turn(directory, begun, before if spreads else (), keeper, found) as turn:
-            if moving_seconds and turn.restored is not None:
-                restored = turn.restored
-                turn.restored = replace(restored, seconds=restored.seconds + moving_seconds, is_moved=True)
-            yield turn
+        turn = await self._turn(directory, begun, before if spreads else (), keeper, found)
+        if moving_seconds and turn.restored is not None:
+            seconds = turn.restored.seconds + moving_seconds
+            turn.restored = replace(turn.restored, seconds=seconds, is_moved=True)
+        return turn
 
-    @asynccontextmanager
-    async def ahead(self, partition: Partition, payload: GenerationPayload) -> AsyncIterator[RunningTurn | None]:
-        """Wraps a turn without a waiting request; None: it would remove text that a request may use."""
+    async def ahead(self, partition: Partition, payload: GenerationPayload) -> RunningTurn | None:
+        """Begins a turn without a waiting request, to enter now; None: it would remove text that a request may use."""
         directory = self._present_directory()
         if directory is None:
-            yield self._unplaced(partition)
-            return
+            return self._unplaced(partition)
         if directory.wants_snapshot:
             await self._note_empty_slots(directory)
         keeper, marks = self._keeper, prompt_marks(payload)
         found, kept_marks = (None, 0) if keeper is None else await keeper.best(partition, marks)
         begun = directory.begin_ahead(partition, marks, kept_marks)
-        if begun is None:
-            yield None
-            return
-        async with self._turn(directory, begun, keeper=keeper, found=found) as turn:
-            yield turn
+        return None if begun is None else await self._turn(directory, begun, keeper=keeper, found=found)
 
-    @asynccontextmanager
-    async def embedding(self, partition: Partition | None) -> AsyncIterator[RunningTurn]:
-        """Wraps an embedding turn: the engine chooses the slot, and keeps the text as a prefix."""
+    async def embedding(self, partition: Partition | None) -> RunningTurn:
+        """Begins an embedding turn, to enter now: the engine chooses the slot, and keeps the text as a prefix."""
         directory = self._present_directory()
         if directory is None:
-            yield self._unplaced(partition)
-            return
+            return self._unplaced(partition)
         before = () if directory.is_alone(partition) else await self._note_empty_slots(directory)
-        async with self._turn(directory, directory.begin_loose(partition), before) as turn:
-            yield turn
+        return await self._turn(directory, directory.begin_loose(partition), before)
 
     async def forget(self, tenant: str | None = None, tag: str | None = None) -> ErasedCache:
         """Forgets the prefixes of a tenant and a tag, which are not used from then on; None: any.
@@ -379,7 +371,6 @@ class ModelCache:
             return RunningTurn(CacheUse(salt=self._salts.salt_of(partition)))
         return RunningTurn(CacheUse(fresh=partition is None), [_cannot_isolate()] if partition is None else [])
 
-    @asynccontextmanager
     async def _turn(
         self,
         directory: CacheDirectory,
@@ -387,8 +378,8 @@ class ModelCache:
         before: Sequence[SlotSnapshot] = (),
         keeper: PromptKeeper | None = None,
         found: KeptPrompt | None = None,
-    ) -> AsyncIterator[RunningTurn]:
-        """Wraps a turn, after saving its slot's prompt and restoring the one that was found for the turn."""
+    ) -> RunningTurn:
+        """Begins a turn, after saving its slot's prompt and restoring the one that was found for the turn."""
         begin = None if keeper is None else keeper.moment(directory, begun)
         turn = RunningTurn(CacheUse(slot=begun.slot, fresh=begun.fresh))
         earlier = [self._turns[number].begun for number in begun.after]
@@ -404,19 +395,37 @@ class ModelCache:
                 turn.use = CacheUse(slot=begun.slot, fresh=fresh)
                 self._figures.restored_prompt_count += turn.restored is not None
                 directory.keeps = keeper.works
-            yield turn
+        except BaseException:
+            self._leave(directory, begun, touched)
+            raise
+        turn.on_end = partial(self._end, directory, begun, before)
+        return turn
+
+    async def _end(
+        self,
+        directory: CacheDirectory,
+        begun: CacheTurn,
+        before: Sequence[SlotSnapshot],
+        is_complete: bool,
+    ) -> None:
+        touched: Sequence[int] | None = None
+        try:
             # The slots of a cancelled turn are unknown, because the engine may still be working on it.
-            if before:
+            if before and is_complete:
                 touched = _changed(before, await self.backend.slot_snapshots())
         finally:
-            erasures = directory.end(begun, worked=turn.worked, touched=touched)
-            del self._turns[begun.number]
-            turn.begun.set()
-            if erasures and not self._is_closed and len(self._erasing) < MAX_ERASING_TASKS:
-                erasing = self._erase_quietly(directory, erasures, self._begin_erasure(erasures))
-                task = start_task(erasing, name=f"erase-cache-{self.model}")
-                self._erasing.add(task)
-                task.add_done_callback(self._erasing.discard)
+            self._leave(directory, begun, touched)
+
+    def _leave(self, directory: CacheDirectory, begun: CacheTurn, touched: Sequence[int] | None) -> None:
+        """Ends a turn that may have used these slots, None: any, and starts the erasure of what must be erased."""
+        turn = self._turns.pop(begun.number)
+        erasures = directory.end(begun, worked=turn.worked, touched=touched)
+        turn.begun.set()
+        if erasures and not self._is_closed and len(self._erasing) < MAX_ERASING_TASKS:
+            erasing = self._erase_quietly(directory, erasures, self._begin_erasure(erasures))
+            task = start_task(erasing, name=f"erase-cache-{self.model}")
+            self._erasing.add(task)
+            task.add_done_callback(self._erasing.discard)
 
     async def _note_empty_slots(self, directory: CacheDirectory) -> Sequence[SlotSnapshot]:
         """Returns the engine's slots, and records the empty ones in the directory."""
@@ -478,21 +487,20 @@ class RequestCache:
         shares = handling.cache_mode is not CacheMode.NONE
         self._partition = Partition(tenant, handling.cache_tag, adapter) if shares else None
 
-    def generating(
-        self, payload: GenerationPayload, prefixes: PromptPrefixes | None = None
-    ) -> AbstractAsyncContextManager[RunningTurn]:
+    async def generating(self, payload: GenerationPayload, prefixes: PromptPrefixes | None = None) -> RunningTurn:
         """Cache use of a generating turn; see ModelCache.generating."""
         # Later turns continue the first one here.
         source, self._source = self._source, None
-        return self._cache.generating(self._partition, payload, () if prefixes is None else prefixes.digests, source)
+        digests = () if prefixes is None else prefixes.digests
+        return await self._cache.generating(self._partition, payload, digests, source)
 
     def note_turn(self, turn: RunningTurn, receipt: receipt_pb2.Receipt) -> None:
         """See ModelCache.note_turn."""
         self._cache.note_turn(turn, receipt)
 
-    def embedding(self) -> AbstractAsyncContextManager[RunningTurn]:
+    async def embedding(self) -> RunningTurn:
         """Cache use of an embedding turn; see ModelCache.embedding."""
-        return self._cache.embedding(self._partition)
+        return await self._cache.embedding(self._partition)
 
     def prefixes_of(self, payload: GenerationPayload) -> PromptPrefixes | None:
         """Returns the prefixes of a prompt as its caller sent it; None: routers do not learn about them."""

@@ -1,7 +1,7 @@
 """Slots and admitted requests of an instance. Slots have no queue: requests wait in the router."""
 
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, aclosing, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -213,7 +213,7 @@ class AdmittedRequest:
             payload = tokenize_pb2.TokenizePayload(chat=chat, with_pieces=payload.with_pieces)
         row = ENGINE_METHODS[operation]
         engine = getattr(self._backend, row.name)
-        async with await self._caching() if row.uses_cache else nullcontext(RunningTurn()) as turn:
+        async with await self._caching() if row.uses_cache else RunningTurn() as turn:
             with self._judging(), self._calling():
                 if operation is Operation.TOKENIZE and payload.HasField("chat"):
                     return await self._tokenize(engine, payload, call, turn)
@@ -264,12 +264,14 @@ class AdmittedRequest:
                     yield part
                     record.with_caller = False
 
-    async def _caching(self, payload: GenerationPayload | None = None) -> AbstractAsyncContextManager[RunningTurn]:
-        """Returns the prefix cache use of a turn, to enter now; a generating turn if it has a payload."""
+    async def _caching(self, payload: GenerationPayload | None = None) -> RunningTurn:
+        """Begins the prefix cache use of a turn, to enter now; of a generating turn if it has a payload."""
         await self._idle_work.make_way()
         if self._cache is None:
-            return nullcontext(RunningTurn())
-        return self._cache.embedding() if payload is None else self._cache.generating(payload, self._prefixes)
+            return RunningTurn()
+        if payload is None:
+            return await self._cache.embedding()
+        return await self._cache.generating(payload, self._prefixes)
 
     @contextmanager
     def _judging(self) -> Iterator[None]:

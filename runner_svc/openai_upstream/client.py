@@ -4,8 +4,8 @@ import asyncio
 import base64
 import math
 import struct
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -278,8 +278,8 @@ class OpenAiHttp:
             yield prepared.warnings
         reader = self._reader(payload, call, prepared, may_lack_choices=may_lack_choices)
         decoder = SseDecoder()
-        response, warnings = await self._accepted(path, prepared.body, call)
-        async with self._reading(response):
+        reading, warnings = await self._accepted(path, prepared.body, call)
+        async with reading as response:
             if warnings:
                 yield warnings
             chunk = await self._first_chunk(response)
@@ -303,8 +303,8 @@ class OpenAiHttp:
                 yield reader.finish()
             await drain(response)
 
-    async def _accepted(self, path: str, body: Json, call: CallInfo) -> tuple[Answer, Frame]:
-        """Returns the response to a generation, to enter `_reading` now, with warnings about what the engine rejected.
+    async def _accepted(self, path: str, body: Json, call: CallInfo) -> tuple["_Reading", Frame]:
+        """Returns the response to a generation, to enter now, with warnings about what the engine rejected.
 
         If the engine rejects a tool's schema, the request is sent again with simpler schemas; if it rejects the option
         for usage in streams, without it, as all later requests are.
@@ -314,7 +314,7 @@ class OpenAiHttp:
             if not self._takes_stream_options:
                 body = {name: value for name, value in body.items() if name != STREAM_OPTIONS}
             try:
-                return await self._begun(path, body, call), warnings
+                return await self._post(path, body, call), warnings
             except WeftError as refused:
                 if path == INFILL:
                     raise about_model(refused) from None
@@ -394,7 +394,7 @@ class OpenAiHttp:
         body = embedding_body(payload, self.endpoint.model)
         # The server chooses the slot of embeddings and ignores any in the request.
         add_cache_use(body, call.cache, has_slots=False)
-        async with self._post(EMBEDDINGS, body, call) as response:
+        async with await self._post(EMBEDDINGS, body, call) as response:
             require_content_type(response, JSON_TYPE)
             raw = await read_bounded(response.parts(), MAX_EMBEDDING_BODY_BYTES)
         reply = read_json(raw, _EmbeddingReply, "the engine's embeddings are")
@@ -423,7 +423,7 @@ class OpenAiHttp:
 
     async def post(self, path: str, body: object, call: CallInfo, limit_bytes: int) -> bytes:
         """Returns the JSON response to POST `path` (a constant of this module). Raises as `generate` does."""
-        async with self._post(path, body, call) as response:
+        async with await self._post(path, body, call) as response:
             require_content_type(response, JSON_TYPE)
             return await read_bounded(response.parts(), limit_bytes)
 
@@ -434,7 +434,7 @@ class OpenAiHttp:
 
         A JSON response from a server that does not stream is yielded once, marked False. Raises as `generate` does.
         """
-        async with self._post(path, body, call) as response:
+        async with await self._post(path, body, call) as response:
             if response.content_type == JSON_TYPE:
                 yield False, await read_bounded(response.parts(), limit_bytes)
                 return
@@ -448,21 +448,14 @@ class OpenAiHttp:
 
     async def post_for_bytes(self, path: str, body: object, call: CallInfo) -> AsyncGenerator[tuple[str, bytes]]:
         """Yields the media type and each chunk of the response to POST `path`. Raises as `generate` does."""
-        async with self._post(path, body, call) as response:
+        async with await self._post(path, body, call) as response:
             while chunk := await response.read():
                 self.chunks_received += 1
                 call.on_token()
                 yield response.content_type, chunk
 
-    @asynccontextmanager
-    async def _post(self, path: str, body: object, call: CallInfo) -> AsyncIterator[Answer]:
-        """Yields the 200 response to a POST. Raises WeftError otherwise. Leaving early closes the connection."""
-        response = await self._begun(path, body, call)
-        async with self._reading(response):
-            yield response
-
-    async def _begun(self, path: str, body: object, call: CallInfo) -> Answer:
-        """Returns the 200 response to a POST, to enter `_reading` now. Raises WeftError otherwise."""
+    async def _post(self, path: str, body: object, call: CallInfo) -> "_Reading":
+        """Returns the 200 response to a POST, to enter now. Raises WeftError otherwise."""
         self.in_flight += 1
         self.request_count += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
@@ -471,24 +464,18 @@ class OpenAiHttp:
         except BaseException:
             self.in_flight -= 1
             raise
+        reading = _Reading(self, response, self._cut_off)
         if content_encoding(response) is not None:
-            async with self._reading(response):
+            async with reading:
                 require_plain(response)
-        return response
+        return reading
 
-    @asynccontextmanager
-    async def _reading(self, response: Answer) -> AsyncIterator[None]:
-        try:
-            yield
-        except ClosedClientError as fault:
-            raise await self._stopped() from fault
-        except HttpFaultError as fault:
-            raise await self._broken(
-                Reason.BACKEND_PROTOCOL_ERROR, "the engine closed the connection before the answer was complete"
-            ) from fault
-        finally:
-            self.in_flight -= 1
-            response.release()
+    async def _cut_off(self, fault: HttpFaultError) -> WeftError:
+        """Returns the error of a response that ends early."""
+        if isinstance(fault, ClosedClientError):
+            return await self._stopped()
+        message = "the engine closed the connection before the answer was complete"
+        return await self._broken(Reason.BACKEND_PROTOCOL_ERROR, message)
 
     async def _opened(self, path: str, body: object, call: CallInfo) -> Answer:
         sent_key = self._present_authorization()
@@ -568,6 +555,29 @@ class OpenAiHttp:
 
     async def _broken(self, reason: Reason, message: str) -> WeftError:
         return await self._explain_break(reason) or WeftError(reason, message)
+
+
+class _Reading:
+    """A response for the duration of a block. Leaving it early closes the connection."""
+
+    __slots__ = ("_cut_off", "_http", "_response")
+
+    def __init__(
+        self, http: OpenAiHttp, response: Answer, cut_off: Callable[[HttpFaultError], Awaitable[WeftError]]
+    ) -> None:
+        """`cut_off` returns the error for a fault in the block."""
+        self._http, self._response, self._cut_off = http, response, cut_off
+
+    async def __aenter__(self) -> Answer:
+        return self._response
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            if isinstance(error, HttpFaultError):
+                raise await self._cut_off(error) from error
+        finally:
+            self._http.in_flight -= 1
+            self._response.release()
 
 
 _PROMPT_FIGURES = ("prompt_tokens", "total_tokens")

@@ -122,7 +122,7 @@ async def test_prompt_restored_after_an_unload_continues_with_the_same_tokens(
     payload = _chat("Tell me about the sea, the hills and the city. " * 60, sampling=greedy)
 
     async def ask() -> tuple[int, str]:
-        async with desk.of_request(MODEL, "a", Handling()).generating(payload) as turn:
+        async with await desk.of_request(MODEL, "a", Handling()).generating(payload) as turn:
             call = CallInfo(request_id="r1", traceparent="", cache=turn.use)
             events = [event async for frame in backend.generate(payload, call) for event in frame]
             turn.worked = True

@@ -57,7 +57,7 @@ class Tenants:
         """Returns the number of cached tokens of a prompt in a tenant's request."""
         payload = completion(prompt) if isinstance(prompt, str) else prompt
         handling = Handling(cache_mode=mode, cache_tag=tag)
-        async with self.desk.of_request(MODEL, tenant, handling).generating(payload) as turn:
+        async with await self.desk.of_request(MODEL, tenant, handling).generating(payload) as turn:
             receipt: receipt_pb2.Receipt | None = None
             async for frame in self.backend.generate(payload, self._make_call(turn.use)):
                 turn.note_work()
@@ -69,7 +69,7 @@ class Tenants:
     async def embed(self, tenant: str, text: str) -> None:
         """Embeds a text for a tenant."""
         inputs = [completion_pb2.PromptInput(text=text)]
-        async with self.desk.of_request(MODEL, tenant, Handling()).embedding() as turn:
+        async with await self.desk.of_request(MODEL, tenant, Handling()).embedding() as turn:
             await self.backend.embed(embedding_pb2.EmbeddingPayload(inputs=inputs), self._make_call(turn.use))
 
     async def cached_without_isolation(self, prompt: str) -> int:

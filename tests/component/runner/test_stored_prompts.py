@@ -59,7 +59,7 @@ class _Runner:
     async def request(self, text: str, prefixes: PromptPrefixes) -> None:
         """Sends a prompt that routers know by these prefixes."""
         payload = completion(text)
-        async with self.desk.of_request(MODEL, "a", Handling()).generating(payload, prefixes) as turn:
+        async with await self.desk.of_request(MODEL, "a", Handling()).generating(payload, prefixes) as turn:
             async for _ in self.backend.generate(payload, call_of(turn.use)):
                 turn.worked = True
 
@@ -67,7 +67,7 @@ class _Runner:
         """The receipt of a request to an engine that needed this long for the prompt; 0: it does not say."""
         payload, use = completion(text), self.desk.of_request(MODEL, "a", Handling())
         receipt = receipt_pb2.Receipt()
-        async with use.generating(payload) as turn:
+        async with await use.generating(payload) as turn:
             async for frame in self.backend.generate(payload, call_of(turn.use)):
                 turn.worked = True
                 if frame[-1].HasField("finished"):
@@ -331,7 +331,7 @@ async def test_engine_that_processes_restored_prompts_again_gets_no_more_until_i
         await runner.restart()
         for topic in topics:
             use = runner.desk.of_request(MODEL, "a", Handling())
-            async with use.generating(completion(SEA.replace("sea", topic))) as turn:
+            async with await use.generating(completion(SEA.replace("sea", topic))) as turn:
                 restored.append(turn.restored is not None)
                 use.note_turn(turn, receipt_pb2.Receipt())
         if len(topics) == 3:

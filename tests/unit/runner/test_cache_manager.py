@@ -66,7 +66,7 @@ def _desk(**engines: Engine) -> CacheManager:
 
 
 async def _use(desk: CacheManager, model: str, tenant: str, handling: Handling | None = None) -> Any:
-    async with desk.of_request(model, tenant, handling or Handling()).generating(PROMPT) as turn:
+    async with await desk.of_request(model, tenant, handling or Handling()).generating(PROMPT) as turn:
         turn.worked = True
         return turn
 
@@ -196,7 +196,7 @@ async def test_cancelled_turn_returns_its_slot() -> None:
     entered = asyncio.Event()
 
     async def hang() -> None:
-        async with desk.of_request("m", "b", Handling()).generating(PROMPT):
+        async with await desk.of_request("m", "b", Handling()).generating(PROMPT):
             entered.set()
             await asyncio.Event().wait()
 
@@ -213,10 +213,10 @@ async def test_embedding_given_up_while_it_waits_leaves_the_cached_prompts_of_ot
         await _use(desk, "m", tenant)
 
     async def embed() -> None:
-        async with desk.of_request("m", "b", Handling()).embedding():
+        async with await desk.of_request("m", "b", Handling()).embedding():
             raise AssertionError("it overtook the conversation")
 
-    async with desk.of_request("m", "a", Handling()).generating(PROMPT):
+    async with await desk.of_request("m", "a", Handling()).generating(PROMPT):
         embedding = asyncio.create_task(embed())
         await asyncio.sleep(0)
         embedding.cancel()

@@ -201,11 +201,11 @@ async def test_prompt_does_not_replace_the_text_of_a_request() -> None:
     """The text of another tenant was lost, although no request needed its slot."""
     async with _prewarming(_view("keeper"), slots=1, replaces=True) as (stage, engine, caches):
         caches.add(stage.instance)
-        async with caches.of_request("m", "team", Handling()).generating(_chat("Be brief.").payload) as turn:
+        async with await caches.of_request("m", "team", Handling()).generating(_chat("Be brief.").payload) as turn:
             turn.worked = True
         await stage.advance(1.0)
         assert engine.calls == []
-        async with caches.of_request("m", "team", Handling()).generating(_chat("Be brief.").payload) as turn:
+        async with await caches.of_request("m", "team", Handling()).generating(_chat("Be brief.").payload) as turn:
             assert not turn.use.fresh
 
 

@@ -129,7 +129,7 @@ class SlottedEngine(StrictEngine):
             yield frame
 
     async def embed(self) -> None:
-        async with RequestCache(self.cache, "bob", Handling()).embedding():
+        async with await RequestCache(self.cache, "bob", Handling()).embedding():
             self.calls.append("embedding")
 
     async def slot_snapshots(self) -> Sequence[SlotSnapshot]:
@@ -140,7 +140,7 @@ async def test_embedding_of_another_tenant_waits_until_a_conversation_has_begun_
     """It took the slot, and the conversation's cached tokens told how much of its text was equal."""
     engine = SlottedEngine()
     for tenant in ("ann", "bob"):
-        async with RequestCache(engine.cache, tenant, Handling()).generating(conversation()) as turn:
+        async with await RequestCache(engine.cache, tenant, Handling()).generating(conversation()) as turn:
             turn.worked = True
     work, _ = admitted(engine, cache=RequestCache(engine.cache, "ann", Handling()))
     async for _ in work.generate(conversation(), CALL):

@@ -1,7 +1,6 @@
 """One turn of an admitted request: the end of its use of the prefix cache, and its warnings."""
 
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator
 from typing import Any, cast
 
 import pytest
@@ -46,17 +45,14 @@ class HeldPrefix:
 
     def __init__(self) -> None:
         self.is_held = False
-        self.turn = RunningTurn()
+        self.turn = RunningTurn(on_end=self._release)
 
-    @asynccontextmanager
-    async def generating(
-        self, payload: GenerationPayload, prefixes: PromptPrefixes | None = None
-    ) -> AsyncIterator[RunningTurn]:
+    async def generating(self, payload: GenerationPayload, prefixes: PromptPrefixes | None = None) -> RunningTurn:
         self.is_held = True
-        try:
-            yield self.turn
-        finally:
-            self.is_held = False
+        return self.turn
+
+    async def _release(self, is_complete: bool) -> None:
+        self.is_held = False
 
     def note_turn(self, turn: RunningTurn, receipt: receipt_pb2.Receipt) -> None:
         pass
