@@ -10,7 +10,7 @@ from router_svc.policy.cooldown import Cooldown
 from router_svc.policy.settings import ClientProfile, RateLimitConfig
 from router_svc.policy.tenant_limits import TenantLimit
 from router_svc.rate_limits import NOTHING_COUNTED, Counted, RateLimits
-from router_svc.usage import MAX_COUNTED_GPU_NANOSECONDS, MAX_COUNTED_MILLIJOULES, counted_tokens
+from router_svc.usage import MAX_COUNTED_GPU_NANOSECONDS, MAX_COUNTED_MILLIJOULES
 from weft.api.common.v1 import receipt_pb2
 from weft.api.common.v1.rate_limit_pb2 import RateLimitStatus
 from weft.api.router.v1 import request_pb2 as pb
@@ -233,14 +233,14 @@ class ClientRegistry:
 
     def note_end(self, ended: RequestEnded) -> None:
         """Record the end of a request; without a token count in a receipt the estimate stands. Idempotent."""
-        found, receipt = self._under_way.pop(ended.request.key, None), ended.receipt
+        found, receipt, counts = self._under_way.pop(ended.request.key, None), ended.receipt, ended.counts
         if found is None:
             return
         tokens, refused = found.counted.tokens, found.was_refused
         if receipt is not None:
             refused = receipt.outcome == receipt_pb2.OUTCOME_REJECTED
-        if receipt is not None and receipt.HasField("usage"):
-            tokens = counted_tokens(receipt.usage.prompt_tokens) + counted_tokens(receipt.usage.completion_tokens)
+        if counts is not None and counts.has_usage:
+            tokens = counts.prompt_tokens + counts.completion_tokens
         elif refused or found.was_refused:
             tokens = 0
         if found.is_durable and not _has_run(receipt):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from router_svc.observer import RequestEnded
-from router_svc.usage import counted_tokens, retries_of, speed_of
+from router_svc.receipt_counts import ReceiptCounts
 from weft.api.common.v1 import receipt_pb2
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
 from weft.api.router.v1 import figures_pb2 as pb
@@ -21,7 +21,6 @@ from weft.dispatch.fleet import FleetView
 from weft.kernel.clock import Clock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
 
 SHORTEST_SECONDS = 1e-4
 """Times up to this form the first class ..."""
@@ -296,21 +295,19 @@ def busiest(steps: Iterable[Step], most: int) -> list[str]:
     return sorted(totals, key=lambda model: (-totals[model], model))[:most]
 
 
-def end_of(receipt: receipt_pb2.Receipt, priority: Priority) -> RequestEnd:
+def end_of(counts: ReceiptCounts) -> RequestEnd:
     """Return what a receipt counts."""
-    usage = receipt.usage
     end: dict[str | tuple[str, int], int] = {
-        _OUTCOMES.get(receipt.outcome, "failed"): 1,
-        "retried": retries_of(receipt),
-        "prompt_tokens": counted_tokens(usage.prompt_tokens),
-        "cached_prompt_tokens": counted_tokens(usage.cached_prompt_tokens),
-        "completion_tokens": counted_tokens(usage.completion_tokens),
+        _OUTCOMES.get(counts.receipt.outcome, "failed"): 1,
+        "retried": counts.retries,
+        "prompt_tokens": counts.prompt_tokens,
+        "cached_prompt_tokens": counts.cached_prompt_tokens,
+        "completion_tokens": counts.completion_tokens,
     }
-    first, between = speed_of(receipt, priority)
-    if first is not None:
-        end["time_to_first_token", class_of(first)] = 1
-    if between is not None:
-        end["time_per_output_token", class_of(between)] = 1
+    if counts.first_token is not None:
+        end["time_to_first_token", class_of(counts.first_token)] = 1
+    if counts.per_token is not None:
+        end["time_per_output_token", class_of(counts.per_token)] = 1
     return end
 
 
@@ -338,14 +335,14 @@ class FiguresRecorder:
         """Count a finished request, unless its dispatcher continues without this router."""
         if not ended.is_counted:
             return
-        asked, receipt = ended.request.spec.model, ended.receipt
-        if receipt is not None:
-            model = ended.view.label(receipt.model if receipt.attempts else asked)
-            self.tally.note_end(model, end_of(receipt, ended.request.spec.priority), ended.at)
+        if (counts := ended.counts) is not None:
+            receipt = counts.receipt
+            model = ended.view.label(receipt.model) if receipt.attempts else ended.asked_label
+            self.tally.note_end(model, end_of(counts), ended.at)
             return
         # A request that its dispatcher places at another router counts there.
         if (outcome := ended.outcome) is not None and ended.last_error is not Reason.SERVICE_UNAVAILABLE:
-            self.tally.note_end(ended.view.label(asked), {_OUTCOMES.get(outcome, "failed"): 1}, ended.at)
+            self.tally.note_end(ended.asked_label, {_OUTCOMES.get(outcome, "failed"): 1}, ended.at)
 
     def note_devices(self, hosts: Iterable[lease_service_pb2.HostMemory]) -> None:
         """Count a sample of the accelerators of all hosts."""

@@ -38,9 +38,10 @@ from router_svc.policy.quotes import Quote
 from router_svc.policy.request import MEDIA_UNITS, Request
 from router_svc.policy.scheduler import Scheduler
 from router_svc.policy.settings import RateLimitConfig, Settings
+from router_svc.receipt_counts import ReceiptCounts
 from router_svc.request_log import RequestLog, RequestLogLimits
 from router_svc.spans import WakeSpans
-from router_svc.usage import UsageRecorder, counted_tokens
+from router_svc.usage import UsageRecorder
 from weft.api.common.v1 import receipt_pb2
 from weft.api.common.v1.rate_limit_pb2 import RateLimitStatus
 from weft.api.registry.v1.tenant_pb2 import Tenant
@@ -427,7 +428,7 @@ class SchedulingLoop:
         """Release what an ended request held; its end counts for estimates and fair share."""
         if ended.refusal is None:
             failure = None if ended.reason is Reason.UNSPECIFIED else ended.reason
-            served = _served(ended.receipt, ended.request.spec.operation)
+            served = _served(ended.counts, ended.request.spec.operation)
             self._deliver(self.scheduler.finish(ended.request.key, ended.at, served, failure))
 
     def task_ended(self, spec: PlacementRequest, receipt: receipt_pb2.Receipt) -> None:
@@ -655,19 +656,19 @@ def budget_left(limits: RateLimitStatus | None) -> float:
     return min((window.remaining / window.limit for window in windows if window.limit), default=1.0)
 
 
-def _served(receipt: receipt_pb2.Receipt | None, operation: Operation) -> Served | None:
+def _served(counts: ReceiptCounts | None, operation: Operation) -> Served | None:
     """Return what a request used; None: unknown. Generated media count even if the engine reports no tokens."""
-    if receipt is None:
+    if counts is None:
         return None
-    was_made = receipt.outcome == receipt_pb2.OUTCOME_COMPLETED and operation in MEDIA_UNITS
-    if not (was_made or receipt.HasField("usage")):
+    was_made = counts.receipt.outcome == receipt_pb2.OUTCOME_COMPLETED and operation in MEDIA_UNITS
+    if not (was_made or counts.has_usage):
         return None
-    usage, energy = receipt.usage, receipt.device_usage.energy_millijoules
+    device = counts.receipt.device_usage
     return Served(
-        prompt_tokens=counted_tokens(usage.prompt_tokens),
-        cached_tokens=counted_tokens(usage.cached_prompt_tokens),
-        output_tokens=counted_tokens(usage.completion_tokens),
-        energy_joules=energy / 1e3 if receipt.device_usage.HasField("energy_millijoules") else None,
+        prompt_tokens=counts.prompt_tokens,
+        cached_tokens=counts.cached_prompt_tokens,
+        output_tokens=counts.completion_tokens,
+        energy_joules=device.energy_millijoules / 1e3 if device.HasField("energy_millijoules") else None,
     )
 
 

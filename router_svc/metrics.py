@@ -6,6 +6,7 @@ development, manifest gen-ai-dev 1.42) in Prometheus' form. Those buckets end be
 longer ones are added.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
@@ -17,7 +18,7 @@ from typing_extensions import override
 
 from router_svc.observer import RequestEnded, RouterState, SchedulingObserver
 from router_svc.policy.decisions import Placed, Rejects, RequestDecision, WaitKind
-from router_svc.usage import retries_of, speed_of
+from router_svc.receipt_counts import ReceiptCounts
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.request_spans import OPERATION_NAMES, PROVIDER
@@ -25,7 +26,6 @@ from weft.kernel.metrics import MetricsPage, exemplar_of
 from weft.kernel.placement_request import PlacementRequest, PoolQueue
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
-from weft.kernel.timestamps import seconds_of
 from weft.kernel.tracing import NO_TRACING, TraceContext, error_type
 
 TOLERANCE_SECONDS = 0.002
@@ -50,28 +50,27 @@ class ReceiptFault(StrEnum):
     """It was refused before any attempt, but has attempts."""
 
 
-def receipt_faults(receipt: receipt_pb2.Receipt) -> list[ReceiptFault]:
+def receipt_faults(counts: ReceiptCounts) -> list[ReceiptFault]:
     """Returns the inconsistencies in the receipt of a finished request."""
+    receipt, first, waits = counts.receipt, counts.first_content, counts.queue_wait + counts.load_wait
     usage, attempts = receipt.usage, receipt.attempts
-    waits = seconds_of(receipt.queue_wait) + seconds_of(receipt.load_wait)
-    has_first, first = receipt.HasField("time_to_first_token"), seconds_of(receipt.time_to_first_token)
-    has_total, latest = receipt.HasField("total_time"), seconds_of(receipt.total_time) + TOLERANCE_SECONDS
+    latest = math.inf if counts.total is None else counts.total + TOLERANCE_SECONDS
     is_complete = receipt.outcome == receipt_pb2.OUTCOME_COMPLETED
     is_rejected = receipt.outcome == receipt_pb2.OUTCOME_REJECTED
     was_left = is_rejected or receipt.outcome in (_FAILED, receipt_pb2.OUTCOME_CANCELLED)
     has_reason = bool(receipt.reason or (attempts and attempts[-1].reason))
-    faults = {
-        ReceiptFault.WAITS_EXCEED_TOTAL: has_total and waits > latest,
-        ReceiptFault.FIRST_TOKEN_AFTER_END: has_total and has_first and first > latest,
-        ReceiptFault.FIRST_TOKEN_BEFORE_GRANT: has_first and first < waits - TOLERANCE_SECONDS,
-        ReceiptFault.CACHED_EXCEEDS_PROMPT: usage.cached_prompt_tokens > usage.prompt_tokens,
-        ReceiptFault.REASONING_EXCEEDS_COMPLETION: usage.reasoning_tokens > usage.completion_tokens,
-        ReceiptFault.COMPLETED_WITHOUT_ATTEMPT: is_complete and not attempts,
-        ReceiptFault.COMPLETED_WITH_REASON: is_complete and has_reason,
-        ReceiptFault.FAILED_WITHOUT_REASON: was_left and not receipt.reason,
-        ReceiptFault.REJECTED_AFTER_ATTEMPT: is_rejected and bool(attempts),
-    }
-    return [fault for fault, is_found in faults.items() if is_found]
+    faults = (
+        (ReceiptFault.WAITS_EXCEED_TOTAL, waits > latest),
+        (ReceiptFault.FIRST_TOKEN_AFTER_END, first is not None and first > latest),
+        (ReceiptFault.FIRST_TOKEN_BEFORE_GRANT, first is not None and first < waits - TOLERANCE_SECONDS),
+        (ReceiptFault.CACHED_EXCEEDS_PROMPT, usage.cached_prompt_tokens > usage.prompt_tokens),
+        (ReceiptFault.REASONING_EXCEEDS_COMPLETION, usage.reasoning_tokens > usage.completion_tokens),
+        (ReceiptFault.COMPLETED_WITHOUT_ATTEMPT, is_complete and not attempts),
+        (ReceiptFault.COMPLETED_WITH_REASON, is_complete and has_reason),
+        (ReceiptFault.FAILED_WITHOUT_REASON, was_left and not receipt.reason),
+        (ReceiptFault.REJECTED_AFTER_ATTEMPT, is_rejected and attempts),
+    )
+    return [fault for fault, is_found in faults if is_found]
 
 
 LONG_SECONDS = (120.0, 300.0, 600.0)
@@ -206,29 +205,27 @@ class RouterMetrics(SchedulingObserver):
     @override
     def note_end(self, ended: RequestEnded) -> None:
         """Counts the end of a request and the waits in its receipt."""
-        request, reason, receipt, view = ended.request.spec, ended.reason, ended.receipt, ended.view
+        request, reason, counts, model = ended.request.spec, ended.reason, ended.counts, ended.asked_label
         if not ended.is_counted:
             return
         if ended.refusal is not None:
-            self._note_refusal(request, reason, view)
+            self._note_refusal(request, reason, ended.view)
         if ended.outcome is None:
             return
-        model = view.label(request.model)
-        known = reason if receipt is not None else ended.last_error or reason
+        known = reason if counts is not None else ended.last_error or reason
         self._ends[model, _OUTCOMES[ended.outcome], error_type(known) or "completed"].inc()
-        if receipt is None:
+        if counts is None:
             return
         exemplar = None if self._tracing.sampling is None else exemplar_of_request(request)
-        self._requests.note_end(request, reason, receipt, view, exemplar)
-        if retries := retries_of(receipt):
-            self._retries[model,].inc(retries)
-        if receipt.left_premises:
+        self._requests.note_end(ended, counts, exemplar)
+        if counts.retries:
+            self._retries[model,].inc(counts.retries)
+        if counts.receipt.left_premises:
             self._left[model,].inc()
-        if receipt.attempts:
-            self._queue_wait[model,].observe(seconds_of(receipt.queue_wait), exemplar)
-        load_wait = seconds_of(receipt.load_wait)
-        if load_wait:
-            self._load_wait[model,].observe(load_wait, exemplar)
+        if counts.receipt.attempts:
+            self._queue_wait[model,].observe(counts.queue_wait, exemplar)
+        if counts.load_wait:
+            self._load_wait[model,].observe(counts.load_wait, exemplar)
 
 
 class RequestMetrics:
@@ -271,36 +268,27 @@ class RequestMetrics:
             # An alert on an increase would miss a series that starts at one.
             self._faults[fault,].inc(0)
 
-    def note_end(
-        self,
-        request: PlacementRequest,
-        reason: Reason,
-        receipt: receipt_pb2.Receipt,
-        view: FleetView,
-        exemplar: dict[str, str] | None,
-    ) -> None:
+    def note_end(self, ended: RequestEnded, counts: ReceiptCounts, exemplar: dict[str, str] | None) -> None:
         """Counts a request by its receipt."""
-        model = view.label(request.model)
+        receipt, model = counts.receipt, ended.asked_label
         # Without an attempt there is no response model: the receipt repeats the requested name.
-        answered_by = view.label(receipt.model) if receipt.attempts else ""
-        common = (model, answered_by, _OPERATIONS[request.operation], PROVIDER)
-        error = error_type(reason)
-        has_content = receipt.HasField("time_to_first_token")
-        if receipt.HasField("total_time"):
-            self._duration[*common, error].observe(seconds_of(receipt.total_time), exemplar)
-        for histogram, seconds in zip(
-            (self._first_token, self._per_token), speed_of(receipt, request.priority), strict=True
-        ):
-            if seconds is not None:
-                histogram[common].observe(seconds, exemplar)
-        if receipt.HasField("usage"):
+        answered_by = ended.view.label(receipt.model) if receipt.attempts else ""
+        common = (model, answered_by, _OPERATIONS[ended.request.spec.operation], PROVIDER)
+        error = error_type(ended.reason)
+        if counts.total is not None:
+            self._duration[*common, error].observe(counts.total, exemplar)
+        if counts.first_token is not None:
+            self._first_token[common].observe(counts.first_token, exemplar)
+        if counts.per_token is not None:
+            self._per_token[common].observe(counts.per_token, exemplar)
+        if counts.has_usage:
             usage = receipt.usage
             self._usage[*common, "input"].observe(usage.prompt_tokens, exemplar)
             if usage.completion_tokens:
                 self._usage[*common, "output"].observe(usage.completion_tokens, exemplar)
-        if receipt.outcome == _FAILED and has_content:
+        if receipt.outcome == _FAILED and counts.first_content is not None:
             self._cut_off[model, error].inc()
-        for fault in receipt_faults(receipt):
+        for fault in receipt_faults(counts):
             self._faults[fault,].inc()
 
 

@@ -1,12 +1,13 @@
 """The port for counting a router's scheduling events."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from router_svc.policy.decisions import RequestDecision, WaitKind
 from router_svc.policy.endpoints.candidates import HostMemory
 from router_svc.policy.quotes import Coverage
 from router_svc.policy.request import Request
+from router_svc.receipt_counts import ReceiptCounts
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.fleet import FleetView
 from weft.kernel.errors import WeftError
@@ -14,10 +15,9 @@ from weft.kernel.placement_request import PlacementRequest, PoolQueue
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation
 from weft.kernel.tracing import NO_TRACING, Tracing
-from weft.kernel.value import value_class
 
 
-@value_class(kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RequestEnded:
     """The end of a request. The loop sends it once to each subscriber."""
 
@@ -37,20 +37,25 @@ class RequestEnded:
     """Whether a runner may have worked on it."""
     is_closing: bool = False
     """Whether this router is stopping, so that the dispatcher continues without it."""
+    is_counted: bool = field(init=False)
+    """Whether it counts as a request: attempts of tasks do not, as the task counts when it ends."""
+    counts: ReceiptCounts | None = field(init=False)
+    """What its receipt counts."""
+    outcome: "receipt_pb2.Outcome.ValueType | None" = field(init=False)
+    """The outcome; OUTCOME_UNSPECIFIED: unknown, None: its dispatcher places it again."""
+    asked_label: str = field(init=False)
+    """The requested name, or `unknown`."""
 
-    @property
-    def is_counted(self) -> bool:
-        """Whether it counts as a request: attempts of tasks do not, as the task counts when it ends."""
-        return not self.request.spec.task_id and not is_no_request(self.request.spec, self.reason)
+    def __post_init__(self) -> None:
+        # Most subscribers ask for each of these.
+        spec, receipt = self.request.spec, self.receipt
+        self.is_counted = not spec.task_id and not is_no_request(spec, self.reason)
+        self.counts = None if receipt is None else ReceiptCounts(receipt, spec.priority)
+        self.outcome = self._outcome_without_receipt() if receipt is None else receipt.outcome
+        self.asked_label = self.view.label(spec.model)
 
-    @property
-    def outcome(self) -> "receipt_pb2.Outcome.ValueType | None":
-        """The outcome; OUTCOME_UNSPECIFIED: unknown, None: its dispatcher places it again.
-
-        A dispatcher that is refused over gRPC can only leave, which ends its request as cancelled without a receipt.
-        """
-        if self.receipt is not None:
-            return self.receipt.outcome
+    def _outcome_without_receipt(self) -> "receipt_pb2.Outcome.ValueType | None":
+        """A dispatcher that is refused over gRPC can only leave: its request ends as cancelled without a receipt."""
         if self.refusal is not None:
             return receipt_pb2.OUTCOME_REJECTED
         error, is_closing = self.last_error, self.is_closing

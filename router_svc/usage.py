@@ -10,19 +10,15 @@ from typing import TypeAlias
 
 from router_svc.observer import RequestEnded
 from router_svc.policy.usage_rows import HourRows, UsageKey
+from router_svc.receipt_counts import ReceiptCounts
 from weft.api.common.v1 import receipt_pb2
-from weft.api.common.v1.usage_pb2 import Usage
 from weft.api.router.v1 import usage_pb2
 from weft.dispatch.fleet import UNKNOWN_TARGET, FleetView
 from weft.dispatch.request_trace import accelerator_time
 from weft.kernel.clock import Clock
 from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.request import Priority
-from weft.kernel.timestamps import seconds_of
 
 HOUR_SECONDS = 3_600
-MAX_COUNTED_TOKENS = 10**10
-"""Maximum counted tokens per request, as engines' reports are not trusted without a bound."""
 MAX_COUNTED_GPU_NANOSECONDS = 10**6 * 10**9
 """Maximum counted accelerator time per request: 1,000,000 s."""
 MAX_COUNTED_MILLIJOULES = 10**6 * 10**6
@@ -57,31 +53,13 @@ _COLUMN_OF_OUTCOME: Mapping[int, str] = {
 }
 
 
-def usage_of(receipt: receipt_pb2.Receipt) -> UsageSums:
+def usage_of(counts: ReceiptCounts) -> UsageSums:
     """Returns what a receipt counts."""
-    sums = spent_of(receipt)
-    count_outcome(sums, receipt.outcome)
-    if retries := retries_of(receipt):
-        sums["retried_count"] = retries
+    sums = spent_of(counts)
+    count_outcome(sums, counts.receipt.outcome)
+    if counts.retries:
+        sums["retried_count"] = counts.retries
     return sums
-
-
-def retries_of(receipt: receipt_pb2.Receipt) -> int:
-    """Returns the number of attempts beyond the first."""
-    return max(0, len(receipt.attempts) - 1)
-
-
-def speed_of(receipt: receipt_pb2.Receipt, priority: Priority) -> tuple[float | None, float | None]:
-    """Returns the seconds to the first token, and per later token, that a completed request counts; None: it does not.
-
-    Nobody waits for tasks in idle capacity, and a retried task has the tokens of all its attempts.
-    """
-    if receipt.outcome != receipt_pb2.OUTCOME_COMPLETED or not receipt.HasField("time_to_first_token"):
-        return None, None
-    first, total = seconds_of(receipt.time_to_first_token), seconds_of(receipt.total_time)
-    later = receipt.usage.completion_tokens - 1
-    has_rate = later > 0 and total >= first and not (receipt.task_id and retries_of(receipt))
-    return None if priority is Priority.DURABLE else first, (total - first) / later if has_rate else None
 
 
 def add_usage(sums: UsageSums, other: UsageSums) -> None:
@@ -95,14 +73,14 @@ def count_outcome(sums: UsageSums, outcome: Outcome) -> None:
     sums[_COLUMN_OF_OUTCOME.get(outcome, "unknown_count")] = 1
 
 
-def spent_of(receipt: receipt_pb2.Receipt) -> UsageSums:
+def spent_of(counts: ReceiptCounts) -> UsageSums:
     """Returns a receipt's tokens, media work, accelerator time and energy, without its outcome."""
-    sums: UsageSums = {}
+    receipt, sums = counts.receipt, UsageSums()
     was_worked_on = bool(receipt.attempts)
     if receipt.left_premises:
         sums["remote_count"] = 1
-    if receipt.HasField("usage"):
-        _add_counted(sums, receipt.usage, is_remote=receipt.left_premises)
+    if counts.has_usage:
+        _add_counted(sums, counts)
     elif was_worked_on:
         sums["unknown_tokens_count"] = 1
     if (found := accelerator_time(receipt)) is not None:
@@ -120,16 +98,17 @@ def spent_of(receipt: receipt_pb2.Receipt) -> UsageSums:
     return sums
 
 
-def _add_counted(sums: UsageSums, usage: Usage, *, is_remote: bool) -> None:
+def _add_counted(sums: UsageSums, counts: ReceiptCounts) -> None:
     """Adds the tokens and media work of a request; an estimate counts as unknown, too."""
-    sums["prompt_tokens"] = counted_tokens(usage.prompt_tokens)
-    sums["cached_prompt_tokens"] = counted_tokens(usage.cached_prompt_tokens)
-    sums["completion_tokens"] = counted_tokens(usage.completion_tokens)
+    usage = counts.receipt.usage
+    sums["prompt_tokens"] = counts.prompt_tokens
+    sums["cached_prompt_tokens"] = counts.cached_prompt_tokens
+    sums["completion_tokens"] = counts.completion_tokens
     if usage.image_steps or usage.image_pixels or usage.audio_milliseconds:
         sums["image_steps"] = _bounded(usage.image_steps, MAX_COUNTED_STEPS)
         sums["image_pixels"] = _bounded(usage.image_pixels, MAX_COUNTED_PIXELS)
         sums["audio_milliseconds"] = _bounded(usage.audio_milliseconds, MAX_COUNTED_AUDIO_MILLISECONDS)
-    if is_remote:
+    if counts.receipt.left_premises:
         sums["remote_prompt_tokens"] = sums["prompt_tokens"]
         sums["remote_completion_tokens"] = sums["completion_tokens"]
     if usage.prompt_estimated:
@@ -152,11 +131,6 @@ def asked_of(asked_model: str, target: str, model: str) -> str:
     return "" if asked == model else asked
 
 
-def counted_tokens(reported: int) -> int:
-    """Returns a token count reported by an engine, bounded to 0..MAX_COUNTED_TOKENS."""
-    return reported if 0 <= reported <= MAX_COUNTED_TOKENS else _bounded(reported, MAX_COUNTED_TOKENS)
-
-
 def _bounded(number: int, most: int) -> int:
     return max(0, min(number, most))
 
@@ -176,12 +150,12 @@ class UsageRecorder:
 
     def note_end(self, ended: RequestEnded) -> None:
         """Counts the end of a request."""
-        request, receipt, view = ended.request.spec, ended.receipt, ended.view
+        request, counts, view = ended.request.spec, ended.counts, ended.view
         if self._max_rows is None or not ended.is_counted:
             return
-        if receipt is not None:
-            model = receipt.model if receipt.attempts else ""
-            self._add(self._key_of(request, model, view), usage_of(receipt))
+        if counts is not None:
+            model = counts.receipt.model if counts.receipt.attempts else ""
+            self._add(self._key_of(request, model, view), usage_of(counts))
             return
         if ended.outcome is not None:
             sums = unknown_work() if ended.was_placed else {}
@@ -194,7 +168,8 @@ class UsageRecorder:
         """Counts a request whose router was lost and whose end has become known; `was_counted`: its outcome was."""
         if self._max_rows is not None:
             key = self._key_of(lost, receipt.model if receipt.attempts else "", view)
-            self._add(key, spent_of(receipt) if was_counted else usage_of(receipt))
+            counts = ReceiptCounts(receipt)
+            self._add(key, spent_of(counts) if was_counted else usage_of(counts))
 
     @property
     def is_empty(self) -> bool:

@@ -7,6 +7,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from router_svc.durable.tasks import sql_rows
 from router_svc.durable.tasks.task_records import EndedTask
+from router_svc.receipt_counts import ReceiptCounts
 from router_svc.usage import (
     NOTHING,
     UsageSums,
@@ -14,7 +15,6 @@ from router_svc.usage import (
     asked_of,
     count_outcome,
     hour_of,
-    retries_of,
     spent_of,
     unknown_work,
 )
@@ -42,9 +42,9 @@ def settle(tx: Tx, rows: Sequence[Row], now: float) -> list[EndedTask]:
     entries = []
     for each in ended:
         task, receipt = each.task, each.receipt
-        sums: UsageSums = {"retried_count": retries_of(receipt)}
+        sums: UsageSums = {"retried_count": ReceiptCounts(receipt).retries}
         for attempt in each.attempts:
-            add_usage(sums, spent_of(attempt.receipt) if attempt.HasField("receipt") else unknown_work())
+            add_usage(sums, spent_of(ReceiptCounts(attempt.receipt)) if attempt.HasField("receipt") else unknown_work())
         count_outcome(sums, receipt.outcome)
         asked = asked_of(receipt.asked_model, task.model, receipt.model)
         names = {"tenant": task.tenant, "key": task.caller or "local", "model": receipt.model, "asked": asked}

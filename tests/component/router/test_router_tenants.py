@@ -15,8 +15,8 @@ from router_svc.client_registry import ClientsConfig
 from router_svc.loop import RouterRecords, SchedulingLoop
 from router_svc.placement import LocalPlacement
 from router_svc.policy.settings import ClientProfile, RateLimitConfig, Settings, TenantSettings
+from router_svc.receipt_counts import MAX_COUNTED_TOKENS
 from router_svc.request_servicer import RequestServicer
-from router_svc.usage import MAX_COUNTED_TOKENS
 from weft.api.common.v1.receipt_pb2 import OUTCOME_COMPLETED, Receipt
 from weft.api.registry.v1.tenant_pb2 import REMOTE_PERMISSION_ALWAYS, Tenant, TenantLimit, TenantManifest
 from weft.api.runner.v1.ticket_pb2 import TicketClaims

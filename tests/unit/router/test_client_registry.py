@@ -15,7 +15,8 @@ from router_svc.client_registry import (
 )
 from router_svc.policy.cooldown import Cooldown, CooldownRule
 from router_svc.policy.settings import ClientProfile, RateLimitConfig
-from router_svc.usage import MAX_COUNTED_GPU_NANOSECONDS, MAX_COUNTED_MILLIJOULES, MAX_COUNTED_TOKENS
+from router_svc.receipt_counts import MAX_COUNTED_TOKENS
+from router_svc.usage import MAX_COUNTED_GPU_NANOSECONDS, MAX_COUNTED_MILLIJOULES
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_pb2 as pb
 from weft.kernel.errors import WeftError

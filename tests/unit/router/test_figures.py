@@ -22,6 +22,7 @@ from router_svc.figures import (
     end_of,
     percentile,
 )
+from router_svc.receipt_counts import ReceiptCounts
 from router_svc.usage import usage_of
 from weft.api.common.v1 import receipt_pb2
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
@@ -32,7 +33,6 @@ from weft.dispatch.fleet import FleetView
 from weft.documents.codec import document_of
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
 from weft_testing.fake_clock import FakeClock
 
 LIMITS = FigureLimits(step_seconds=10.0, max_steps=6, max_models=2, max_models_per_step=3, max_devices=2)
@@ -197,11 +197,11 @@ def test_receipt_counts_tokens_and_times_and_for_a_failed_request_tokens_only() 
         "completion_tokens": 11,
     }
     times: RequestEnd = {("time_to_first_token", class_of(0.5)): 1, ("time_per_output_token", class_of(0.1)): 1}
-    assert end_of(receipt(), Priority.NORMAL) == {**whole, **times}
-    failed = end_of(receipt(receipt_pb2.OUTCOME_FAILED), Priority.NORMAL)
+    assert end_of(ReceiptCounts(receipt())) == {**whole, **times}
+    failed = end_of(ReceiptCounts(receipt(receipt_pb2.OUTCOME_FAILED)))
     assert (failed["failed"], failed["completion_tokens"]) == (1, 11)
     assert not times.keys() & failed.keys()
-    assert ("time_per_output_token", class_of(0.1)) not in end_of(receipt(tokens=1), Priority.NORMAL), (
+    assert ("time_per_output_token", class_of(0.1)) not in end_of(ReceiptCounts(receipt(tokens=1))), (
         "there is no token after the first"
     )
 
@@ -209,9 +209,9 @@ def test_receipt_counts_tokens_and_times_and_for_a_failed_request_tokens_only() 
 def test_attempts_beyond_the_first_of_a_request_are_counted_as_retries_beside_it() -> None:
     again = receipt()
     again.attempts.extend(receipt_pb2.Attempt(runner=f"box-{number}") for number in range(4))
-    ends = end_of(again, Priority.NORMAL)
+    ends = end_of(ReceiptCounts(again))
     assert (ends["completed"], ends["retried"]) == (1, 4)
-    assert usage_of(again)["retried_count"] == 4
+    assert usage_of(ReceiptCounts(again))["retried_count"] == 4
 
 
 async def test_document_has_one_entry_per_step_and_null_for_unknown_values() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from router_svc.metrics import ReceiptFault, receipt_faults
+from router_svc.receipt_counts import ReceiptCounts
 from weft.api.common.v1 import error_reason_pb2, receipt_pb2
 
 DIED = error_reason_pb2.ERROR_REASON_SERVER_DIED
@@ -37,20 +38,20 @@ def _rejected() -> receipt_pb2.Receipt:
 
 @pytest.mark.parametrize("receipt", [_receipt(), _failed(), _rejected()], ids=["completed", "failed", "rejected"])
 def test_consistent_receipt_has_no_fault(receipt: receipt_pb2.Receipt) -> None:
-    assert list(receipt_faults(receipt)) == []
+    assert list(receipt_faults(ReceiptCounts(receipt))) == []
 
 
 def test_receipt_of_a_failover_is_consistent() -> None:
     receipt = _receipt()
     receipt.attempts[0].reason = DIED
     receipt.attempts.add(runner="b")
-    assert list(receipt_faults(receipt)) == []
+    assert list(receipt_faults(ReceiptCounts(receipt))) == []
 
 
 def test_rounding_is_not_a_fault() -> None:
     receipt = _receipt()
     receipt.total_time.FromMicroseconds(399_999)
-    assert list(receipt_faults(receipt)) == []
+    assert list(receipt_faults(ReceiptCounts(receipt))) == []
 
 
 def _spoilt(change: Callable[[receipt_pb2.Receipt], object], receipt: receipt_pb2.Receipt) -> receipt_pb2.Receipt:
@@ -80,4 +81,4 @@ PLANTED = {
 
 @pytest.mark.parametrize("fault", ReceiptFault)
 def test_each_planted_fault_is_detected(fault: ReceiptFault) -> None:
-    assert list(receipt_faults(PLANTED[fault])) == [fault]
+    assert list(receipt_faults(ReceiptCounts(PLANTED[fault]))) == [fault]

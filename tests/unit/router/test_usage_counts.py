@@ -7,7 +7,8 @@ from kit.fleet import model_view
 from kit.request_endings import ending
 
 from router_svc.policy.usage_rows import OTHER, HourRows, UsageKey
-from router_svc.usage import MAX_COUNTED_MILLIJOULES, MAX_COUNTED_TOKENS, UsageRecorder, UsageSums, usage_of
+from router_svc.receipt_counts import MAX_COUNTED_TOKENS, ReceiptCounts
+from router_svc.usage import MAX_COUNTED_MILLIJOULES, UsageRecorder, UsageSums, usage_of
 from weft.api.common.v1 import receipt_pb2, usage_pb2
 from weft.dispatch.fleet import FleetView
 from weft.kernel.errors import WeftError
@@ -33,6 +34,10 @@ def _receipt(**fields: Any) -> receipt_pb2.Receipt:
     receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_COMPLETED, model="qwen", **fields)
     receipt.attempts.add(runner="titan", model="qwen")
     return receipt
+
+
+def _usage_of(receipt: receipt_pb2.Receipt) -> UsageSums:
+    return usage_of(ReceiptCounts(receipt))
 
 
 def _recorder(max_rows: int = 10) -> UsageRecorder:
@@ -67,48 +72,51 @@ def test_existing_rows_count_against_the_limit() -> None:
 
 
 def test_values_missing_from_a_receipt_are_counted_as_unknown_and_never_as_zero() -> None:
-    assert usage_of(_receipt()) == UsageSums(completed_count=1, unknown_tokens_count=1, unknown_gpu_count=1)
+    assert _usage_of(_receipt()) == UsageSums(completed_count=1, unknown_tokens_count=1, unknown_gpu_count=1)
     known = _receipt()
     known.usage.prompt_tokens, known.usage.completion_tokens, known.usage.cached_prompt_tokens = 7, 3, 5
     known.gpu_time.FromMilliseconds(1_500)
-    assert usage_of(known) == UsageSums(
+    assert _usage_of(known) == UsageSums(
         completed_count=1, prompt_tokens=7, cached_prompt_tokens=5, completion_tokens=3, gpu_nanoseconds=1_500_000_000
     )
     refused = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_REJECTED)
-    assert usage_of(refused) == UsageSums(rejected_count=1), "nobody worked on it: its zeros are known"
+    assert _usage_of(refused) == UsageSums(rejected_count=1), "nobody worked on it: its zeros are known"
 
 
 def test_measured_device_time_takes_precedence_over_the_engine_report() -> None:
     receipt = _receipt()
     receipt.gpu_time.FromMilliseconds(1_500)
     receipt.device_usage.gap = receipt_pb2.DeviceUsage.GAP_NOT_SAMPLED
-    assert usage_of(receipt)["gpu_nanoseconds"] == 1_500_000_000
+    assert _usage_of(receipt)["gpu_nanoseconds"] == 1_500_000_000
     receipt.device_usage.device_time.FromMilliseconds(400)
-    assert usage_of(receipt)["gpu_nanoseconds"] == 400_000_000
+    assert _usage_of(receipt)["gpu_nanoseconds"] == 400_000_000
 
 
 def test_energy_is_counted_if_measured_together_with_the_number_of_measurements() -> None:
     receipt = _receipt()
-    assert "measured_energy_count" not in usage_of(receipt)
+    assert "measured_energy_count" not in _usage_of(receipt)
     receipt.device_usage.energy_millijoules = 0
-    assert (usage_of(receipt)["measured_energy_count"], usage_of(receipt)["energy_millijoules"]) == (1, 0)
+    assert (
+        _usage_of(receipt)["measured_energy_count"],
+        _usage_of(receipt)["energy_millijoules"],
+    ) == (1, 0)
     receipt.device_usage.energy_millijoules = 12_000
-    assert usage_of(receipt)["energy_millijoules"] == 12_000
+    assert _usage_of(receipt)["energy_millijoules"] == 12_000
     receipt.device_usage.energy_millijoules = 2**62
-    assert usage_of(receipt)["energy_millijoules"] == MAX_COUNTED_MILLIJOULES, "no engine is believed without a bound"
+    assert _usage_of(receipt)["energy_millijoules"] == MAX_COUNTED_MILLIJOULES, "no engine is believed without a bound"
 
 
 def test_remote_requests_are_counted_with_their_tokens() -> None:
     receipt = _receipt(left_premises=True)
     receipt.usage.prompt_tokens, receipt.usage.completion_tokens = 7, 3
-    sums = usage_of(receipt)
+    sums = _usage_of(receipt)
     assert (sums["remote_count"], sums["remote_prompt_tokens"], sums["remote_completion_tokens"]) == (1, 7, 3)
 
 
 def test_absurd_engine_figures_are_bounded() -> None:
     receipt = _receipt()
     receipt.usage.prompt_tokens, receipt.usage.completion_tokens = 2**62, -5
-    sums = usage_of(receipt)
+    sums = _usage_of(receipt)
     assert (sums["prompt_tokens"], sums["completion_tokens"]) == (MAX_COUNTED_TOKENS, 0)
 
 
@@ -186,5 +194,5 @@ def test_failed_write_is_counted_again() -> None:
 
 def test_estimated_prompt_counts_as_unknown_beside_its_tokens() -> None:
     receipt = _receipt(usage=usage_pb2.Usage(prompt_tokens=39, completion_tokens=2, prompt_estimated=True))
-    sums = usage_of(receipt)
+    sums = _usage_of(receipt)
     assert (sums["prompt_tokens"], sums["completion_tokens"], sums["unknown_tokens_count"]) == (39, 2, 1)
