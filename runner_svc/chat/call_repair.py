@@ -5,7 +5,7 @@ can be a JSON object. Whatever follows held arguments waits for them, so that th
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
@@ -18,7 +18,7 @@ from runner_svc.policy.text_calls import JsonExtent
 from runner_svc.tools.argument_repair import MAX_REPAIRED_CHARS, is_object, repaired_arguments
 from runner_svc.tools.schemas import ArgumentCheck
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2
-from weft.dispatch.frames import Frame, GenerationPayload
+from weft.dispatch.frames import Frame
 from weft.dispatch.payload_description import TokenCounter
 from weft.kernel.errors import WeftError
 from weft.kernel.json_objects import plain_object
@@ -28,31 +28,6 @@ MAX_HELD_CHARS = 2_048
 _SHARE_TO_CHECK = 64
 """All text is checked again when it has grown by this share, so that the work stays proportional to its length."""
 _CUT = (event_pb2.FINISH_REASON_LENGTH, event_pb2.FINISH_REASON_CONTENT_FILTER)
-
-
-def with_repaired_calls(
-    frames: AsyncGenerator[Frame], work: ChatEngine, payload: GenerationPayload, call: CallInfo, *, is_on: bool
-) -> AsyncGenerator[Frame]:
-    """Returns the frames of an engine turn, with valid tool calls if `is_on`.
-
-    The receipt counts repaired calls, calls that were made again, and the tokens of both attempts.
-    """
-    if is_on and isinstance(payload, chat_pb2.ChatPayload) and payload.tools:
-        return _repaired(frames, work, payload, call)
-    return frames
-
-
-async def _repaired(
-    frames: AsyncGenerator[Frame], work: ChatEngine, payload: chat_pb2.ChatPayload, call: CallInfo
-) -> AsyncGenerator[Frame]:
-    turn = _Turn(payload)
-    async with aclosing(frames):
-        async for frame in frames:
-            if out := turn.read(frame):
-                yield out
-    if turn.held:
-        await turn.end(work, call)
-        yield turn.held
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,14 +76,18 @@ class _Call:
         return True
 
 
-class _Turn:
-    """The events of one turn that wait for the end of a call."""
+class CallRepair:
+    """Makes the tool calls of one engine turn valid, and holds back the events that wait for the end of a call.
+
+    The receipt counts repaired calls, calls that were made again, and the tokens of both attempts.
+    """
 
     def __init__(self, payload: chat_pb2.ChatPayload) -> None:
         self._payload = payload
         self._calls: dict[tuple[int, int], _Call] = {}
         self._is_cut = False
         self.held: Frame = []
+        """The events that wait."""
 
     def read(self, frame: Frame) -> Frame:
         """Takes the next frame; returns what can be passed on."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from runner_svc.backend.port import CallInfo
-from runner_svc.chat.call_repair import with_repaired_calls
 from runner_svc.chat.constraint import with_kept_format
 from runner_svc.chat.offer import CallKind, Offer, json_object, make_offer, require_local
 from runner_svc.chat.receipt import AnswerReceipt, warning
@@ -95,15 +94,14 @@ async def _single_turn(
 ) -> AsyncGenerator[Frame]:
     """Runs a single turn and adds its warnings to the receipt."""
     answer = AnswerReceipt(work.record)
-    monitor = TurnMonitor(payload, answer, watch, whole=call.whole)
+    monitor = TurnMonitor(payload, answer, watch, whole=call.whole, repairs=repairs)
     try:
-        frames = monitor.watch(work.generate(payload, call))
-        async with aclosing(with_repaired_calls(frames, work, payload, call, is_on=repairs)) as repaired:
-            async for frame in repaired:
-                if frame and frame[-1].WhichOneof("event") == "finished":
-                    frame[-1:] = [*monitor.late_warnings(frame[-1].finished.receipt.usage), frame[-1]]
-                _note(frame, work.record, answer)
-                yield frame
+        async with aclosing(work.generate(payload, call)) as frames:
+            async for frame in frames:
+                for part in monitor.take(frame):
+                    yield _noted(part, monitor, work.record, answer)
+        if rest := await monitor.rest(work, call):
+            yield _noted(rest, monitor, work.record, answer)
     except WeftError as error:
         if not _is_uncounted_loop(error):
             raise
@@ -116,9 +114,10 @@ def _is_uncounted_loop(error: WeftError) -> bool:
     return error.reason is Reason.REPEATED_LINE_LOOP and PROMPT_TOKENS not in error.metadata
 
 
-def _note(frame: Frame, record: RequestRecord, answer: AnswerReceipt) -> None:
-    """Records the output and warnings of a frame; completes a receipt in it."""
+def _noted(frame: Frame, monitor: TurnMonitor, record: RequestRecord, answer: AnswerReceipt) -> Frame:
+    """Records the output and warnings of a frame; returns it, with late warnings before a receipt, now complete."""
     pieces: list[str] = []
+    late: Frame = []
     for event in frame:
         match event.WhichOneof("event"):
             case "delta":
@@ -127,9 +126,11 @@ def _note(frame: Frame, record: RequestRecord, answer: AnswerReceipt) -> None:
             case "warning":
                 answer.note_warning(event.warning)
             case "finished":
+                late = monitor.late_warnings(event.finished.receipt.usage)
                 answer.fill(event.finished.receipt)
     if text := "".join(pieces):
         record.note_output(text)
+    return [*frame[:-1], *late, frame[-1]] if late else frame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,24 +226,23 @@ class ToolLoop:
 
     def _new_monitor(self, payload: chat_pb2.ChatPayload) -> TurnMonitor:
         watch = repetition_watch(self._request.behaviour, self._setup.settings, self._request.payload)
-        return TurnMonitor(payload, self._answer, watch, whole=self._request.call.whole)
+        repairs = self._setup.settings.tool_call_repair
+        return TurnMonitor(payload, self._answer, watch, whole=self._request.call.whole, repairs=repairs)
 
     async def _run_turn(
         self, turn: TurnReader, payload: chat_pb2.ChatPayload, monitor: TurnMonitor
     ) -> AsyncGenerator[Frame]:
         """Runs a turn and yields its frames for the caller. A signal that requests a decision ends it early."""
-        record, answer = self._work.record, self._answer
-        repairs = self._setup.settings.tool_call_repair
-        call = self._request.call
-        turn_frames = monitor.watch(self._work.generate(payload, call))
-        async with aclosing(with_repaired_calls(turn_frames, self._work, payload, call, is_on=repairs)) as frames:
+        record, answer, call = self._work.record, self._answer, self._request.call
+        async with aclosing(self._work.generate(payload, call)) as frames:
             async for frame in frames:
-                for part in self._in_parts(self._passed_on(turn.read(apart(frame)))):
+                for part in self._read(turn, monitor.take(frame)):
                     yield part
-                for signal in turn.calls.take_signals():
-                    yield [answer.note_signal(self._signal(signal))]
                 if self._decision_asked:
                     break
+        if not self._decision_asked:
+            for part in self._read(turn, [await monitor.rest(self._work, call)]):
+                yield part
         # The engine is idle until the next turn.
         record.with_caller = True
         if turn.receipt is not None:
@@ -252,6 +252,13 @@ class ToolLoop:
         else:
             monitor.end_unfinished()
         self._has_answer = self._has_answer or turn.has_answer
+
+    def _read(self, turn: TurnReader, frames: Sequence[Frame]) -> Iterator[Frame]:
+        """Yields the caller's part of frames of a turn, and the signals in them."""
+        for frame in frames:
+            yield from self._in_parts(self._passed_on(turn.read(apart(frame))))
+            for signal in turn.calls.take_signals():
+                yield [self._answer.note_signal(self._signal(signal))]
 
     def _passed_on(self, frame: Frame) -> Frame:
         """Returns the frame without warnings that were already sent."""

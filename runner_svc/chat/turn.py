@@ -1,13 +1,15 @@
 """One engine turn: frames for the caller, calls for the mesh, and the repetition check."""
 
 import re
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from runner_svc.backend.port import CallInfo
+from runner_svc.chat.call_repair import CallRepair
 from runner_svc.chat.offer import CallKind, Offer
 from runner_svc.chat.receipt import AnswerReceipt, dropped_prompt, must_call, warning, word_count
+from runner_svc.chat.request import ChatEngine
 from runner_svc.chat.settings import ChatSettings
 from runner_svc.policy.repetition import Repetition, RepetitionDetector, RepetitionLimits
 from runner_svc.policy.text_calls import JsonExtent, TextCall, TextCallParser
@@ -392,12 +394,21 @@ def _cut(text: str) -> str:
 
 
 class TurnMonitor:
-    """Observes an engine turn: counts tokens, detects repetition and ignored parts of the request."""
+    """Observes an engine turn: counts tokens, repairs calls, detects repetition and ignored parts of the request."""
 
     def __init__(
-        self, payload: GenerationPayload, answer: AnswerReceipt, watch: RepetitionWatch | None, *, whole: bool
+        self,
+        payload: GenerationPayload,
+        answer: AnswerReceipt,
+        watch: RepetitionWatch | None,
+        *,
+        whole: bool,
+        repairs: bool,
     ) -> None:
-        """`watch`: None if the policy is off. `whole`: the answer is not streamed."""
+        """`watch`: None if the policy is off. `whole`: the answer is not streamed. `repairs`: of tool calls."""
+        self._repair: CallRepair | None = None
+        if repairs and isinstance(payload, chat_pb2.ChatPayload) and payload.tools:
+            self._repair = CallRepair(payload)
         self._answer = answer
         self._watch = watch
         self._seen = TokenCounter(payload, whole=whole)
@@ -405,13 +416,21 @@ class TurnMonitor:
         self._lacks_call = must_call(payload)
         """Whether the request requires a call and the engine has made none so far."""
 
-    async def watch(self, frames: AsyncGenerator[Frame]) -> AsyncGenerator[Frame]:
-        """Yields frames, and warnings about them. Stops the engine and raises REPEATED_LINE_LOOP to kill."""
-        async with aclosing(frames):
-            async for frame in frames:
-                if warned := self._look(frame):
-                    yield warned
-                yield frame
+    def take(self, frame: Frame) -> Sequence[Frame]:
+        """Returns what can be passed on of the next frame, behind a warning about it.
+
+        Raises REPEATED_LINE_LOOP to kill.
+        """
+        warned = self._look(frame)
+        frames = [warned, frame] if warned else [frame]
+        return frames if self._repair is None else list(filter(None, map(self._repair.read, frames)))
+
+    async def rest(self, work: ChatEngine, call: CallInfo) -> Frame:
+        """Returns the events that waited for the end of a call, at the end of the turn. They are valid then."""
+        if self._repair is None or not self._repair.held:
+            return []
+        await self._repair.end(work, call)
+        return self._repair.held
 
     def _look(self, frame: Frame) -> Frame:
         self._seen.note(frame)
