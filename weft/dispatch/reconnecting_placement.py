@@ -75,7 +75,7 @@ class ReconnectingPlacement(Placement):
 
     async def __aenter__(self) -> Self:
         try:
-            await within(self._seconds_left(), self._place.__aenter__())
+            await within(self._seconds_left, self._place.__aenter__())
         except BaseException as error:
             # Also if the caller leaves: nothing else ends a placement that is not entered.
             await self._place.__aexit__(None, None, None)
@@ -98,7 +98,7 @@ class ReconnectingPlacement(Placement):
         Raises DEADLINE_EXCEEDED at the request's deadline, even if the router does not respond.
         """
         try:
-            decision = await within(self._seconds_left(), self._next_decision())
+            decision = await within(self._seconds_left, self._next_decision())
         except TimeoutError:
             raise self._deadline_passed() from None
         except WeftError as error:
@@ -155,6 +155,9 @@ class ReconnectingPlacement(Placement):
         left = self._request.seconds_left
         return None if left is None else max(0.0, left - (self._clock.monotonic() - self._opened_at))
 
+    def _report_seconds(self) -> float:
+        return LATE_REPORT_SECONDS if self._seconds_left() == 0 else REPORT_SECONDS
+
     def _deadline_passed(self) -> WeftError:
         if not self._is_lost:
             return WeftError(Reason.DEADLINE_EXCEEDED, "the request's deadline passed while it waited")
@@ -202,6 +205,6 @@ class ReconnectingPlacement(Placement):
     async def _report(self, report: Coroutine[Any, Any, T]) -> T | None:
         """Returns the result of a report; None: timeout."""
         try:
-            return await within(LATE_REPORT_SECONDS if self._seconds_left() == 0 else REPORT_SECONDS, report)
+            return await within(self._report_seconds, report)
         except TimeoutError:
             return None

@@ -6,7 +6,7 @@ Policies take `now` as a value; only loops hold a Clock.
 import asyncio
 import time
 import types
-from collections.abc import Awaitable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol, TypeVar
 
@@ -115,10 +115,10 @@ def seconds_ahead(made_at: datetime, now: datetime) -> timedelta:
     return ahead if ahead > timedelta(seconds=CLOCK_MARGIN_SECONDS) else timedelta()
 
 
-async def within(seconds: float | None, awaitable: Awaitable[T]) -> T:
+async def within(seconds: float | Callable[[], float | None] | None, awaitable: Awaitable[T]) -> T:
     """Returns the result of an awaitable. Raises TimeoutError after `seconds`; None: no limit.
 
-    One that never waits, such as most calls of a router in this process, sets no timer.
+    One that never waits, such as most calls of a router in this process, sets no timer, and calls no `seconds`.
     """
     if seconds is None:
         return await awaitable
@@ -128,7 +128,7 @@ async def within(seconds: float | None, awaitable: Awaitable[T]) -> T:
     except StopIteration as end:
         found: T = end.value
         return found
-    async with asyncio.timeout(seconds - (time.monotonic() - began)):
+    async with asyncio.timeout(seconds() if callable(seconds) else seconds - (time.monotonic() - began)):
         return await _rest_of(started, waits_for)
 
 

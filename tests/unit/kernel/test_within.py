@@ -145,3 +145,17 @@ async def test_future_is_awaited_too() -> None:
     asyncio.get_running_loop().call_soon(future.set_result, 7)
     assert await within(LONG, future) == 7
     assert await within(LONG, future) == 7
+
+
+async def test_limit_by_a_function_is_asked_for_once_the_awaitable_waits() -> None:
+    asked: list[float] = []
+
+    def seconds() -> float:
+        asked.append(SHORT)
+        return SHORT
+
+    assert await within(seconds, _at_once()) == "done"
+    assert not asked
+    with pytest.raises(TimeoutError):
+        await within(seconds, _never_ends())
+    assert asked == [SHORT]
