@@ -5,7 +5,7 @@ operations are in `weft.dispatch.operations`.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -35,7 +35,7 @@ from weft.dispatch.labelers import Labelers
 from weft.dispatch.operations import ChunkT, OperationSpec, PayloadT, ended_early
 from weft.dispatch.parameter_checks import serve_options
 from weft.dispatch.payload_description import (
-    Payload,
+    Description,
     TokenCounter,
     affinity_key,
     cache_scope,
@@ -45,7 +45,7 @@ from weft.dispatch.placement import Decision, PlacementPort, canceller_of
 from weft.dispatch.prefix_holders import PrefixHolders
 from weft.dispatch.prices import known_price
 from weft.dispatch.prompt_beginnings import PromptBeginnings
-from weft.dispatch.prompt_counts import PromptCounts, with_expected_tokens
+from weft.dispatch.prompt_counts import PromptCounts
 from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
 from weft.dispatch.request_spans import request_spans
 from weft.dispatch.request_trace import RequestContext, RequestTrace, log_internal, log_receipt
@@ -56,7 +56,7 @@ from weft.kernel.interrupt import task_is_cancelled
 from weft.kernel.names import AGENT_PREFIX, WORKFLOW_PREFIX
 from weft.kernel.placement_request import PlacementRequest, PrefixHolder
 from weft.kernel.reasons import Reason, reason_of
-from weft.kernel.request import Priority, Skill
+from weft.kernel.request import Priority
 from weft.kernel.rpc_auth import caller
 from weft.kernel.telemetry import TRACEPARENT
 from weft.kernel.timestamps import optional_seconds, seconds_of
@@ -151,20 +151,17 @@ class Dispatcher(RequestDispatcher):
 
 def placement_request(
     context: RequestContext,
-    payload: Payload,
+    description: Description,
     *,
+    prompt_tokens: int,
     seconds_left: float | None,
-    behaviour: agent_behaviour_pb2.AgentBehaviour | None = None,
-    unread: Callable[[], frozenset[Skill]] = frozenset,
     holders: PrefixHolders | None = None,
     labels: frozenset[str] = frozenset(),
 ) -> PlacementRequest:
     """Returns a request as schedulers see it; `seconds_left` is the time to its deadline, None: no deadline.
 
-    `unread` returns the skills that all models of the target lack.
+    `prompt_tokens`: the expected length of the prompt, see `PromptCounts.expected_of`.
     """
-    salt = cache_scope(context.tenant, context.handling.cache_tag)
-    description = describe(payload, salt=salt, behaviour=behaviour, unread=unread)
     return PlacementRequest(
         request_id=context.request_id,
         tenant=context.tenant,
@@ -177,7 +174,7 @@ def placement_request(
         seconds_left=seconds_left,
         max_wait_seconds=context.max_wait_seconds,
         traceparent=context.traceparent,
-        prompt_tokens=description.prompt_tokens,
+        prompt_tokens=prompt_tokens,
         max_output_tokens=description.max_output_tokens,
         work=description.work,
         skills=description.skills,
@@ -297,21 +294,26 @@ class _RequestRun(Generic[T]):
             self.payload, self.behaviour, self.workflow = found.payload, found.behaviour, found.workflow
 
     def _place(self) -> ReconnectingPlacement:
-        request = placement_request(
-            self.context,
-            self.payload,
-            seconds_left=self._seconds_to_deadline(),
+        context, payload, counts = self.context, self.payload, self.deps.prompt_counts
+        description = describe(
+            payload,
+            salt=cache_scope(context.tenant, context.handling.cache_tag),
             behaviour=self.behaviour,
-            unread=lambda: skills_lacking_behind(self.deps.view(), self.context.model),
-            holders=self.deps.holders,
-            labels=self.deps.labelers.labels(self.context, self.payload),
+            unread=lambda: skills_lacking_behind(self.deps.view(), context.model),
         )
-        self._estimated_tokens, self._is_text_alone = request.prompt_tokens, not request.skills
-        request = with_expected_tokens(request, self.payload, self.deps.prompt_counts)
+        self._estimated_tokens, self._is_text_alone = description.prompt_tokens, not description.skills
+        request = placement_request(
+            context,
+            description,
+            prompt_tokens=counts.expected_of(payload, context.model, description.prompt_tokens),
+            seconds_left=self._seconds_to_deadline(),
+            holders=self.deps.holders,
+            labels=self.deps.labelers.labels(context, payload),
+        )
         self.trace.prompt_tokens = request.prompt_tokens
         self._prefix_digests = request.prefix_digests
-        if request.affinity_key and isinstance(self.payload, chat_pb2.ChatPayload):
-            change = self.deps.beginnings.note(request.affinity_key, self.context.session, self.payload)
+        if request.affinity_key and isinstance(payload, chat_pb2.ChatPayload):
+            change = self.deps.beginnings.note(request.affinity_key, context.session, payload)
             self.trace.prompt_change = change
         self._placing = ReconnectingPlacement(
             self.deps.placement,

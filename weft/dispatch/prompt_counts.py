@@ -5,11 +5,10 @@ each prompt, so a line through their latest counts corrects the next estimates. 
 """
 
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from weft.api.common.v1 import chat_pb2
 from weft.dispatch.payload_description import Payload
-from weft.kernel.placement_request import PlacementRequest
 
 MAX_TARGETS = 1000
 """Targets whose counts are remembered; beyond it, the one that was used longest ago is forgotten."""
@@ -73,6 +72,10 @@ class PromptCounts:
         known = min(float(estimated), counts.longest * MAX_EXTRAPOLATION)
         return max(1, round(overhead + slope * known + (estimated - known)))
 
+    def expected_of(self, payload: Payload, target: str, estimated: int) -> int:
+        """Returns the expected length of a payload's prompt. Only chats have a template, and are learned from."""
+        return self.expected(target, estimated) if isinstance(payload, chat_pb2.ChatPayload) else estimated
+
     def note(self, target: str, estimated: int, counted: int) -> None:
         """Records an engine's count of a prompt; both must be positive."""
         if estimated <= 0 or counted <= 0:
@@ -81,10 +84,3 @@ class PromptCounts:
         self._targets.move_to_end(target)
         if len(self._targets) > MAX_TARGETS:
             self._targets.popitem(last=False)
-
-
-def with_expected_tokens(request: PlacementRequest, payload: Payload, counts: PromptCounts) -> PlacementRequest:
-    """Returns a request with the expected length of its prompt. Only chats have a template, and are learned from."""
-    if not isinstance(payload, chat_pb2.ChatPayload):
-        return request
-    return replace(request, prompt_tokens=counts.expected(request.model, request.prompt_tokens))

@@ -8,10 +8,10 @@ from weft.dispatch.agents import resolve, skills_lacking_behind
 from weft.dispatch.dispatcher import placement_request
 from weft.dispatch.fleet import FleetSource
 from weft.dispatch.labelers import Labelers
-from weft.dispatch.payload_description import Payload
+from weft.dispatch.payload_description import Payload, cache_scope, describe
 from weft.dispatch.placement import QuoteSource
 from weft.dispatch.prices import known_price, price_of
-from weft.dispatch.prompt_counts import PromptCounts, with_expected_tokens
+from weft.dispatch.prompt_counts import PromptCounts
 from weft.dispatch.request_trace import RequestContext
 
 
@@ -30,15 +30,20 @@ class Quoter:
         view, behaviour = self._fleet.view, None
         if (found := resolve(view, context, payload)) is not None:
             context, payload, behaviour = found.context, found.payload, found.behaviour
-        request = placement_request(
-            context,
+        description = describe(
             payload,
-            seconds_left=context.timeout_seconds,
+            salt=cache_scope(context.tenant, context.handling.cache_tag),
             behaviour=behaviour,
             unread=lambda: skills_lacking_behind(view, context.model),
+        )
+        request = placement_request(
+            context,
+            description,
+            prompt_tokens=self._counts.expected_of(payload, context.model, description.prompt_tokens),
+            seconds_left=context.timeout_seconds,
             labels=self._labelers.labels(context, payload),
         )
-        quotes = await self._router.quote(with_expected_tokens(request, payload, self._counts))
+        quotes = await self._router.quote(request)
         for quote in quotes:
             if (price := known_price(view, quote.model)) is not None:
                 tokens = Usage(prompt_tokens=quote.prompt_tokens, completion_tokens=quote.completion_tokens)

@@ -21,11 +21,9 @@ from runner_svc.runtimes.vllm.runtime import VllmModel
 from weft.api.common.v1 import chat_pb2, sampling_pb2
 from weft.api.runner.v1 import generation_service_pb2, serve_options_pb2, ticket_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
-from weft.dispatch.dispatcher import placement_request
-from weft.dispatch.request_trace import RequestContext
+from weft.dispatch.payload_description import cache_scope, describe
 from weft.dispatch.tickets import Action, sign
 from weft.kernel.reasons import Reason
-from weft.kernel.request import Handling, Operation
 from weft_testing.fake_backend.process import fake_backend_command
 
 pytestmark = pytest.mark.slow("runs whole services")
@@ -40,15 +38,7 @@ def _payload(text: str) -> chat_pb2.ChatPayload:
 
 def _digests(text: str, tenant: str, tag: str = "") -> list[int]:
     """The digests with which a dispatcher asks a router for a place."""
-    context = RequestContext(
-        request_id="r",
-        tenant=tenant,
-        model="m",
-        traceparent="",
-        operation=Operation.CHAT,
-        handling=Handling(cache_tag=tag),
-    )
-    return list(placement_request(context, _payload(text), seconds_left=None).prefix_digests)
+    return list(describe(_payload(text), salt=cache_scope(tenant, tag)).prefix_digests)
 
 
 async def _served(

@@ -5,9 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.api.common.v1 import chat_pb2, completion_pb2
-from weft.dispatch.prompt_counts import MAX_TARGETS, PromptCounts, with_expected_tokens
-from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.request import Operation
+from weft.dispatch.prompt_counts import MAX_TARGETS, PromptCounts
 
 
 def learned(*pairs: tuple[int, int]) -> PromptCounts:
@@ -68,6 +66,5 @@ def test_number_of_remembered_targets_is_limited() -> None:
 def test_only_chats_are_corrected() -> None:
     """A completion has no template, and one of token ids is counted exactly."""
     counts = learned((7, 32))
-    asked = PlacementRequest(request_id="r", tenant="t", model="m", operation=Operation.CHAT, prompt_tokens=7)
-    assert with_expected_tokens(asked, chat_pb2.ChatPayload(), counts).prompt_tokens == 32
-    assert with_expected_tokens(asked, completion_pb2.CompletionPayload(), counts).prompt_tokens == 7
+    assert counts.expected_of(chat_pb2.ChatPayload(), "m", 7) == 32
+    assert counts.expected_of(completion_pb2.CompletionPayload(), "m", 7) == 7
