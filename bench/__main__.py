@@ -43,7 +43,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument(
         "--peers",
         action="store_true",
-        help="also envoy, sglang-router, vllm-router and litellm, installed when missing",
+        help="also weft apart, envoy, sglang-router, smg, vllm-router and litellm, installed when missing",
     )
     parser.add_argument(
         "--contender", action="append", type=Path, default=[], metavar="FILE", help="also this one (see README)"

@@ -4,7 +4,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -98,6 +98,19 @@ WEFT = Contender(
     },
 )
 
+_APART = " & ".join(
+    f"{{bin}}/weft serve {each} --home {{home}} --config {{config}}"
+    for each in ("registry", "router", "gateway --port {port}", "runner")
+)
+WEFT_APART = replace(
+    WEFT,
+    name="weft-apart",
+    command=("/bin/sh", "-c", f"trap 'trap : TERM; kill 0; wait' TERM; {_APART} & wait"),
+    main_role="other",
+    roles={**WEFT.roles, **{f"serve {each}": each for each in ("registry", "router", "gateway")}},
+)
+"""Gateway and router in separate processes, so that each request is placed over a stream."""
+
 WEFT_REAL = Contender(
     name="weft",
     command=("{bin}/weft", "up", "--home", "{home}", "--port", "{port}"),
@@ -108,8 +121,7 @@ WEFT_REAL = Contender(
 
 LITELLM = Contender(
     name="litellm",
-    # README: why not the newest.
-    packages=("litellm[proxy]==1.106.0",),
+    packages=("litellm[proxy]==1.110.2",),
     command=("{bin}/litellm", "--config", "{config}", "--host", "127.0.0.1", "--port", "{port}", "--num_workers", "1"),
     config="""\
 model_list:
@@ -143,6 +155,16 @@ VLLM_ROUTER = Contender(
         *("{bin}/vllm-router", "--host", "127.0.0.1", "--port", "{port}"),
         *("--worker-urls", "http://127.0.0.1:{upstream_port}", "--policy", "round_robin"),
         *("--prometheus-host", "127.0.0.1", "--prometheus-port", "{spare_port}", "--log-level", "warning"),
+    ),
+)
+
+SMG = Contender(
+    name="smg",
+    packages=("smg==1.13.0",),
+    command=(
+        *("{bin}/smg", "launch", "--host", "127.0.0.1", "--port", "{port}"),
+        *("--worker-urls", "http://127.0.0.1:{upstream_port}"),
+        *("--prometheus-host", "127.0.0.1", "--prometheus-port", "{spare_port}", "--log-level", "warn"),
     ),
 )
 
@@ -184,7 +206,7 @@ static_resources:
 )
 """Envoy alone, one worker, as a plain reverse proxy: no key, no scheduler, no reader of usage."""
 
-PEERS = (ENVOY, SGLANG_ROUTER, VLLM_ROUTER, LITELLM)
+PEERS = (WEFT_APART, ENVOY, SGLANG_ROUTER, SMG, VLLM_ROUTER, LITELLM)
 
 
 INSTALL_SECONDS = 900.0

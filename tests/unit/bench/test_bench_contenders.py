@@ -31,7 +31,7 @@ def names(*arguments: str) -> list[str]:
 
 
 def test_peers_are_benchmarked_beside_the_gateway_if_requested() -> None:
-    assert names("--peers") == ["weft", "envoy", "sglang-router", "vllm-router", "litellm"]
+    assert names("--peers") == ["weft", "weft-apart", "envoy", "sglang-router", "smg", "vllm-router", "litellm"]
     assert names() == ["weft"]
     assert names("--only", "envoy", "--only", "unary") == ["envoy"]
 
