@@ -74,8 +74,11 @@ class Recent(OrderedDict[_Key, _Value]):
 
     def put(self, key: _Key, value: _Value) -> None:
         """Update an entry."""
+        if key in self:
+            self[key] = value
+            self.move_to_end(key)
+            return
         self[key] = value
-        self.move_to_end(key)
         if len(self) > self._max_entries:
             self.popitem(last=False)
 
@@ -85,8 +88,11 @@ class Averages(Recent[_Key, float]):
 
     def note(self, key: _Key, measured: float) -> None:
         """Add a measurement."""
-        known = self.get(key)
-        self.put(key, measured if known is None else known + NEWEST_SHARE * (measured - known))
+        if key in self:
+            self[key] += NEWEST_SHARE * (measured - self[key])
+            self.move_to_end(key)
+        else:
+            self.put(key, measured)
 
 
 @dataclass(slots=True)
@@ -254,7 +260,7 @@ class Estimates:
         if candidate.remote or not _is_measurement(device_seconds) or tokens <= 0.0:
             return
         self._exchange.note(tokens, device_seconds)
-        host = _host(candidate)
+        _, host = candidate.model_host
         exchange = self._exchanges.get(host) or _Exchange()
         exchange.note(tokens, device_seconds)
         self._exchanges.put(host, exchange)
@@ -264,7 +270,7 @@ class Estimates:
 
         That is the generation speed of the host's models, or of all hosts if the host has none.
         """
-        return self._exchanges.get(_host(candidate), self._exchange).tokens_per_second
+        return self._exchanges.get(candidate.model_host[1], self._exchange).tokens_per_second
 
     def media_cost(self, pool: str, unit: WorkUnit, work: float) -> float:
         """Return the expected charge of media work in tokens."""
@@ -396,10 +402,6 @@ def wait_seconds(ahead: int, slots: int, mean_service_seconds: float | None) -> 
 
 
 _SHORTEST_TOKEN_SECONDS = 1e-6
-
-
-def _host(candidate: Candidate) -> str:
-    return candidate.model_host[1]
 
 
 def _is_measurement(seconds: float) -> bool:

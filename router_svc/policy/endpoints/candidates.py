@@ -133,15 +133,13 @@ class Candidate:
     """What its engine can restore: equal ones can restore each other's stored prompts; empty: unknown."""
     key: tuple[str, str, str] = field(init=False, repr=False, compare=False)
     """Unique for the lifetime of the runner process."""
+    model_host: ModelHost = field(init=False, repr=False, compare=False)
+    """The model and its host, on which its speed depends; without a known host, the runner identifies the place."""
 
     def __post_init__(self) -> None:
-        # Computed once, as it is read several times per request.
+        # Computed once, as they are read several times per request.
         object.__setattr__(self, "key", (self.model, self.runner, self.incarnation))
-
-    @property
-    def model_host(self) -> ModelHost:
-        """The model and its host, on which its speed depends; without a known host, the runner identifies the place."""
-        return (self.model, self.host or self.runner)
+        object.__setattr__(self, "model_host", (self.model, self.host or self.runner))
 
     @property
     def engine_key(self) -> EngineKey:
