@@ -124,13 +124,6 @@ class Dispatcher(RequestDispatcher):
         """Returns the current view of the mesh; empty without a fleet."""
         return FleetView(revision=1) if self.fleet is None else self.fleet.view
 
-    def may_leave(self, grant: Granted) -> bool:
-        """Whether using a grant may send data to a remote provider; for an unknown model the ticket decides."""
-        known = self.view().models.get(grant.model)
-        if known is None or known.expected:
-            return ticket_pb2.TicketClaims.FromString(grant.ticket.claims).allow_remote
-        return known.remote
-
     def record(self, trace: RequestTrace, receipt: receipt_pb2.Receipt, ended: float) -> None:
         """Records the spans of a request that has ended, and the id in its receipt, if its trace is recorded."""
         if self.tracing.sampling is None:
@@ -144,8 +137,11 @@ class Dispatcher(RequestDispatcher):
 
     def _run(self, call: Call[T], /) -> AsyncGenerator[T]:
         run = _RequestRun(self, call)
-        found = [each.observe(self.view(), call.context, call.payload) for each in self.observers]
-        run.observed = tuple(each for each in found if each is not None)
+        if self.observers:
+            view = self.view()
+            for observer in self.observers:
+                if (observed := observer.observe(view, call.context, call.payload)) is not None:
+                    run.observed = (*run.observed, observed)
         return _observed_chunks(run) if run.observed else run.chunks()
 
 
@@ -190,6 +186,14 @@ def placement_request(
         labels=labels,
         task_id=context.task_id,
     )
+
+
+def _may_leave(view: FleetView, grant: Granted) -> bool:
+    """Whether using a grant may send data to a remote provider; for an unknown model the ticket decides."""
+    known = view.models.get(grant.model)
+    if known is None or known.expected:
+        return ticket_pb2.TicketClaims.FromString(grant.ticket.claims).allow_remote
+    return known.remote
 
 
 def name_alias(error: Exception, context: RequestContext) -> None:
@@ -350,8 +354,9 @@ class _RequestRun(Generic[T]):
         now = self.deps.clock.monotonic()
         if decision.HasField("granted"):
             grant = decision.granted
-            price = known_price(self.deps.view(), grant.model)
-            self.trace.note_grant(grant, now, remote=self.deps.may_leave(grant), price=price)
+            view = self.deps.view()
+            price = known_price(view, grant.model)
+            self.trace.note_grant(grant, now, remote=_may_leave(view, grant), price=price)
             holder = PrefixHolder(grant.model, grant.runner, grant.runner_incarnation, len(self._prefix_digests))
             self.deps.holders.note(self._prefix_digests, holder)
         else:
@@ -372,9 +377,10 @@ class _RequestRun(Generic[T]):
 
     def seconds_left(self, grant: Granted) -> float | None:
         """Returns the time limit of an attempt that starts now, by the caller's deadline and the route; None: none."""
-        own = self._seconds_to_deadline()
-        left = [seconds for seconds in (optional_seconds(grant, "time_left"), own) if seconds is not None]
-        return max(0.0, min(left)) if left else None
+        own, given = self._seconds_to_deadline(), optional_seconds(grant, "time_left")
+        if given is None:
+            return own
+        return max(0.0, given if own is None else min(given, own))
 
     def _seconds_to_deadline(self) -> float | None:
         """Returns the time to the caller's deadline; None: no deadline."""
@@ -395,7 +401,8 @@ class _RequestRun(Generic[T]):
         receipt = self.call.receipt = self.trace.receipt(reason, runner_part, now)
         receipt.cancelled_by, receipt.lacked_router = cancelled_by, lacked_router
         # A request that no runner got has no answer, and may be captured by the router that takes it.
-        receipt.captured = any(each.stores_text for each in self.observed) and bool(self.trace.attempts)
+        has_text = bool(self.observed and self.trace.attempts)
+        receipt.captured = has_text and any(each.stores_text for each in self.observed)
         log_receipt(self.context, receipt, now - self.trace.arrived)
         self.deps.record(self.trace, receipt, now)
         return receipt
@@ -415,8 +422,10 @@ class _RequestRun(Generic[T]):
 
     def _close_left(self) -> receipt_pb2.Receipt:
         """Returns the receipt, written now if missing, of a request whose caller left or whose deadline passed."""
+        if self.call.receipt is not None:
+            return self.call.receipt
         is_late = self._seconds_to_deadline() == 0
-        return self.call.receipt or self.close(Reason.DEADLINE_EXCEEDED if is_late else Reason.CANCELLED, None)
+        return self.close(Reason.DEADLINE_EXCEEDED if is_late else Reason.CANCELLED, None)
 
 
 async def _observed_chunks(run: _RequestRun[T]) -> AsyncGenerator[T]:
@@ -440,6 +449,7 @@ class _Attempt:
         self._run = run
         self._placement = placement
         self._grant = grant
+        self._hop = metadata_of(grant.address)
         self._spec: OperationSpec[Any, Any] = run.call.spec
         self._rpc: CarriedCall | None = None
         self._is_complete = False
@@ -486,9 +496,9 @@ class _Attempt:
             request.behaviour.CopyFrom(run.behaviour)
         if run.workflow is not None:
             request.workflow.CopyFrom(run.workflow)
-        metadata = ((TRACEPARENT, self._traceparent()),)
+        metadata = ((TRACEPARENT, self._traceparent()), *self._hop)
         stream = await run.deps.streams.to(grant.address)
-        call = stream.call(rpc, (*metadata, *metadata_of(grant.address)), run.seconds_left(grant))
+        call = stream.call(rpc, metadata, run.seconds_left(grant))
         await call.write(request)
         return call
 
@@ -533,7 +543,7 @@ class _Attempt:
     def complete(self, runner_part: receipt_pb2.Receipt) -> receipt_pb2.Receipt:
         self._is_complete = True
         # A joined machine counts as it likes, and what is learned excludes prompts from its whole pool.
-        if not metadata_of(self._grant.address):
+        if not self._hop:
             self._run.note_counted(runner_part)
         return self._run.close(Reason.UNSPECIFIED, runner_part)
 

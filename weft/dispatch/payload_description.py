@@ -184,7 +184,7 @@ def _prompt_of(payload: Payload) -> _Prompt:
 
 def _chat_prompt(chat: chat_pb2.ChatPayload) -> _Prompt:
     """Returns the prompt of a chat in a single pass over its parts."""
-    pieces = [_tool_text(tool.function) for tool in chat.tools]
+    pieces = [_tool_text(tool.function) for tool in chat.tools] if chat.tools else []
     is_text_alone, media = not pieces, 0
     for message in chat.messages:
         pieces.append(f"\0{message.role}\0")
@@ -194,7 +194,8 @@ def _chat_prompt(chat: chat_pb2.ChatPayload) -> _Prompt:
                 pieces.append(steady_text(text)[0] if is_system else text)
             elif part.WhichOneof("kind") != "text":
                 media += 1
-        pieces += [call.arguments_text for call in message.tool_calls]
+        if message.tool_calls:
+            pieces += [call.arguments_text for call in message.tool_calls]
     return _Prompt(pieces, media, is_text_alone and not media)
 
 
@@ -374,7 +375,7 @@ class TokenCounter:
             if kind == "delta":
                 delta = event.delta
                 calls = delta.tool_calls
-                written = len(delta.text) + len(delta.reasoning) + len(delta.refusal)
+                written = len(delta.text + delta.reasoning + delta.refusal)
                 if calls:
                     written += sum(len(call.arguments_text) for call in calls)
                 self._pieces += len(delta.piece_lengths) or bool(written or calls)

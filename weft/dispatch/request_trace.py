@@ -173,7 +173,10 @@ class ToolPeriod:
 
 def is_miscounted(usage: usage_pb2.Usage) -> bool:
     """Whether a runner reports a count below zero; all counts are then unknown."""
-    return any(count < 0 for _, count in usage.ListFields())
+    for _, count in usage.ListFields():  # noqa: SIM110 - a generator takes a call for each count
+        if count < 0:
+            return True
+    return False
 
 
 MAX_MILLIJOULES = 10**12
@@ -237,7 +240,8 @@ class RequestTrace:
         self, grant: Granted, now: float, *, remote: bool = False, price: model_pb2.ModelPrice | None = None
     ) -> None:
         """Records a new attempt; `remote`: its runner may send the request to a remote provider, at this price."""
-        self._end_load_wait(now)
+        if self._loading_since is not None:
+            self._end_load_wait(now)
         if self.waits and self.waits[-1].ended is None:
             self.waits[-1].ended = now
         self.granted, self.usage = now, None
@@ -295,7 +299,8 @@ class RequestTrace:
 
     def receipt(self, reason: Reason, runner_part: receipt_pb2.Receipt | None, now: float) -> receipt_pb2.Receipt:
         """Returns the final receipt. `runner_part` is the runner's report: usage, digest, host, GPU time."""
-        self._end_load_wait(now)
+        if self._loading_since is not None:
+            self._end_load_wait(now)
         receipt = self._reported(runner_part)
         receipt.request_id = self.context.request_id
         receipt.task_id = self.context.task_id
@@ -310,12 +315,13 @@ class RequestTrace:
                 receipt.lowered_priority = grant.priority
         receipt.keep_alive_ignored = self.context.handling.keep_alive_ignored
         self._add_attempts(receipt, now)
-        self._note_tool_runs(receipt)
+        if self.tool_runs:
+            self._note_tool_runs(receipt)
         if self.granted is not None:
             waited = self.granted - self.arrived - self._load_wait_at_grant
         else:
             waited = now - self.arrived - self.load_wait
-        if self.left_premises or any(attempt.may_have_left for attempt in self.attempts):
+        if self.left_premises:
             receipt.left_premises = True
         set_seconds(receipt.queue_wait, waited)
         set_seconds(receipt.load_wait, self.load_wait)
@@ -341,6 +347,8 @@ class RequestTrace:
             )
             set_seconds(shown.start, attempt.began - self.arrived)
             set_seconds(shown.duration, (now if attempt.ended is None else attempt.ended) - attempt.began)
+            if attempt.may_have_left:
+                receipt.left_premises = True
         if self.attempts and not receipt.attempts[-1].reason:
             receipt.attempts[-1].reason = receipt.reason
 
@@ -366,7 +374,7 @@ class RequestTrace:
 
     def with_engine_logs(self, receipt: receipt_pb2.Receipt) -> receipt_pb2.Receipt:
         """Returns the receipt for routers: with engine logs, which callers do not get."""
-        if not any(attempt.engine_log for attempt in self.attempts):
+        if not [attempt for attempt in self.attempts if attempt.engine_log]:
             return receipt
         full = receipt_pb2.Receipt()
         full.CopyFrom(receipt)
