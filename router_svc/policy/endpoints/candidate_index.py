@@ -109,12 +109,13 @@ class CandidateIndex:
             return None
         endpoint = found.endpoint
         assert pick.needs.allow_remote or not endpoint.candidate.remote, "the request does not allow remote models"
+        number = count_of(steps)
         return Choice(
             candidate=endpoint.candidate,
             policy=found.policy,
             score=score_of_chosen(steps, endpoint),
-            others=self._samples.others(queue, steps, pick, now, endpoint),
-            count=count_of(steps),
+            others=self._samples.others(queue, steps, pick, now, endpoint) if number > 1 else (),
+            count=number,
             engine_load=endpoint.engine_load.explanation(endpoint.candidate.slots),
             expected=found.expected.get(endpoint.key),
             times=found.expected,

@@ -1,6 +1,6 @@
 """The requirements and the result of an endpoint selection."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import NamedTuple
 
@@ -72,13 +72,19 @@ class Choice:
         """Return the selected candidate and the others in order of preference, at most MAX_CONSIDERED."""
         where = self.candidate
         chosen = Considered(
-            model=where.model, runner=where.runner, score=self.score, chosen=True, engine_load=self.engine_load
+            model=where.model,
+            runner=where.runner,
+            score=self.score,
+            chosen=True,
+            engine_load=_with_time(self.engine_load, self.expected),
         )
+        if not self.others:
+            return (chosen,)
         others = [each for each in self.others if each.model != where.model]
         shown = SHOWN_OF_MANY if self.count > MAX_CONSIDERED else MAX_CONSIDERED
-        return self._timed((chosen, *others[: shown - 1]))
+        return (chosen, *self._timed(others[: shown - 1]))
 
-    def _timed(self, considered: tuple[Considered, ...]) -> tuple[Considered, ...]:
+    def _timed(self, others: Sequence[Considered]) -> list[Considered]:
         """Add expected times to the first token, by which free candidates are ordered."""
         times = {(model, runner): time for (model, runner, _), time in self.times.items()}
 
@@ -86,10 +92,14 @@ class Choice:
             time = times.get((each.model, each.runner))
             if time is None:
                 return each
-            text = "; ".join(filter(None, (each.engine_load, time.explanation())))
-            score = each.score if each.chosen or each.gate else FREE + 1 / (1 + time.seconds)
-            return Considered(
-                model=each.model, runner=each.runner, score=score, gate=each.gate, chosen=each.chosen, engine_load=text
-            )
+            text = _with_time(each.engine_load, time)
+            score = each.score if each.gate else FREE + 1 / (1 + time.seconds)
+            return Considered(model=each.model, runner=each.runner, score=score, gate=each.gate, engine_load=text)
 
-        return tuple(sorted(map(timed, considered), key=lambda each: (-each.score, each.model)))
+        return sorted(map(timed, others), key=lambda each: (-each.score, each.model))
+
+
+def _with_time(engine_load: str, time: FirstToken | None) -> str:
+    if time is None:
+        return engine_load
+    return f"{engine_load}; {time.explanation()}" if engine_load else time.explanation()

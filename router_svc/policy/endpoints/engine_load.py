@@ -49,6 +49,8 @@ class EngineLoad:
 
     def explanation(self, slots: int) -> str:
         """Return why an endpoint counts as busier than its slots show, as text; empty: it does not."""
+        if self is NO_ENGINE_LOAD:
+            return ""
         facts = (
             _counted(self.waiting, "waits in its engine", "wait in its engine"),
             _counted(self.others, "of others is in its engine", "of others are in its engine"),
