@@ -203,9 +203,10 @@ class Answer:
             self._headers.clear()
             return
         self.status, self._has_head = status, True
-        codings = [coding.strip() for coding in self.header("content-encoding").lower().split(",")]
-        self.coding = ", ".join(coding for coding in codings if coding not in ("", "identity"))
-        self._decoder = BodyDecoder(self.coding) if self.coding in CODINGS else None
+        if b"content-encoding" in self._headers:
+            codings = [coding.strip() for coding in self.header("content-encoding").lower().split(",")]
+            self.coding = ", ".join(coding for coding in codings if coding not in ("", "identity"))
+            self._decoder = BodyDecoder(self.coding) if self.coding in CODINGS else None
         coding = self._headers.get(b"transfer-encoding")
         is_framed = b"content-length" in self._headers if coding is None else coding.lower().endswith(b"chunked")
         self._lasts_to_end = not is_framed and status not in _BODYLESS

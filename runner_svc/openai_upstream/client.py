@@ -100,6 +100,7 @@ PROVIDER_IDLE_CONNECTION_SECONDS = 15.0
 MAX_FLOAT32 = 3.4028234663852886e38
 """Largest 32-bit float: larger numbers would become infinite in the vectors of a message."""
 JSON_TYPE = "application/json"
+STREAM_TYPE = "text/event-stream"
 _VERSION_PATH = "/v1"
 _UNAUTHORIZED = 401
 
@@ -153,11 +154,6 @@ Opening = Callable[[Open, CallInfo], Awaitable[Answer]]
 """Calls an Open, with retries if necessary."""
 
 
-async def _open_once(open_response: Open, call: CallInfo) -> Answer:
-    del call
-    return await open_response()
-
-
 class OpenAiHttp:
     """Client of one server."""
 
@@ -166,8 +162,9 @@ class OpenAiHttp:
         endpoint: Endpoint,
         timeouts: TimeoutProfile,
         explain_break: ExplainBreak,
-        opening: Opening = _open_once,
+        opening: Opening | None = None,
     ) -> None:
+        """`opening`: None to send each request once."""
         self._timeouts = timeouts
         self._explain_break = explain_break
         self.endpoint = endpoint
@@ -363,14 +360,16 @@ class OpenAiHttp:
 
         Raises the error in a JSON answer, and BACKEND_PROTOCOL_ERROR for other content.
         """
-        if response.content_type != JSON_TYPE:
-            require_content_type(response, "text/event-stream")
+        content_type = response.content_type
+        if content_type == STREAM_TYPE:
             return await response.read()
+        if content_type != JSON_TYPE:
+            require_content_type(response, STREAM_TYPE)
         body = await read_bounded(response.parts(), MAX_EVENT_BYTES)
         if (stated := stated_answer(body)) is not None:
             raise stated
         if b'"choices"' not in body:
-            require_content_type(response, "text/event-stream")
+            require_content_type(response, STREAM_TYPE)
         return b"".join((b"data: ", *body.splitlines(), b"\n\ndata: ", DONE, b"\n\n"))
 
     def _prepared(self, payload: GenerationPayload, call: CallInfo, rendered: Json | None) -> tuple[str, PreparedBody]:
@@ -438,7 +437,7 @@ class OpenAiHttp:
             if response.content_type == JSON_TYPE:
                 yield False, await read_bounded(response.parts(), limit_bytes)
                 return
-            require_content_type(response, "text/event-stream")
+            require_content_type(response, STREAM_TYPE)
             decoder = SseDecoder(limit_bytes, limit_bytes)
             while chunk := await response.read():
                 self.chunks_received += 1
@@ -460,7 +459,10 @@ class OpenAiHttp:
         self.request_count += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         try:
-            response = await self._opening(partial(self._opened, path, body, call), call)
+            if self._opening is None:
+                response = await self._opened(path, body, call)
+            else:
+                response = await self._opening(partial(self._opened, path, body, call), call)
         except BaseException:
             self.in_flight -= 1
             raise

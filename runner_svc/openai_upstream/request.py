@@ -51,17 +51,13 @@ _TOOL_MODES = {
 _AUDIO_FORMATS = {"audio/mpeg": "mp3"}
 """Format names in the API that differ from the media subtype."""
 _PLAIN_SOUND = frozenset({"wav", "mp3"})
-_SCALARS = (
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "presence_penalty",
-    "frequency_penalty",
-    "repeat_penalty",
+_SCALARS = frozenset(
+    {
+        *("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed"),
+        *("presence_penalty", "frequency_penalty", "repeat_penalty"),
+    }
 )
+_SCHEMA_HOLDERS = frozenset({"json_schema", "response_format", "tools"})
 _ENABLE_THINKING = "enable_thinking"
 """Chat template argument that switches thinking on and off."""
 _TOKEN_LIMIT = "max_tokens"  # noqa: S105 - a parameter's name
@@ -97,9 +93,10 @@ def chat_body(payload: chat_pb2.ChatPayload, model: str, profile: ParameterProfi
     arguments, unused = _add_extras(body, payload.extra_parameters, profile)
     warnings += unused
     _fit_schemas(body, profile)
-    # Engines read this argument themselves, whatever the template does.
-    read_by_template = {name: value for name, value in arguments.items() if name != _ENABLE_THINKING}
-    warnings += unread_arguments(read_by_template, profile)
+    if arguments:
+        # Engines read this argument themselves, whatever the template does.
+        read_by_template = {name: value for name, value in arguments.items() if name != _ENABLE_THINKING}
+        warnings += unread_arguments(read_by_template, profile)
     warnings += unread_effort(payload.reasoning_effort > chat_pb2.REASONING_EFFORT_NONE, profile)
     thinking = _thinking(payload, arguments, profile)
     warnings += _leave_out(body, profile)
@@ -127,7 +124,7 @@ def _fit_engine(body: Json, profile: ParameterProfile) -> None:
 
 def _fit_schemas(body: Json, profile: ParameterProfile) -> None:
     """Rewrites the schemas of the answer and of functions for an engine that makes llama.cpp's grammars of them."""
-    if not profile.engine.makes_gbnf:
+    if not profile.engine.makes_gbnf or _SCHEMA_HOLDERS.isdisjoint(body):
         return
     holders = [(body, "json_schema"), (body.get("response_format", {}).get("json_schema", {}), "schema")]
     holders += [(tool["function"], "parameters") for tool in body.get("tools", ())]
@@ -141,7 +138,9 @@ def _leave_out(body: Json, profile: ParameterProfile) -> list[ParameterWarning]:
 
     Raises INVALID_ARGUMENT if several choices are requested from an engine that returns one.
     """
-    untaken = [] if profile.passthrough else sorted(profile.engine.untaken & body.keys())
+    if profile.passthrough or profile.engine.untaken.isdisjoint(body):
+        return []
+    untaken = sorted(profile.engine.untaken & body.keys())
     for name in untaken:
         if name == _CHOICES and body[name] > 1:
             raise invalid_field(
@@ -165,8 +164,10 @@ def _fit_provider(body: Json, thinking: bool | None, profile: ParameterProfile) 
 
 def _choose_calls_or_format(body: Json) -> list[ParameterWarning]:
     """Removes the format if a call is forced; returns a warning about the conflict."""
+    if "tools" not in body or "response_format" not in body:
+        return []
     choice = body.get("tool_choice", "auto")
-    if not body.get("tools") or choice == "none" or body.get("response_format", {}).get("type", "text") == "text":
+    if choice == "none" or body["response_format"]["type"] == "text":
         return []
     if choice == "auto":
         message = "this model's engine cannot combine tools with response_format: its schema forbids tool calls"
@@ -177,7 +178,8 @@ def _choose_calls_or_format(body: Json) -> list[ParameterWarning]:
 
 
 def _name_sound(messages: Sequence[Json], name: str) -> None:
-    for content in (message.get("content") for message in messages):
+    for message in messages:
+        content = message["content"]
         for part in content if isinstance(content, list) else ():
             if (sound := part.get("input_audio")) and sound["format"] not in _PLAIN_SOUND:
                 sound["format"] = name
@@ -334,9 +336,9 @@ def model_field(name: str) -> Json:
 
 def _stream_body(sampling: sampling_pb2.SamplingParams, model: str) -> Json:
     body: Json = {**model_field(model), "stream": True, STREAM_OPTIONS: {"include_usage": True}}
-    for name in _SCALARS:
-        if sampling.HasField(name):  # type: ignore[arg-type]  # the names are fields, see _SCALARS
-            body[name] = getattr(sampling, name)
+    for field, value in sampling.ListFields():
+        if field.name in _SCALARS:
+            body[field.name] = value
     if sampling.stop:
         body["stop"] = list(sampling.stop)
     if sampling.logit_bias:
@@ -362,7 +364,7 @@ def _message(message: chat_pb2.ChatMessage, *, is_strict: bool) -> Json:
 
 def _extra(fields: json_value_pb2.JsonObject, *, is_strict: bool) -> Json:
     """Returns the unknown fields of an earlier turn; for a strict engine only those that providers need."""
-    found = json_object(fields)
+    found = json_object(fields) if fields.fields else {}
     return carried_only(found) if is_strict else found
 
 
