@@ -358,11 +358,12 @@ class ModelCache:
         return keeper
 
     def _slot_count(self) -> int:
-        match self.backend.cache_isolation:
+        backend = self.backend
+        match backend.cache_isolation:
             case CacheIsolation.WHOLE:
-                return 1 if self.backend.process_id is not None else 0
+                return 1 if backend.process_id is not None else 0
             case CacheIsolation.SLOTS:
-                return self.backend.slot_count
+                return backend.slot_count
             case _:
                 return 0
 
@@ -386,7 +387,8 @@ class ModelCache:
         self._turns[begun.number] = turn
         touched: Sequence[int] | None = ()
         try:
-            await self._until_erased(begun.slot)
+            if self._unfinished:
+                await self._until_erased(begun.slot)
             for each in earlier:
                 await each.wait()
             touched = None

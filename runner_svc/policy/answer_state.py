@@ -45,6 +45,7 @@ _WORDS: Mapping[str, Finish] = MappingProxyType(
         ),
         # Cohere, watsonx, vLLM, which stops a model that repeats itself
         **dict.fromkeys(("error_limit", "not_finished", "repetition"), Finish.LENGTH),
+        "length": Finish.LENGTH,
         **dict.fromkeys(("tool_calls", "tool_call", "tool_use", "function_call", "function_calls"), Finish.TOOL_CALLS),
         # Gemini
         **dict.fromkeys(("recitation", "blocklist", "spii", "language", "model_armor"), Finish.CONTENT_FILTER),
@@ -53,7 +54,7 @@ _WORDS: Mapping[str, Finish] = MappingProxyType(
         **dict.fromkeys(("unexpected_tool_call", "too_many_tool_calls"), Finish.FAILURE),
     }
 )
-"""Finish reasons that are not read by their stems, as `_plain` writes them."""
+"""Finish reasons that are not read by their stems, and the most frequent one, as `_plain` writes them."""
 _STEMS: Mapping[Finish, re.Pattern[str]] = MappingProxyType(
     {
         Finish.CONTENT_FILTER: re.compile(
@@ -74,6 +75,8 @@ _PREFIXES = ("finish_reason_", "finish_reason.", "finishreason.", "stop_reason_"
 
 def _plain(word: str) -> str:
     """Returns a finish reason in lower case with underscores, without the name of its type."""
+    if word in _WORDS:
+        return word
     plain = _CAMEL.sub("_", word.strip()[:MAX_WORD_CHARS]).lower().replace("-", "_").replace(" ", "_")
     return next((plain.removeprefix(each) for each in _PREFIXES if plain.startswith(each)), plain)
 

@@ -117,9 +117,6 @@ class _Slot:
         self.give_to(UnownedContent.UNUSABLE)
         return SlotState(self.number, self.version)
 
-    def common_marks(self, marks: Sequence[bytes]) -> int:
-        return common_marks(self.marks, marks)
-
 
 @dataclass(slots=True)
 class CacheDirectory:
@@ -211,14 +208,14 @@ class CacheDirectory:
         self._note(partition)
         slot = self._choose(partition, marks, busy, kept_marks)
         if slot is None:
-            return self._loosen(self._next_turn(None, fresh=not self.is_alone(partition)), partition)
+            return self._next_loose(partition, fresh=not self.is_alone(partition))
         turn = self._place(slot, partition, marks, kept_marks, spreads=spreads)
         return self._loosen(turn, partition) if spreads else turn
 
     def begin_loose(self, partition: Partition | None) -> CacheTurn:
         """Starts a turn whose slot the engine always chooses, such as an embedding."""
         self._note(partition)
-        return self._loosen(self._next_turn(None, fresh=partition is None), partition)
+        return self._next_loose(partition, fresh=partition is None)
 
     def begin_ahead(self, partition: Partition, marks: Sequence[bytes], kept_marks: int = 0) -> CacheTurn | None:
         """Starts a turn without a waiting request; None: it would remove text that a request may use.
@@ -305,18 +302,20 @@ class CacheDirectory:
     ) -> CacheTurn:
         slot.is_foreign = self._is_foreign(slot, partition)
         # A loose turn that begins later may reach an empty slot first. Nothing is lost there by not reading the cache.
-        turn = self._next_turn(slot.number, fresh=slot.is_foreign or slot.owner is UnownedContent.EMPTY)
+        fresh = slot.is_foreign or slot.owner is UnownedContent.EMPTY
+        loses, restores = None, False
         if self.keeps and not spreads and not self._loose:
-            common = slot.common_marks(marks) if slot.owner == partition else 0
+            common = common_marks(slot.marks, marks) if slot.owner == partition else 0
             if isinstance(slot.owner, Partition) and len(slot.marks) - common >= MIN_LOST_MARKS:
-                turn = replace(turn, loses=LostPrompt(slot.owner, slot.marks))
-            turn = replace(turn, restores=kept_marks - common >= MIN_LOST_MARKS)
+                loses = LostPrompt(slot.owner, slot.marks)
+            restores = kept_marks - common >= MIN_LOST_MARKS
+        turn = CacheTurn(number=next(self.numbers), slot=slot.number, fresh=fresh, loses=loses, restores=restores)
         slot.turn = turn
         slot.give_to(UnownedContent.UNUSABLE if partition is None else partition, tuple(marks))
         return turn
 
-    def _next_turn(self, slot: int | None, *, fresh: bool) -> CacheTurn:
-        return CacheTurn(number=next(self.numbers), slot=slot, fresh=fresh)
+    def _next_loose(self, partition: Partition | None, *, fresh: bool) -> CacheTurn:
+        return self._loosen(CacheTurn(number=next(self.numbers), slot=None, fresh=fresh), partition)
 
     def _loosen(self, turn: CacheTurn, partition: Partition | None) -> CacheTurn:
         self.loose_count += 1
@@ -327,7 +326,7 @@ class CacheDirectory:
 
     def _is_foreign(self, slot: _Slot, partition: Partition | None) -> bool:
         """Whether a slot may hold another partition's text, now or when the turn starts."""
-        if partition is None or any(loose != partition for loose in self._loose.values()):
+        if partition is None or (self._loose and any(loose != partition for loose in self._loose.values())):
             return True
         return slot.owner not in (partition, UnownedContent.EMPTY)
 
@@ -335,15 +334,19 @@ class CacheDirectory:
         self, partition: Partition | None, marks: Sequence[bytes], busy: Collection[int], kept_marks: int
     ) -> _Slot | None:
         free = [slot for slot in self._slots if slot.turn is None]
-        free = [slot for slot in free if slot.number not in busy] or free
+        if busy:
+            free = [slot for slot in free if slot.number not in busy] or free
         if not free:
             return None
         own = [] if partition is None else _owned_by(free, partition)
         # Among equally long prefixes, take the least recently used slot: the others' text is more likely to be used
         # again.
-        known = [slot for slot in own if slot.marks]
-        best = max(known, key=lambda slot: (slot.common_marks(marks), -slot.last_use), default=None)
-        common = 0 if best is None else best.common_marks(marks)
+        best, common = None, 0
+        for slot in own:
+            if slot.marks:
+                equal = common_marks(slot.marks, marks)
+                if best is None or equal > common or (equal == common and slot.last_use < best.last_use):
+                    best, common = slot, equal
         # A longer saved prompt is restored into another slot, unless this slot holds only its beginning.
         if best is not None and common and (kept_marks - common < MIN_LOST_MARKS or common == len(best.marks)):
             return best
