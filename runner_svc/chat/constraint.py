@@ -82,10 +82,13 @@ async def _checked(frames: AsyncGenerator[Frame], answer: "_Answer") -> AsyncGen
 def _formats(payload: GenerationPayload) -> Iterator[Format]:
     if isinstance(payload, chat_pb2.ChatPayload):
         wanted = payload.response_format
-        if wanted.WhichOneof("kind") == "json_object":
+        form = wanted.WhichOneof("kind")
+        if form == "json_object":
             yield Format(_of_schema(_JSON_OBJECT))
-        elif wanted.WhichOneof("kind") == "json_schema":
+        elif form == "json_schema":
             yield Format(_of_schema(plain_object(wanted.json_schema.schema)), is_strict=wanted.json_schema.strict)
+    if not payload.extra_parameters.fields:
+        return
     extra = plain_object(payload.extra_parameters)
     nested = extra.get("structured_outputs")
     for name, value in (extra | (nested if isinstance(nested, dict) else {})).items():

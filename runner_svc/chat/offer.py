@@ -94,7 +94,7 @@ def make_offer(
     iterations = settings.max_tool_iterations
     if behaviour.HasField("max_tool_iterations"):
         iterations = behaviour.max_tool_iterations
-    signals = pick_signals(settings.signals, behaviour.signals)
+    signals = pick_signals(settings.signals, behaviour.signals) if behaviour.signals else ()
     names = [*settings.tools, *behaviour.tools]
     if payload.tool_choice.mode == chat_pb2.ToolChoice.MODE_NONE:
         signals, names = (), []

@@ -88,9 +88,10 @@ class AnswerReceipt:
 
     def fill(self, receipt: receipt_pb2.Receipt) -> None:
         """Writes warnings, signals and the number of tool runs to a receipt."""
-        noted = [warning for warning in self._warnings if warning not in receipt.warnings]
-        receipt.warnings.extend(noted)
-        receipt.signals.extend(self._record.signals)
+        if self._warnings:
+            receipt.warnings.extend([warning for warning in self._warnings if warning not in receipt.warnings])
+        if self._record.signals:
+            receipt.signals.extend(self._record.signals)
         receipt.tool_run_count = self._tool_runs
 
     def end(self) -> Frame:

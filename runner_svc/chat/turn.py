@@ -316,11 +316,11 @@ class TurnReader:
 class RepetitionWatch:
     """Checks the choices of one turn for repetition, including reasoning and call arguments."""
 
-    def __init__(self, *, kills: bool, limits: RepetitionLimits | None = None, asked: str = "") -> None:
-        """`asked`: the caller's text. A repeated line from it only causes a warning."""
+    def __init__(self, payload: GenerationPayload, *, kills: bool, limits: RepetitionLimits | None = None) -> None:
+        """A repeated line from the caller's text only causes a warning."""
+        self._payload = payload
         self._kills = kills
         self._limits = limits
-        self._asked = asked
         self._detectors: dict[int, RepetitionDetector] = {}
         self._untold: list[Repetition] = []
 
@@ -352,7 +352,7 @@ class RepetitionWatch:
 
     def _was_asked_for(self, sample: str) -> bool:
         words = _words(sample)
-        return len(words) >= MIN_ASKED_CHARS and words in _words(self._asked)
+        return len(words) >= MIN_ASKED_CHARS and words in _words(_asked(self._payload))
 
 
 def repetition_watch(
@@ -362,8 +362,7 @@ def repetition_watch(
     policy = _policy(behaviour, settings)
     if policy == "off":
         return None
-    kills = policy == "kill"
-    return RepetitionWatch(kills=kills, asked=_asked(payload) if kills else "")
+    return RepetitionWatch(payload, kills=policy == "kill")
 
 
 def kills_repetition(behaviour: agent_behaviour_pb2.AgentBehaviour, settings: ChatSettings) -> bool:

@@ -195,8 +195,8 @@ class AdmittedRequest:
                             if not has_begun:
                                 has_begun = True
                                 fitted.note_accepted()
-                                if held := [*_events(fitted.warnings), *held]:
-                                    yield held
+                                if fitted.warnings or held:
+                                    yield [*_events(fitted.warnings), *held]
                             yield frame
                         return
                 except WeftError as error:
@@ -338,7 +338,7 @@ def _fitted(payload: GenerationPayload, abilities: Abilities) -> tuple[Generatio
     if not isinstance(payload, chat_pb2.ChatPayload):
         return payload, []
     fitted, warnings = with_notes(payload, abilities.lacking)
-    return fitted, _events(warnings)
+    return fitted, _events(warnings) if warnings else []
 
 
 def _events(warnings: Sequence[warning_pb2.Warning]) -> Frame:

@@ -87,6 +87,9 @@ class RepetitionLimits:
         return (self.prose, self.structured, self.marks)[texture]
 
 
+_USUAL_LIMITS = RepetitionLimits()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repetition:
     """A detected loop."""
@@ -103,7 +106,7 @@ class RepetitionDetector:
     """The detector of one answer. Its verdict does not depend on how the text is split into chunks."""
 
     def __init__(self, limits: RepetitionLimits | None = None) -> None:
-        self._limits = limits or RepetitionLimits()
+        self._limits = limits or _USUAL_LIMITS
         self._waiting: list[str] = []
         self._room = self._limits.check_characters
         self._window = ""

@@ -49,7 +49,8 @@ class AnswerWriter:
     def message_of(self, frame: Frame) -> generation_service_pb2.GenerateResponse | None:
         """Returns the message for a frame; None: it is held back until a later one."""
         held = self._held
-        held += frame if self._joined_texts else apart(frame)
+        # A text that is read only when complete is whole without the lengths of its pieces.
+        held += frame if self._joined_texts or self._whole else apart(frame)
         if self._whole and self._has_begun and len(held) < MAX_HELD_EVENTS and _only_deltas(frame):
             return None
         self._held = []

@@ -107,7 +107,10 @@ def test_frame_observers_see_the_same_with_joined_texts(name: str) -> None:
     limits = RepetitionLimits(prose=TextureLimits(lines=2, characters=100, repeats=5))
     seen = []
     for joins in (False, True):
-        counter, watch = TokenCounter(chat_pb2.ChatPayload(), whole=False), RepetitionWatch(kills=False, limits=limits)
+        counter, watch = (
+            TokenCounter(chat_pb2.ChatPayload(), whole=False),
+            RepetitionWatch(chat_pb2.ChatPayload(), kills=False, limits=limits),
+        )
         warnings = []
         for frame in _frames(name, joins=joins) * 20:
             counter.note(frame)

@@ -8,7 +8,7 @@ from kit.presence import present
 
 from runner_svc.chat.turn import RepetitionWatch
 from runner_svc.policy.repetition import Repetition, RepetitionDetector, RepetitionLimits, TextureLimits
-from weft.api.common.v1 import event_pb2
+from weft.api.common.v1 import chat_pb2, event_pb2
 from weft.kernel.reasons import Reason
 
 MORE_SEEDS = pytest.mark.nightly("more of the same four texts")
@@ -204,21 +204,21 @@ def _frame(*choices: int, lines: int = 1) -> list[event_pb2.InferenceEvent]:
 
 
 def test_two_looping_choices_in_one_frame_are_both_reported() -> None:
-    watch = RepetitionWatch(kills=False)
+    watch = RepetitionWatch(chat_pb2.ChatPayload(), kills=False)
     found = [watch.look(_frame(0, 1, lines=40)), *(watch.look(_frame(0, 1)) for _ in range(40))]
     assert [warning is not None for warning in found[:2]] == [True, True]
     assert not any(found[2:])
 
 
 def test_interleaved_choices_do_not_hide_a_loop() -> None:
-    watch = RepetitionWatch(kills=True)
+    watch = RepetitionWatch(chat_pb2.ChatPayload(), kills=True)
     other = event_pb2.InferenceEvent(delta=event_pb2.Delta(index=1, text="Another one."))
     with fails(Reason.REPEATED_LINE_LOOP):
         watch.look([*_frame(0), other] * 40)
 
 
 def test_events_without_text_are_ignored() -> None:
-    watch = RepetitionWatch(kills=True)
+    watch = RepetitionWatch(chat_pb2.ChatPayload(), kills=True)
     usage = event_pb2.InferenceEvent()
     usage.usage.prompt_tokens = 1
     assert watch.look([usage, event_pb2.InferenceEvent(delta=event_pb2.Delta())]) is None
