@@ -349,7 +349,7 @@ class SchedulingLoop:
         mailbox = self._mailboxes[key] = Mailbox(request, limits)
         request.budget_left = budget_left(limits)
         try:
-            self._deliver(self.scheduler.submit(request, now))
+            self._deliver(self.scheduler.submit(request, now), now)
         except Exception:
             # The caller did not get the key with which to end it.
             self.finish(key, Reason.INTERNAL)
@@ -397,7 +397,7 @@ class SchedulingLoop:
         now = self._clock.monotonic()
         self._deps.records.requests.note_failed(key, FailedAttempt(attempt, reason, message), now)
         self._deps.observer.note_failed_attempt(reason)
-        self._deliver(self.scheduler.report_failed(key, attempt, reason, now, retry_after_seconds))
+        self._deliver(self.scheduler.report_failed(key, attempt, reason, now, retry_after_seconds), now)
 
     def finish(self, key: int, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> None:
         """End a request; idempotent."""
@@ -429,7 +429,7 @@ class SchedulingLoop:
         if ended.refusal is None:
             failure = None if ended.reason is Reason.UNSPECIFIED else ended.reason
             served = _served(ended.counts, ended.request.spec.operation)
-            self._deliver(self.scheduler.finish(ended.request.key, ended.at, served, failure))
+            self._deliver(self.scheduler.finish(ended.request.key, ended.at, served, failure), ended.at)
 
     def task_ended(self, spec: PlacementRequest, receipt: receipt_pb2.Receipt) -> None:
         """Count the end of a task, as its placements are not counted; its store counts its usage."""
@@ -507,7 +507,7 @@ class SchedulingLoop:
             if error is not None:
                 self._deps.observer.note_failed_wake(model, error.reason)
             failure = None if error is None else WakeFailure(reason=error.reason, message=error.message)
-            self._deliver(self.scheduler.wake_finished(model, failure, now, self_reported=end.self_reported))
+            self._deliver(self.scheduler.wake_finished(model, failure, now, self_reported=end.self_reported), now)
 
     def close(self) -> None:
         """Refuse all waiting and future requests."""
@@ -536,7 +536,8 @@ class SchedulingLoop:
         declared = declared_in(tenants)
         self._deps.records.clients.declare({name: limits_of(each) for name, each in declared.items()})
         settings = {name: settings_of(each) for name, each in declared.items()}
-        self._deliver(self.scheduler.declare_tenants(settings, self._clock.monotonic()))
+        now = self._clock.monotonic()
+        self._deliver(self.scheduler.declare_tenants(settings, now), now)
 
     def _take_view(self) -> None:
         assert self._newest is not None, "a view has arrived"
@@ -550,11 +551,13 @@ class SchedulingLoop:
 
     def _apply(self, change: MeshChange) -> None:
         if change != MeshChange():
-            self._deliver(self.scheduler.apply(change, self._clock.monotonic()))
+            now = self._clock.monotonic()
+            self._deliver(self.scheduler.apply(change, now), now)
 
-    def _deliver(self, decisions: Sequence[Decision]) -> None:
-        records, now = self._deps.records, self._clock.monotonic()
-        records.requests.note_decisions(decisions, now)
+    def _deliver(self, decisions: Sequence[Decision], now: float) -> None:
+        records = self._deps.records
+        if decisions:
+            records.requests.note_decisions(decisions, now)
         records.figures.tally.note_load(self.scheduler.waiting, self.scheduler.running, now)
         for decision in decisions:
             try:
@@ -620,8 +623,9 @@ class SchedulingLoop:
 
     def _tick(self) -> None:
         self._timer = None
+        now = self._clock.monotonic()
         try:
-            self._deliver(self.scheduler.tick(self._clock.monotonic()))
+            self._deliver(self.scheduler.tick(now), now)
         except Exception:
             # Without the next tick, no waiting request would be refused or get a status.
             log.exception("the tick of the scheduler failed")
@@ -652,7 +656,9 @@ class SchedulingLoop:
 
 def budget_left(limits: RateLimitStatus | None) -> float:
     """Return the share of the tightest window that is left; 1: no limit applies."""
-    windows = () if limits is None else (limits.requests, limits.tokens)
+    if limits is None:
+        return 1.0
+    windows = (limits.requests, limits.tokens)
     return min((window.remaining / window.limit for window in windows if window.limit), default=1.0)
 
 

@@ -138,6 +138,7 @@ class LocalPlace(Placement):
     async def report_finished(self, reason: Reason, receipt: receipt_pb2.Receipt | None = None) -> bool:
         if self._key is not None:
             self._loop.finish(self._key, reason, receipt)
+            self._key = None
         return True
 
 

@@ -308,7 +308,8 @@ class RequestLog:
             failed = None if receipt is None else _failed_in_answer(receipt)
             if failed is not None:
                 self._add(entry, failed, now)
-            self._end(entry, reason, words or _error_words(entry, reason), now)
+            self._end(entry, reason, words or _error_words(entry, reason), now, receipt)
+            return
         ended = self._ended.get(key)
         if ended is not None and receipt is not None and ended.receipt is None:
             ended.receipt = self._bounded(receipt).SerializeToString()
@@ -496,6 +497,8 @@ class RequestLog:
     def _end(
         self, entry: UnderWay, reason: Reason, message: str, now: float, receipt: receipt_pb2.Receipt | None = None
     ) -> None:
+        if not reason and receipt is not None and receipt.reason:
+            reason = reason_of(receipt.reason)
         decisions, spec = pb.RequestRecord(), entry.spec
         add_decisions(decisions, entry.decisions, entry.arrived_at, has_ended=True)
         self._under_way.pop(entry.key, None)
@@ -568,22 +571,28 @@ class RequestLog:
 
 def _failed_in_answer(receipt: receipt_pb2.Receipt) -> FailedAttempt | None:
     """Return the attempt that failed after its answer had begun; None: there is none."""
-    if not receipt.attempts or not receipt.HasField("time_to_first_token"):
-        return None
-    last = receipt.attempts[-1]
-    if last.reason in _NO_FAILURES:
+    last = receipt.attempts[-1] if receipt.attempts else None
+    if last is None or last.reason in _NO_FAILURES or not receipt.HasField("time_to_first_token"):
         return None
     return FailedAttempt(len(receipt.attempts), reason_of(last.reason), last.message, has_content=True)
 
 
 def _error_words(entry: Request, reason: Reason) -> str:
     """Return the error of the last failed attempt if the request ended with the same reason, as its caller got that."""
+    if not reason:
+        return ""
     failed = next((noted for _, noted in reversed(entry.decisions) if isinstance(noted, FailedAttempt)), None)
     return failed.message if failed is not None and failed.reason is reason else ""
 
 
 def _quotes_content(receipt: receipt_pb2.Receipt) -> bool:
-    return bool(receipt.signals or receipt.warnings or any(each.engine_log for each in receipt.attempts))
+    if receipt.signals or receipt.warnings:
+        return True
+    # Not any(), as this runs for each request.
+    for each in receipt.attempts:  # noqa: SIM110
+        if each.engine_log:
+            return True
+    return False
 
 
 def clear_quotes(receipt: receipt_pb2.Receipt) -> None:

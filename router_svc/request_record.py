@@ -202,7 +202,10 @@ def add_decisions(
     record: pb.RequestRecord, decisions: Sequence[tuple[float, Noted]], arrived_at: float, *, has_ended: bool
 ) -> None:
     """Add decisions with their times, relative to `arrived_at` on the same clock."""
-    last_placed = max((place for place, (_, noted) in enumerate(decisions) if isinstance(noted, Placed)), default=-1)
+    last_placed = 0
+    for place, (_, noted) in enumerate(decisions):
+        if isinstance(noted, Placed):
+            last_placed = place
     for place, (at, noted) in enumerate(decisions):
         is_retried = place < last_placed
         _fill_decision(record.decisions.add(), noted, at - arrived_at, is_retried=is_retried, has_ended=has_ended)

@@ -24,16 +24,18 @@ class TenantTable:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._declared: Mapping[str, TenantSettings] = {}
+        self._known = settings.tenants
 
     def get(self, name: str) -> TenantSettings:
         """Return the settings of a tenant."""
-        return self._declared.get(name) or self._settings.tenant(name)
+        return self._known.get(name, self._settings.default_tenant)
 
     def declare(self, tenants: Mapping[str, TenantSettings]) -> list[str]:
         """Replace the declared tenants. Returns the tenants with changed settings."""
         touched = sorted({*self._declared, *tenants})
         before = {name: self.get(name) for name in touched}
         self._declared = dict(tenants)
+        self._known = {**self._settings.tenants, **tenants}
         return [name for name in touched if self.get(name) != before[name]]
 
 
