@@ -89,11 +89,10 @@ class _Deadlines:
 
     def add(self, call: LinkCall, seconds: float) -> None:
         """Ends a call with DEADLINE_EXCEEDED after `seconds`."""
-        loop = asyncio.get_running_loop()
-        at = self._by_call[call] = loop.time() + seconds
+        at = self._by_call[call] = time.monotonic() + seconds
         if at < self._due:
             self._due = at
-            loop.call_at(at, self._expire, at)
+            asyncio.get_running_loop().call_at(at, self._expire, at)
 
     def remove(self, call: LinkCall) -> None:
         """Forgets a call that has ended."""

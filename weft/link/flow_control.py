@@ -6,7 +6,7 @@ from collections.abc import Callable
 from weft.api.common.v1 import link_pb2 as pb
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.link.frames import MAX_PART_BYTES, WINDOW_BYTES, LinkProtocolError, part_cost
+from weft.link.frames import EMPTY_PART_COST, MAX_FRAMES_AT_ONCE, MAX_PART_BYTES, WINDOW_BYTES, LinkProtocolError
 
 MESSAGE_OVERHEAD_BYTES = 64
 """Approximate memory of a buffered message besides its bytes."""
@@ -27,10 +27,10 @@ class ReceiveHalf:
         "_inbox",
         "_is_unwanted",
         "_max_message_bytes",
-        "_owed",
         "_partial",
         "_partial_cost",
         "buffered_bytes",
+        "owed_bytes",
     )
 
     def __init__(self, max_message_bytes: int) -> None:
@@ -40,28 +40,31 @@ class ReceiveHalf:
         self._partial: bytes | bytearray = b""
         self._partial_cost = 0
         self._allowed = WINDOW_BYTES
-        self._owed = 0
+        self.owed_bytes = 0
+        """Bytes that were read and not yet credited to the peer."""
         self._is_unwanted = False
         self.buffered_bytes = 0
 
     def take(self, data: bytes, *, more: bool) -> None:
         """Adds a part. Raises LinkProtocolError beyond the credit, REQUEST_TOO_LARGE if the message is too large."""
-        cost = part_cost(data)
+        size = len(data)
+        cost = size or EMPTY_PART_COST
         if cost > self._allowed:
             raise LinkProtocolError("a call sent more than its credit")
         self._allowed -= cost
         if self._is_unwanted:
             return
         self._partial_cost += cost
-        if len(self._partial) + len(data) > self._max_message_bytes:
+        if len(self._partial) + size > self._max_message_bytes:
             raise WeftError(
                 Reason.REQUEST_TOO_LARGE, f"a message on a link may have at most {self._max_message_bytes} bytes"
             )
-        self.buffered_bytes += len(data)
+        self.buffered_bytes += size
         if more:
             self._partial = self._partial or bytearray()
             self._partial += data
-            self._credit_partial()
+            if not self._inbox:
+                self._credit_partial()
             return
         if self._inbox is None:
             self._inbox = deque()
@@ -77,25 +80,21 @@ class ReceiveHalf:
         if not self._inbox:
             return None
         message, cost = self._inbox.popleft()
+        self.buffered_bytes -= len(message) + MESSAGE_OVERHEAD_BYTES
+        self.owed_bytes += cost
         if not self._inbox:
             self._inbox = None
-        self.buffered_bytes -= len(message) + MESSAGE_OVERHEAD_BYTES
-        self._owed += cost
-        self._credit_partial()
+            if self._partial_cost:
+                self._credit_partial()
         return message
 
     def take_credit(self) -> int:
         """Returns the bytes to credit to the peer now; 0: not worth a frame yet."""
-        if self._owed < CREDIT_STEP_BYTES:
+        if self.owed_bytes < CREDIT_STEP_BYTES:
             return 0
-        owed, self._owed = self._owed, 0
+        owed, self.owed_bytes = self.owed_bytes, 0
         self._allowed += owed
         return owed
-
-    @property
-    def credit_is_due(self) -> bool:
-        """Whether `take_credit` would return more than 0."""
-        return self._owed >= CREDIT_STEP_BYTES
 
     def clear(self) -> None:
         """Drops unread data, and data that still arrives."""
@@ -105,15 +104,25 @@ class ReceiveHalf:
         self.buffered_bytes = 0
 
     def _credit_partial(self) -> None:
-        if not self._inbox:
-            self._owed += self._partial_cost
-            self._partial_cost = 0
+        self.owed_bytes += self._partial_cost
+        self._partial_cost = 0
 
 
 class SendHalf:
     """Unsent frames of a call, in order: the start, messages cut into parts, and the closing frame."""
 
-    __slots__ = ("_call_id", "_credit", "_last", "_messages", "_offset", "_start", "is_closed", "unsent_bytes")
+    __slots__ = (
+        "_call_id",
+        "_credit",
+        "_last",
+        "_messages",
+        "_offset",
+        "_start",
+        "is_closed",
+        "is_over",
+        "is_sendable",
+        "unsent_bytes",
+    )
 
     def __init__(self, call_id: int, credit: int, start: pb.CallStart | None = None) -> None:
         """`start` is sent first; None for a call of the peer."""
@@ -125,6 +134,10 @@ class SendHalf:
         self._last: pb.LinkFrame | None = None
         self.is_closed = False
         """Whether there is a closing frame, sent or not."""
+        self.is_over = False
+        """Whether the closing frame was sent."""
+        self.is_sendable = start is not None
+        """Whether a frame can be sent now."""
         self.unsent_bytes = 0
 
     @property
@@ -132,62 +145,60 @@ class SendHalf:
         """Whether the start was sent, so that the peer may know of the call."""
         return self._start is None
 
-    @property
-    def is_sendable(self) -> bool:
-        """Whether a frame can be sent now."""
-        return self._start is not None or (self._credit > 0 if self._messages else self._last is not None)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the closing frame was sent."""
-        return self.is_closed and self._last is None
-
-    def put(self, message: bytes) -> None:
-        """Adds a message to send."""
+    def put(self, message: bytes) -> int:
+        """Adds a message to send; returns by how much `unsent_bytes` grew."""
         assert not self.is_closed, "a message after the closing frame"
         if self._messages is None:
             self._messages = deque()
         self._messages.append(message)
-        self.unsent_bytes += len(message) + MESSAGE_OVERHEAD_BYTES
+        self.is_sendable = self.is_sendable or self._credit > 0
+        size = len(message) + MESSAGE_OVERHEAD_BYTES
+        self.unsent_bytes += size
+        return size
 
     def close(self, last: pb.LinkFrame) -> None:
         """Adds the closing frame."""
         self._last, self.is_closed = last, True
+        self.is_sendable = self.is_sendable or not self._messages
 
     def add_credit(self, byte_count: int) -> None:
         """Adds credit from the peer. Raises LinkProtocolError for an impossible amount."""
         if byte_count <= 0 or self._credit + byte_count > MAX_CREDIT_BYTES:
             raise LinkProtocolError(f"call {self._call_id} got {byte_count} bytes of credit")
         self._credit += byte_count
+        self.is_sendable = self.is_sendable or bool(self._messages)
 
     def next_frame(self) -> pb.LinkFrame:
         """Returns the next frame; only while `is_sendable`."""
         if self._start is not None:
-            start, self._start = self._start, None
-            return pb.LinkFrame(call_id=self._call_id, start=start)
-        if self._messages:
-            return self._next_part()
-        last, self._last = self._last, None
-        assert last is not None, "next_frame with nothing to send"
-        return last
+            frame = pb.LinkFrame(call_id=self._call_id, start=self._start)
+            self._start = None
+        elif self._messages:
+            frame = self._next_part(self._messages)
+        else:
+            assert self._last is not None, "next_frame with nothing to send"
+            frame, self._last, self.is_over = self._last, None, True
+        self.is_sendable = self._credit > 0 if self._messages else self._last is not None
+        return frame
 
     def clear(self) -> None:
         """Drops unsent frames."""
         self._start = self._last = None
         self._messages = None
-        self.is_closed = True
+        self.is_closed = self.is_over = True
+        self.is_sendable = False
         self.unsent_bytes = 0
 
-    def _next_part(self) -> pb.LinkFrame:
-        messages = self._messages
-        assert messages, "a part without a message"
-        message = messages[0]
-        end = min(len(message), self._offset + min(MAX_PART_BYTES, self._credit))
-        data = message if self._offset == 0 and end == len(message) else message[self._offset : end]
-        self._credit -= part_cost(data)
-        self.unsent_bytes -= len(data)
-        more = end < len(message)
-        self._offset = end if more else 0
+    def _next_part(self, messages: deque[bytes]) -> pb.LinkFrame:
+        message, begin = messages[0], self._offset
+        size = len(message) - begin
+        more = size > MAX_PART_BYTES or size > self._credit
+        if more:
+            size = min(MAX_PART_BYTES, self._credit)
+        data = message[begin : begin + size] if begin or more else message
+        self._credit -= size or EMPTY_PART_COST
+        self.unsent_bytes -= size
+        self._offset = begin + size if more else 0
         if not more:
             messages.popleft()
             self._messages = messages or None
@@ -201,16 +212,17 @@ class SendHalf:
 class Call:
     """One side's state of a call. Only the multiplexer creates and changes it."""
 
-    __slots__ = ("call_id", "is_own", "is_scheduled", "peer_is_done", "receive", "send", "start", "status")
+    __slots__ = ("call_id", "is_own", "is_scheduled", "peer_is_done", "received", "start", "status", "unsent")
 
     def __init__(
-        self, call_id: int, start: pb.CallStart, send: SendHalf, receive: ReceiveHalf, *, is_own: bool
+        self, call_id: int, start: pb.CallStart, unsent: SendHalf, received: ReceiveHalf, *, is_own: bool
     ) -> None:
         self.call_id = call_id
         self.start = start
+        """Method, metadata and deadline from the caller."""
         self.is_own = is_own
-        self.send = send
-        self.receive = receive
+        self.unsent = unsent
+        self.received = received
         self.is_scheduled = False
         """Whether it is in the send schedule."""
         self.peer_is_done = False
@@ -218,11 +230,17 @@ class Call:
         self.status: pb.CallEnd | None = None
         """Final status, once the call has ended; for a call of the peer also its cancellation."""
 
-    def close(self, status: pb.CallEnd) -> None:
+    def finish(self, status: pb.CallEnd) -> None:
         """Ends the call with a status, unless it has one, and expects no more messages."""
         if self.status is None:
             self.status = status
         self.peer_is_done = True
+
+    def wake(self) -> None:
+        """Called for what `CallReadable` tells, and when the stream is lost."""
+
+    def note_sent(self) -> None:
+        """Called when frames of the call were sent."""
 
 
 class SendSchedule:
@@ -243,10 +261,9 @@ class SendSchedule:
 
     def put(self, call: Call, message: bytes) -> None:
         """Adds a message of a call."""
-        before = call.send.unsent_bytes
-        call.send.put(message)
-        self.unsent_bytes += call.send.unsent_bytes - before
-        self.add(call)
+        self.unsent_bytes += call.unsent.put(message)
+        if not call.is_scheduled:
+            self.add(call)
 
     def put_urgent(self, frame: pb.LinkFrame) -> None:
         """Adds a frame that overtakes all messages."""
@@ -255,7 +272,7 @@ class SendSchedule:
 
     def add(self, call: Call) -> None:
         """Schedules a call if it has something to send."""
-        if not call.is_scheduled and call.send.is_sendable:
+        if not call.is_scheduled and call.unsent.is_sendable:
             call.is_scheduled = True
             self._turns.append(call)
             self._note_work()
@@ -271,8 +288,8 @@ class SendSchedule:
 
     def drop_unsent(self, call: Call) -> None:
         """Drops the unsent frames of a call."""
-        self.unsent_bytes -= call.send.unsent_bytes
-        call.send.clear()
+        self.unsent_bytes -= call.unsent.unsent_bytes
+        call.unsent.clear()
         if call.is_scheduled:
             call.is_scheduled = False
             self._turns.remove(call)
@@ -283,25 +300,42 @@ class SendSchedule:
         self._credit_due.clear()
         self._turns.clear()
 
-    def next(self) -> tuple[pb.LinkFrame, Call | None, bool] | None:
-        """Returns the next frame, its call, and whether it ends the call; None: there is none.
+    def take(self, max_bytes: int) -> tuple[list[pb.LinkFrame], dict[Call, None], list[int]]:
+        """Returns frames to send now, about `max_bytes` together, their calls, and the ids of calls that end with them.
 
-        The call is None for urgent frames and credit.
+        Urgent frames and credit have no calls.
         """
-        if self._urgent:
-            return self._urgent.popleft(), None, True
-        if self._credit_due:
-            call_id, call = next(iter(self._credit_due.items()))
-            del self._credit_due[call_id]
-            return pb.LinkFrame(call_id=call_id, credit=call.receive.take_credit()), None, False
-        if not self._turns:
-            return None
-        call = self._turns.popleft()
-        send = call.send
-        before = send.unsent_bytes
-        frame = send.next_frame()
-        self.unsent_bytes += send.unsent_bytes - before
-        call.is_scheduled = send.is_sendable
+        frames: list[pb.LinkFrame] = []
+        calls: dict[Call, None] = {}
+        ended: list[int] = []
+        size = 0
+        while size < max_bytes and (self._urgent or self._credit_due or self._turns):
+            if self._urgent:
+                frame = self._urgent.popleft()
+                ended.append(frame.call_id)
+                self._credit_due.pop(frame.call_id, None)
+            elif self._credit_due:
+                call_id, call = next(iter(self._credit_due.items()))
+                del self._credit_due[call_id]
+                frame = pb.LinkFrame(call_id=call_id, credit=call.received.take_credit())
+            else:
+                call = self._turns.popleft()
+                frame = self._next_of(call)
+                calls[call] = None
+                if call.unsent.is_over and not call.is_own:
+                    ended.append(call.call_id)
+            frames.append(frame)
+            size += frame.ByteSize()
+            if len(frames) >= MAX_FRAMES_AT_ONCE:
+                break
+        return frames, calls, ended
+
+    def _next_of(self, call: Call) -> pb.LinkFrame:
+        unsent = call.unsent
+        before = unsent.unsent_bytes
+        frame = unsent.next_frame()
+        self.unsent_bytes += unsent.unsent_bytes - before
+        call.is_scheduled = unsent.is_sendable
         if call.is_scheduled:
             self._turns.append(call)
-        return frame, call, send.is_over and not call.is_own
+        return frame

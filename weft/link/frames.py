@@ -10,7 +10,6 @@ from contextlib import suppress
 from enum import IntEnum
 
 import grpc
-from google.protobuf import duration_pb2
 from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
 from grpc_status import rpc_status
@@ -24,6 +23,8 @@ WINDOW_BYTES = 256 * 1024
 """Bytes that either side of a call may send before the other has read any."""
 MAX_PART_BYTES = 64 * 1024
 """Maximum size of a message, or a part of one, in a frame."""
+EMPTY_PART_COST = 1
+"""Bytes of credit that an empty part uses, so that their number is bounded; another uses as many as it has."""
 MAX_FRAMES_AT_ONCE = 8192
 """Maximum number of frames in a message; processing more in one step would delay other links."""
 MAX_METHOD_CHARS = 256
@@ -47,11 +48,6 @@ class LinkProtocolError(WeftError):
 
     def __init__(self, message: str) -> None:
         super().__init__(Reason.MALFORMED_REQUEST, f"the peer broke the link's protocol: {message}")
-
-
-def part_cost(data: bytes) -> int:
-    """Returns the credit that a part uses. An empty part costs one byte, so that their number is bounded."""
-    return max(1, len(data))
 
 
 def check_frame(frame: pb.LinkFrame) -> str:
@@ -88,7 +84,9 @@ def new_start(method: str, metadata: Metadata = (), timeout_seconds: float | Non
 
 def timeout_of(start: pb.CallStart) -> float | None:
     """Returns the seconds from the start of a call to its deadline; None if it has none."""
-    return _seconds(start.timeout) if start.HasField("timeout") else None
+    if not start.HasField("timeout"):
+        return None
+    return min(max(0.0, start.timeout.seconds + start.timeout.nanos / 1e9), MAX_TIMEOUT_SECONDS)
 
 
 def new_status(code: int, message: str, trailing_metadata: Metadata) -> pb.CallEnd:
@@ -147,11 +145,12 @@ def forwardable(metadata: Iterable[tuple[str, str | bytes]] | None) -> Metadata:
 
 def metadata_of(entries: Iterable[pb.CallMetadata]) -> Metadata:
     """Returns the caller's metadata in validated entries, without the transport's."""
-    pairs = ((entry.key, entry.value) for entry in entries)
     return tuple(
-        (key, value if key.endswith(_BINARY_SUFFIX) else value.decode("ascii"))
-        for key, value in pairs
-        if _is_callers(key)
+        [
+            (entry.key, entry.value if entry.key.endswith(_BINARY_SUFFIX) else entry.value.decode("ascii"))
+            for entry in entries
+            if _is_callers(entry.key)
+        ]
     )
 
 
@@ -166,9 +165,9 @@ def _is_legal(key: str, value: str | bytes) -> bool:
 
 
 def _to_entries(metadata: Metadata) -> Iterable[pb.CallMetadata]:
-    return (
+    return [
         pb.CallMetadata(key=key, value=value.encode() if isinstance(value, str) else value) for key, value in metadata
-    )
+    ]
 
 
 def _check_metadata(entries: Iterable[pb.CallMetadata]) -> None:
@@ -182,10 +181,6 @@ def _check_metadata(entries: Iterable[pb.CallMetadata]) -> None:
             raise LinkProtocolError("an invalid metadata key")
         if not key.endswith(_BINARY_SUFFIX) and _TEXT.fullmatch(value) is None:
             raise LinkProtocolError(f"the metadata entry {key} is not printable text")
-
-
-def _seconds(duration: duration_pb2.Duration) -> float:
-    return min(max(0.0, duration.seconds + duration.nanos / 1e9), MAX_TIMEOUT_SECONDS)
 
 
 GAVE_UP = status_of(WeftError(Reason.CANCELLED, "the caller gave up"))

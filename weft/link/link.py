@@ -3,10 +3,12 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import grpc
 from google.protobuf.message import Message
+from typing_extensions import override
 
 from weft.api.common.v1 import link_pb2 as pb
 from weft.kernel.errors import WeftError
@@ -40,38 +42,29 @@ class _Stream(Protocol):
     async def write(self, message: Any) -> None: ...
 
 
-class LinkCall:
+class LinkCall(Call):
     """One call on a link. At most one task may read it and one write it."""
 
-    __slots__ = ("_call", "_link", "_mux", "_readable", "_writable")
+    __slots__ = ("_link", "_mux", "_readable", "_writable")
 
-    def __init__(self, link: "Link", mux: Multiplexer, call: Call) -> None:
+    def __init__(self, link: "Link", *state: Any, is_own: bool) -> None:
+        """`state`: as for `Call`."""
+        super().__init__(*state, is_own=is_own)
         self._link = link
-        self._mux = mux
-        self._call = call
+        self._mux = link.mux
         self._readable: asyncio.Future[None] | None = None
         self._writable: asyncio.Future[None] | None = None
 
     @property
-    def start(self) -> pb.CallStart:
-        """Method, metadata and deadline from the caller."""
-        return self._call.start
-
-    @property
-    def status(self) -> pb.CallEnd | None:
-        """The final status; set once `read` has returned None on an own call."""
-        return self._call.status
-
-    @property
     def is_lost(self) -> bool:
         """Whether it ended with the link."""
-        return self._call.status is not None and self._call.status is self._link.lost_status
+        return self.status is not None and self.status is self._link.lost_status
 
     async def read(self) -> bytes | None:
         """Returns the next message; None when no more will arrive."""
         while True:
-            message = self._mux.read(self._call)
-            if message is not None or self._call.peer_is_done:
+            message = self._mux.read(self)
+            if message is not None or self.peer_is_done:
                 return message
             self._readable = asyncio.get_running_loop().create_future()
             await self._readable
@@ -81,44 +74,46 @@ class LinkCall:
 
         Raises REQUEST_TOO_LARGE or NO_SLOT_AVAILABLE, see Multiplexer.send.
         """
-        self._mux.send(self._call, message)
-        while self._call.status is None and self._call.send.unsent_bytes > MAX_UNSENT_BYTES_PER_CALL:
+        self._mux.send(self, message)
+        while self.status is None and self.unsent.unsent_bytes > MAX_UNSENT_BYTES_PER_CALL:
             self._writable = asyncio.get_running_loop().create_future()
             await self._writable
 
     def half_close(self) -> None:
         """Declares that no more messages follow on an own call."""
-        self._mux.half_close(self._call)
+        self._mux.half_close(self)
 
     def end(self, status: pb.CallEnd) -> None:
         """Ends a call of the peer."""
-        self._mux.end(self._call, status)
+        self._mux.end(self, status)
 
     def fail(self, error: WeftError) -> None:
         """Cancels an own call because of a local error, which becomes its status."""
-        self._mux.cancel(self._call, status_of(error))
+        self._mux.cancel(self, status_of(error))
         self.close()
         self.wake()
 
     def close(self) -> None:
         """Cancels an own call unless it has ended, and drops its unread messages. Idempotent."""
-        self._mux.cancel(self._call, GAVE_UP)
-        self._mux.release(self._call)
-        self._link.forget(self._call)
+        if self.status is None:
+            self._mux.cancel(self, GAVE_UP)
+        self._mux.release(self)
 
+    @override
     def wake(self) -> None:
         """Wakes `read` and `send`."""
-        _complete(self._readable)
-        _complete(self._writable)
+        waiter, self._readable = self._readable, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+        if self._writable is not None:
+            self.note_sent()
 
-    def note_writable(self) -> None:
+    @override
+    def note_sent(self) -> None:
         """Wakes `send`."""
-        _complete(self._writable)
-
-
-def _complete(waiter: asyncio.Future[None] | None) -> None:
-    if waiter is not None and not waiter.done():
-        waiter.set_result(None)
+        waiter, self._writable = self._writable, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
 
 Answer = Callable[[LinkCall], Awaitable[pb.CallEnd]]
@@ -139,9 +134,8 @@ class Link:
         """`loss` returns the error of the calls that end with the stream, from the error that broke it."""
         self._idle: asyncio.Future[None] | None = None
         """What the writer waits for while there is nothing to send."""
-        self._mux = Multiplexer(side, limits, self._note_work, share)
+        self.mux = Multiplexer(side, limits, self._note_work, share, partial(LinkCall, self))
         self._answer = answer
-        self._calls: dict[Call, LinkCall] = {}
         self._answers: dict[Call, asyncio.Task[None]] = {}
         self._stop = asyncio.Event()
         self._stop_error: WeftError | None = None
@@ -187,11 +181,9 @@ class Link:
         """Begins a call. Raises WORKER_LOST if the link has ended, NO_SLOT_AVAILABLE if it is full."""
         if self.lost_status is not None:
             raise error_of(self.lost_status)
-        return self._added(self._mux.begin(method, metadata, timeout_seconds))
-
-    def forget(self, call: Call) -> None:
-        """Forgets a closed own call."""
-        self._calls.pop(call, None)
+        call = self.mux.begin(method, metadata, timeout_seconds)
+        assert isinstance(call, LinkCall)
+        return call
 
     def _note_work(self) -> None:
         if self._idle is not None:
@@ -210,21 +202,20 @@ class Link:
                 if len(message.frames) > MAX_FRAMES_AT_ONCE:
                     raise LinkProtocolError(f"{len(message.frames)} frames in one message")
                 for frame in message.frames:
-                    if (event := self._mux.receive(frame)) is not None:
+                    if (event := self.mux.receive(frame)) is not None:
                         self._handle(event)
 
     async def _write_all(self, stream: _Stream, kind: Callable[..., Message]) -> None:
         with _on_stream():
             while True:
-                frames, calls = self._mux.take_frames(MAX_BATCH_BYTES)
+                frames, calls = self.mux.take_frames(MAX_BATCH_BYTES)
                 if not frames:
                     self._idle = asyncio.get_running_loop().create_future()
                     await self._idle
                     continue
                 await stream.write(kind(frames=frames))
                 for call in calls:
-                    if (known := self._calls.get(call)) is not None:
-                        known.note_writable()
+                    call.note_sent()
 
     async def _until_stopped(self) -> None:
         await self._stop.wait()
@@ -234,44 +225,34 @@ class Link:
     def _handle(self, event: Event) -> None:
         match event:
             case CallReadable(call):
-                self._wake(call)
-            case CallBegan(call):
+                call.wake()
+            case CallBegan(LinkCall() as call):
                 task = self._answers[call] = asyncio.create_task(self._answer_call(call), name="link-answer")
                 # Not in `_answer_call`, which does not run if its task is cancelled before the first step.
                 task.add_done_callback(lambda _: self._answers.pop(call, None))
             case CallEnded(call):
-                self._mux.release(call)
+                self.mux.release(call)
                 if (answer := self._answers.get(call)) is not None:
                     answer.cancel()
 
-    async def _answer_call(self, call: Call) -> None:
-        link_call = self._added(call)
+    async def _answer_call(self, call: LinkCall) -> None:
         try:
-            link_call.end(await self._answer(link_call))
+            call.end(await self._answer(call))
         except WeftError as error:
-            link_call.end(status_of(error))
+            call.end(status_of(error))
         except Exception:
             log.exception("answering a call on a link failed unexpectedly", method=call.start.method)
-            link_call.end(status_of(WeftError(Reason.INTERNAL, "an internal error; the log has the details")))
+            call.end(status_of(WeftError(Reason.INTERNAL, "an internal error; the log has the details")))
         finally:
-            self._mux.release(call)
-            self._calls.pop(call, None)
-
-    def _added(self, call: Call) -> LinkCall:
-        link_call = self._calls[call] = LinkCall(self, self._mux, call)
-        return link_call
-
-    def _wake(self, call: Call) -> None:
-        if (known := self._calls.get(call)) is not None:
-            known.wake()
+            self.mux.release(call)
 
     def lose(self, error: BaseException | None = None) -> None:
         """Ends all calls, because the stream is lost; `error` broke it. Idempotent."""
         if self.lost_status is not None:
             return
         self.lost_status = status_of(self._loss(error))
-        for call in self._mux.lose(self.lost_status):
-            self._wake(call)
+        for call in self.mux.lose(self.lost_status):
+            call.wake()
             if (task := self._answers.get(call)) is not None:
                 task.cancel()
 

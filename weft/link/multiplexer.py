@@ -8,10 +8,9 @@ from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import MAX_MESSAGE_BYTES
 from weft.kernel.value import value_class
-from weft.link.flow_control import Call, ReceiveHalf, SendHalf, SendSchedule
+from weft.link.flow_control import CREDIT_STEP_BYTES, Call, ReceiveHalf, SendHalf, SendSchedule
 from weft.link.frames import (
     GAVE_UP,
-    MAX_FRAMES_AT_ONCE,
     WINDOW_BYTES,
     LinkProtocolError,
     Metadata,
@@ -93,9 +92,14 @@ class Multiplexer:
         limits: LinkLimits,
         note_work: Callable[[], None] = lambda: None,
         share: UnreadShare | None = None,
+        new_call: Callable[..., Call] = Call,
     ) -> None:
-        """`note_work` is called whenever there is a frame to send; `share` counts unread bytes with other links."""
+        """`note_work` is called whenever there is a frame to send; `share` counts unread bytes with other links.
+
+        `new_call` returns a call, as `Call` does.
+        """
         self._share = share
+        self._new_call = new_call
         self._side = side
         self._limits = limits
         self._calls: dict[int, Call] = {}
@@ -145,29 +149,29 @@ class Multiplexer:
                 Reason.REQUEST_TOO_LARGE,
                 f"a message on a link may have at most {self._limits.max_message_bytes} bytes",
             )
-        if self.unsent_bytes + len(message) > self._limits.max_unsent_bytes:
+        if self._schedule.unsent_bytes + len(message) > self._limits.max_unsent_bytes:
             raise WeftError(Reason.NO_SLOT_AVAILABLE, "too much waits to be sent over the link")
         self._schedule.put(call, message)
 
     def half_close(self, call: Call) -> None:
         """Declares that no more messages follow on an own call."""
-        if call.status is None and not call.send.is_closed:
-            call.send.close(pb.LinkFrame(call_id=call.call_id, half_close=pb.HalfClose()))
+        if call.status is None and not call.unsent.is_closed:
+            call.unsent.close(pb.LinkFrame(call_id=call.call_id, half_close=pb.HalfClose()))
             self._schedule.add(call)
 
     def end(self, call: Call, status: pb.CallEnd) -> None:
         """Ends a call of the peer, after its unsent messages."""
         if call.status is None:
             call.status = status
-            call.send.close(pb.LinkFrame(call_id=call.call_id, end=status))
+            call.unsent.close(pb.LinkFrame(call_id=call.call_id, end=status))
             self._schedule.add(call)
 
     def cancel(self, call: Call, status: pb.CallEnd) -> None:
         """Cancels an own call; `status` is its status on this side."""
         if call.status is not None:
             return
-        call.close(status)
-        if call.send.is_begun:
+        call.finish(status)
+        if call.unsent.is_begun:
             # The call counts until its cancellation is sent, so that the number of cancelled calls is bounded.
             self._schedule.put_urgent(pb.LinkFrame(call_id=call.call_id, cancel=pb.CallCancel()))
         else:
@@ -176,31 +180,30 @@ class Multiplexer:
 
     def read(self, call: Call) -> bytes | None:
         """Returns the next message of a call; None if there is none yet."""
-        receive = call.receive
-        if not receive.buffered_bytes:
+        received = call.received
+        if not received.buffered_bytes:
             return None
-        before = receive.buffered_bytes
-        message = receive.read()
-        self._note_unread(receive.buffered_bytes - before)
-        self._note_credit(call)
+        before = received.buffered_bytes
+        message = received.read()
+        self._unread_bytes += received.buffered_bytes - before
+        if self._share is not None:
+            self._share.note(self, self._unread_bytes)
+        if received.owed_bytes >= CREDIT_STEP_BYTES:
+            self._note_credit(call)
         return message
 
     def release(self, call: Call) -> None:
         """Drops the unread messages of a call."""
-        if call.receive.buffered_bytes:
-            self._note_unread(-call.receive.buffered_bytes)
-        call.receive.clear()
-
-    def _note_unread(self, change: int) -> None:
-        self._unread_bytes += change
+        self._unread_bytes -= call.received.buffered_bytes
         if self._share is not None:
             self._share.note(self, self._unread_bytes)
+        call.received.clear()
 
     def lose(self, status: pb.CallEnd) -> list[Call]:
         """Ends all calls, because the stream is lost. Returns those that had not ended yet."""
         lost = [call for call in self._calls.values() if call.status is None]
         for call in lost:
-            call.close(status)
+            call.finish(status)
             self._schedule.drop_unsent(call)
         self._calls.clear()
         self._schedule.clear()
@@ -229,24 +232,16 @@ class Multiplexer:
             case "cancel":
                 event = self._cancelled(call)
             case _:
-                call.send.add_credit(frame.credit)
+                call.unsent.add_credit(frame.credit)
                 self._schedule.add(call)
         return event
 
     def take_frames(self, max_bytes: int) -> tuple[list[pb.LinkFrame], list[Call]]:
         """Returns frames to send now, about `max_bytes` together, and the calls that they belong to."""
-        frames: list[pb.LinkFrame] = []
-        sent: dict[int, Call] = {}
-        size = 0
-        while size < max_bytes and len(frames) < MAX_FRAMES_AT_ONCE and (found := self._schedule.next()) is not None:
-            frame, call, ends = found
-            if ends:
-                self._remove(frame.call_id)
-            if call is not None:
-                sent[call.call_id] = call
-            frames.append(frame)
-            size += frame.ByteSize()
-        return frames, list(sent.values())
+        frames, calls, ended = self._schedule.take(max_bytes)
+        for call_id in ended:
+            self._remove(call_id)
+        return frames, list(calls)
 
     def _began(self, call_id: int, start: pb.CallStart) -> Event:
         if call_id % 2 == self._side or call_id <= self._last_peer_id:
@@ -261,18 +256,21 @@ class Multiplexer:
             if call.status is None:
                 raise LinkProtocolError(f"call {call.call_id} sent a message after its closing frame")
             return None
-        before = call.receive.buffered_bytes
+        before = call.received.buffered_bytes
         try:
-            call.receive.take(part.data, more=part.more)
+            call.received.take(part.data, more=part.more)
         except LinkProtocolError:
             raise
         except WeftError as error:
             return self._fail(call, error)
-        self._note_unread(call.receive.buffered_bytes - before)
+        self._unread_bytes += call.received.buffered_bytes - before
+        if self._share is not None:
+            self._share.note(self, self._unread_bytes)
         is_over = self._share is not None and self._share.is_exceeded_by(self)
         if is_over or self._unread_bytes > self._limits.max_unread_bytes:
             return self._fail(call, WeftError(Reason.NO_SLOT_AVAILABLE, "too much that came over the link is unread"))
-        self._note_credit(call)
+        if call.received.owed_bytes >= CREDIT_STEP_BYTES:
+            self._note_credit(call)
         return None if part.more else CallReadable(call)
 
     def _fail(self, call: Call, error: WeftError) -> Event:
@@ -283,7 +281,7 @@ class Multiplexer:
             return CallReadable(call)
         self._schedule.drop_unsent(call)
         status = status_of(error)
-        call.close(status)
+        call.finish(status)
         self._schedule.put_urgent(pb.LinkFrame(call_id=call.call_id, end=status))
         self._remove(call.call_id)
         return CallEnded(call)
@@ -298,7 +296,7 @@ class Multiplexer:
         if not call.is_own:
             raise LinkProtocolError(f"call {call.call_id} ended by its caller")
         if call.status is None:
-            call.close(status)
+            call.finish(status)
             self._schedule.drop_unsent(call)
             self._remove(call.call_id)
         return CallReadable(call)
@@ -307,24 +305,25 @@ class Multiplexer:
         if call.is_own:
             raise LinkProtocolError(f"call {call.call_id} cancelled by its callee")
         had_ended = call.status is not None
-        call.close(GAVE_UP)
+        call.finish(GAVE_UP)
         self._schedule.drop_unsent(call)
         self._remove(call.call_id)
         return None if had_ended else CallEnded(call)
 
-    def _add(self, call_id: int, start: pb.CallStart, send: SendHalf, *, is_own: bool) -> Call:
-        call = Call(call_id, start, send, ReceiveHalf(self._limits.max_message_bytes), is_own=is_own)
-        self._calls[call_id] = call
+    def _add(self, call_id: int, start: pb.CallStart, unsent: SendHalf, *, is_own: bool) -> Call:
+        received = ReceiveHalf(self._limits.max_message_bytes)
+        call = self._calls[call_id] = self._new_call(call_id, start, unsent, received, is_own=is_own)
         return call
 
     def _remove(self, call_id: int) -> None:
         call = self._calls.pop(call_id, None)
         if call is not None:
             self._own_calls -= call.is_own
-            self._schedule.drop_credit(call)
+            if call.received.owed_bytes >= CREDIT_STEP_BYTES:
+                self._schedule.drop_credit(call)
 
     def _note_credit(self, call: Call) -> None:
-        if call.receive.credit_is_due and call.call_id in self._calls and not call.peer_is_done:
+        if call.call_id in self._calls and not call.peer_is_done:
             self._schedule.add_credit(call)
 
     def _require_old(self, call_id: int) -> None:

@@ -70,8 +70,8 @@ async def test_immediately_cancelled_calls_leave_nothing_behind(mesh: Mesh) -> N
         assert end.code == grpc.StatusCode.PERMISSION_DENIED.value[0]
         (standing,) = mesh.relay._standing.values()
         await eventually(lambda: not standing.link._answers)
-        assert standing.link._mux.unread_bytes == 0
-        assert not standing.link._calls
+        assert standing.link.mux.unread_bytes == 0
+        assert not standing.link.mux._calls
 
 
 async def test_too_many_frames_in_one_message_end_the_link(mesh: Mesh) -> None:

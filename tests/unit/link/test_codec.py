@@ -120,7 +120,7 @@ async def test_too_many_frames_in_one_message_are_refused_before_parsing() -> No
 
     link = Link(Side.RUNNER, LinkLimits(), answer)
     call = link.call("/p.S/M")
-    link._mux.take_frames(1)
+    link.mux.take_frames(1)
     await link.run(OneMessage(*[credit(1, 1)] * MAX_FRAMES_AT_ONCE), relay_service_pb2.AttachRequest)
     assert call.status is not None
     with pytest.raises(LinkProtocolError, match="in one message"):

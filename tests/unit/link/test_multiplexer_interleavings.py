@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from weft.api.common.v1 import link_pb2 as pb
 from weft.link.flow_control import Call
-from weft.link.frames import WINDOW_BYTES, Side, part_cost
+from weft.link.frames import EMPTY_PART_COST, WINDOW_BYTES, Side
 from weft.link.multiplexer import CallBegan, CallEnded, LinkLimits, Multiplexer
 
 MAX_MESSAGE_BYTES = 3 * WINDOW_BYTES
@@ -147,7 +147,7 @@ class LinkHistory(RuleBasedStateMachine):
         own = self.there if frame.call_id % 2 == side else self.back
         other = self.back if own is self.there else self.there
         if frame.HasField("part") and (way := own.get(frame.call_id)) is not None:
-            way.outstanding += part_cost(frame.part.data)
+            way.outstanding += len(frame.part.data) or EMPTY_PART_COST
             assert way.outstanding <= WINDOW_BYTES, "more than the window was under way"
         if frame.HasField("credit") and (way := other.get(frame.call_id)) is not None:
             way.outstanding -= frame.credit
