@@ -65,7 +65,10 @@ def usage_of(counts: ReceiptCounts) -> UsageSums:
 def add_usage(sums: UsageSums, other: UsageSums) -> None:
     """Adds other sums to these."""
     for column, number in other.items():
-        sums[column] = sums.get(column, 0) + number
+        if column in sums:
+            sums[column] += number
+        else:
+            sums[column] = number
 
 
 def count_outcome(sums: UsageSums, outcome: Outcome) -> None:

@@ -384,10 +384,10 @@ class Estimates:
         self._service_seconds.note(model_host, seconds)
         speed = self._speeds.get((model_host, unit))
         if speed is None:
-            speed = _Speed(unit_seconds, first, between, work)
+            self._speeds.put((model_host, unit), _Speed(unit_seconds, first, between, work))
         else:
             speed.note(unit_seconds, first, between, work)
-        self._speeds.put((model_host, unit), speed)
+            self._speeds.move_to_end((model_host, unit))
 
 
 def wait_seconds(ahead: int, slots: int, mean_service_seconds: float | None) -> float | None:

@@ -22,6 +22,7 @@ from router_svc.policy.endpoints.first_token import Busy, FirstToken, Speeds, fi
 from router_svc.policy.endpoints.pool import Endpoint, EndpointGroup, Pool, Rank
 from router_svc.policy.endpoints.prefix_affinity import NO_HIT, PrefixCaches, moves_of, tokens_of
 from router_svc.policy.settings import ChoicePolicy
+from weft.kernel.placement_request import PrefixHolder
 
 LEAST_LOADED, SESSION_AFFINITY = "least_loaded", "session_affinity"
 """Names of choices in decisions, logs and explanations, in addition to the policies' names."""
@@ -110,7 +111,8 @@ class Selector:
         if pool.is_at_its_cap:
             return None
         groups = pool.fitting(pick.needs)
-        self._learn_holder(pool, pick)
+        if pick.prefix_holder is not None:
+            self._learn_holder(pool, pick, pick.prefix_holder)
         session = None
         if pick.affinity_key and (where := self.sessions.find(pool.name, pick.affinity_key)) is not None:
             session = pool.open_endpoint(where, groups, pick.excluded)
@@ -128,10 +130,9 @@ class Selector:
             self.sessions.note(pool.name, pick.affinity_key, chosen.endpoint.key)
         return chosen
 
-    def _learn_holder(self, pool: Pool, pick: PickRequest) -> None:
+    def _learn_holder(self, pool: Pool, pick: PickRequest, holder: PrefixHolder) -> None:
         """Learn from the dispatcher where a prompt is cached that an earlier router placed."""
-        holder = pick.prefix_holder
-        if holder is None or (endpoint := pool.endpoints.get(holder[:3])) is None:
+        if (endpoint := pool.endpoints.get(holder[:3])) is None:
             return
         digests = pick.prefix_digests[: holder.digest_count]
         if not self.caches.knows(pool.name, digests[-1]):
@@ -160,9 +161,10 @@ class Selector:
     ) -> Selection | None:
         """Return the endpoint with the lowest expected time to the first token, or the session's."""
         hits = self.caches.hits(pool.name, pick.prefix_digests) if pick.prefix_digests else {}
-        moves = moves_of(hits)
+        moves = moves_of(hits) if hits else {}
         known = [*hits, session.key] if session is not None else [*hits]
-        best: tuple[float, Rank, CandidateKey] | None = None
+        chosen: Endpoint | None = None
+        least = 0.0
         expected: dict[CandidateKey, FirstToken] = {}
         delay = pool.prefilling_share**DELAY_EXPONENT
         for endpoint in _to_score(pool, groups, known, pick.excluded):
@@ -177,11 +179,12 @@ class Selector:
                 move = None
             time = first_token(endpoint.candidate, busy, speed, pick.prompt_tokens, hit, move)
             expected[endpoint.key] = time
-            place = (time.seconds + delay * time.own_seconds, by_load(endpoint), endpoint.key)
-            best = place if best is None or place < best else best
-        if best is None:
+            seconds = time.seconds + delay * time.own_seconds
+            if chosen is None or seconds < least or (seconds == least and _precedes(endpoint, chosen)):
+                chosen, least = endpoint, seconds
+        if chosen is None:
             return None
-        chosen, name = pool.endpoints[best[2]], ChoicePolicy.FIRST_TOKEN.value
+        name = ChoicePolicy.FIRST_TOKEN.value
         if session is not None and session.key in expected:
             soonest = expected[chosen.key].seconds
             lost = expected[session.key].seconds - soonest
@@ -195,6 +198,8 @@ def _to_score(
     pool: Pool, groups: Sequence[EndpointGroup], known: Sequence[CandidateKey], excluded: Collection[CandidateKey]
 ) -> Iterable[Endpoint]:
     """Yield the free endpoints to compare: all, or of many the known and the least loaded ones."""
+    if len(groups) == 1 and not excluded and len(groups[0].open) <= MAX_SCORED:
+        return groups[0].open
     if sum(len(group.open) for group in groups) <= MAX_SCORED:
         return (endpoint for group in groups for endpoint in group.open if endpoint.key not in excluded)
     found = {key: endpoint for key in known if (endpoint := pool.open_endpoint(key, groups, excluded)) is not None}
@@ -203,6 +208,10 @@ def _to_score(
     if not found and (first := first_of(groups, excluded)) is not None:
         found[first.key] = first
     return found.values()
+
+
+def _precedes(one: Endpoint, other: Endpoint) -> bool:
+    return (by_load(one), one.key) < (by_load(other), other.key)
 
 
 def choose_ejected(pool: Pool, pick: PickRequest) -> Selection | None:

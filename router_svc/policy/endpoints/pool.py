@@ -163,8 +163,7 @@ class Endpoint:
     @property
     def runner_is_full(self) -> bool:
         """Whether its runner is at its request limit over all models."""
-        most = self.candidate.runner_max_requests
-        return bool(most) and self.runner.requests >= most
+        return 0 < self.candidate.runner_max_requests <= self.runner.requests
 
     @property
     def share(self) -> float:
@@ -177,10 +176,14 @@ class Endpoint:
     def settle(self) -> None:
         """Recompute which requests it is open for, after any change."""
         self.considered = None
-        takes = self.candidate.readiness is _READY and self.held_for is None
+        candidate, slots, runner = self.candidate, self.engine_slots, self.runner
+        takes = candidate.readiness is _READY and self.held_for is None
         state = self.health.state
         self.is_usable = is_usable = takes and state is _WORKS
-        has_room = takes and not (self.is_full or self.health.paused or self.runner_is_full)
+        # `is_full` and `runner_is_full`, without their calls.
+        is_full = slots.requests + slots.inherited >= candidate.slots
+        runner_is_full = 0 < candidate.runner_max_requests <= runner.requests
+        has_room = takes and not (is_full or self.health.paused or runner_is_full)
         self.is_open = is_open = has_room and (is_usable or (state is _ON_TRIAL and not self.trying))
         self.is_spare = has_room and not is_open
 
