@@ -121,7 +121,8 @@ WEFT_REAL = Contender(
 
 LITELLM = Contender(
     name="litellm",
-    packages=("litellm[proxy]==1.110.2",),
+    # The newest whose proxy needs only packages that the index of the project's machines has.
+    packages=("litellm[proxy]==1.108.7",),
     command=("{bin}/litellm", "--config", "{config}", "--host", "127.0.0.1", "--port", "{port}", "--num_workers", "1"),
     config="""\
 model_list:
