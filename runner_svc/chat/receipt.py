@@ -158,12 +158,15 @@ least 1 and usually 1.3; below this at least a fifth is missing. Text without sp
 warning."""
 
 
-def dropped_prompt(words: int, prompt_tokens: int) -> str:
+def dropped_prompt(payload: GenerationPayload, prompt_tokens: int) -> str:
     """Returns the warning for a prompt of which the engine counted too few tokens; empty: no warning.
 
     `prompt_tokens` includes cached ones; 0: the engine reports no count.
     """
-    if words < MIN_CHECKED_WORDS or not prompt_tokens or prompt_tokens >= MIN_COUNTED_SHARE * words:
+    if not prompt_tokens or payload.ByteSize() < MIN_CHECKED_WORDS:
+        return ""
+    words = _word_count(payload)
+    if words < MIN_CHECKED_WORDS or prompt_tokens >= MIN_COUNTED_SHARE * words:
         return ""
     return (
         f"the engine processed {prompt_tokens} tokens of a prompt of {words} words, so it truncated the prompt; "
@@ -181,7 +184,7 @@ def must_call(payload: GenerationPayload) -> bool:
     )
 
 
-def word_count(payload: GenerationPayload) -> int:
+def _word_count(payload: GenerationPayload) -> int:
     """Returns the number of words in the prompt, a lower bound of its tokens."""
     if isinstance(payload, chat_pb2.ChatPayload):
         return sum(len(part.text.split()) for message in payload.messages for part in message.content)

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from runner_svc.backend.port import CallInfo
 from runner_svc.chat.call_repair import CallRepair
 from runner_svc.chat.offer import CallKind, Offer
-from runner_svc.chat.receipt import AnswerReceipt, dropped_prompt, must_call, warning, word_count
+from runner_svc.chat.receipt import AnswerReceipt, dropped_prompt, must_call, warning
 from runner_svc.chat.request import ChatEngine
 from runner_svc.chat.settings import ChatSettings
 from runner_svc.policy.repetition import Repetition, RepetitionDetector, RepetitionLimits
@@ -411,7 +411,7 @@ class TurnMonitor:
         self._answer = answer
         self._watch = watch
         self._seen = TokenCounter(payload, whole=whole)
-        self._words = word_count(payload)
+        self._payload = payload
         self._lacks_call = must_call(payload)
         """Whether the request requires a call and the engine has made none so far."""
 
@@ -445,7 +445,7 @@ class TurnMonitor:
             message = "required a tool call, but the engine answered without one"
             code = warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER
             late.append(warning_pb2.Warning(code=code, field="tool_choice", message=message))
-        if said := dropped_prompt(self._words, usage.prompt_tokens):
+        if said := dropped_prompt(self._payload, usage.prompt_tokens):
             late.append(warning(warning_pb2.WARNING_CODE_PROMPT_DROPPED, said))
         return list(filter(None, map(self._answer.note_warning, late)))
 

@@ -62,11 +62,10 @@ class DeviceMeter:
         return tuple(self._samples.get(device, ()))
 
     def begin(self, engine: str, devices: tuple[int, ...]) -> MeteredCall:
-        """Begins to meter an engine call; `end` ends it."""
+        """Begins to meter an engine call on at least one device; `end` ends it."""
         call = MeteredCall(engine=engine, devices=devices, began=self._clock.monotonic())
-        if devices:
-            self._calls.append(call)
-            self.called.set()
+        self._calls.append(call)
+        self.called.set()
         return call
 
     def end(self, call: MeteredCall) -> None:
@@ -113,18 +112,24 @@ class RequestMeter:
         self._engine = engine
         self._grant = grant
         self._calls: list[MeteredCall] = []
+        """Those with devices."""
+        self._running: MeteredCall | None = None
 
     def __enter__(self) -> None:
-        grant = self._grant()
-        devices = () if grant is None else tuple(share.device_index for share in grant.shares if share.bytes)
-        self._calls.append(self._meter.begin(self._engine, devices))
+        if (grant := self._grant()) is None:
+            return
+        if devices := tuple(share.device_index for share in grant.shares if share.bytes):
+            self._running = self._meter.begin(self._engine, devices)
+            self._calls.append(self._running)
 
     def __exit__(self, *_: object) -> None:
-        self._meter.end(self._calls[-1])
+        running, self._running = self._running, None
+        if running is not None:
+            self._meter.end(running)
 
     def usage(self) -> receipt_pb2.DeviceUsage | None:
         """Returns the share of the calls that have ended; None: the engine held no device."""
-        if not any(call.devices for call in self._calls):
+        if not self._calls:
             return None
         share = over_devices(call.share() for call in self._calls)
         usage = receipt_pb2.DeviceUsage(gap=receipt_pb2.DeviceUsage.Gap.ValueType(share.gap))

@@ -288,6 +288,8 @@ def expected_choices(payload: chat_pb2.ChatPayload | completion_pb2.CompletionPa
 
 def warning_frame(warnings: Sequence[ParameterWarning]) -> Frame:
     """Returns an event for each warning."""
+    if not warnings:
+        return []
     code = warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER
     return [
         event_pb2.InferenceEvent(warning=warning_pb2.Warning(code=code, field=warning.field, message=warning.message))
@@ -399,6 +401,8 @@ def _steadied(payload: chat_pb2.ChatPayload, messages: Sequence[Json]) -> list[P
         left_out |= {what: f"messages[{index}].content" for _, what in found if what}
         parts = [{"type": "text", "text": text} for text, what in found if text or not what]
         sent["content"] = parts if len(parts) > 1 else "".join(part["text"] for part in parts)
+    if not left_out:
+        return []
     return [ParameterWarning(field=field, message=f"{what} {_VOLATILE}") for what, field in left_out.items()]
 
 

@@ -91,9 +91,9 @@ class ReadFrames:
 
     def add(self, events: Frame) -> None:
         """Adds events to the unfinished frame."""
-        if events:
-            frame = self.present
-            frame += events
+        if self._texts:
+            self._end_texts()
+        self._frame += events
 
     def add_alone(self, events: Frame) -> None:
         """Adds a separate frame."""
@@ -227,7 +227,7 @@ class StreamReader:
             text = _plain_text(chunk)
             texts = self._take_text(chunk.choices[0].index, text) if text else None
             if texts is None:
-                self._take(chunk)
+                self._take(chunk, text)
             else:
                 choice = chunk.choices[0].index
         return frames.take()
@@ -248,9 +248,15 @@ class StreamReader:
             self._content_started = self.took_token = True
         return texts
 
-    def _take(self, chunk: Chunk) -> None:
+    def _take(self, chunk: Chunk, text: str) -> None:
+        """Adds the events of a chunk. `text`: all that it has; empty: another chunk."""
         frames = self._frames
-        events = self._events_of(chunk, frames.present)
+        try:
+            if self._whole and text and self._is_added(chunk.choices[0].index, text):
+                return
+            events = self._events(chunk)
+        except (ValueError, OverflowError) as error:  # a number or text that does not fit its field
+            raise _malformed(error) from error
         if not self._content_started and has_content(events):
             self._content_started = True
             events = self._take_held() + events
@@ -346,17 +352,16 @@ class StreamReader:
         message, kind = error_fields(payload)
         return stated_error(ErrorBody(message=message or default, type=kind), has_begun=self._content_started)
 
-    def _events_of(self, chunk: Chunk, frame: Frame) -> Frame:
-        """Returns the events after `frame`. In an unstreamed answer, a text may be added to the last event instead."""
-        try:
-            if self._whole and (text := _continuation(chunk, frame)):
-                self._state.take(chunk.choices[0].index, None, has_content=True)
-                frame[-1].delta.text += text
-                self.took_token = True
-                return []
-            return self._events(chunk)
-        except (ValueError, OverflowError) as error:  # a number or text that does not fit its field
-            raise _malformed(error) from error
+    def _is_added(self, choice: int, text: str) -> bool:
+        """Adds a text to the last text in the present frame; returns whether it continues it."""
+        frame = self._frames.present
+        last = frame[-1].delta if frame else event_pb2.Delta()
+        if not last.text or choice != last.index or last.finish_reason or last.logprobs or last.tool_calls:
+            return False
+        self._state.take(choice, None, has_content=True)
+        last.text += text
+        self.took_token = True
+        return True
 
     def _events(self, chunk: Chunk) -> Frame:
         if chunk.usage is not None or chunk.timings is not None:
@@ -429,17 +434,6 @@ def _plain_text(chunk: Chunk) -> str:
     if delta.role or delta.reasoning_content or delta.reasoning or delta.refusal or delta.tool_calls or delta.extra:
         return ""
     return delta.content or ""
-
-
-def _continuation(chunk: Chunk, frame: Frame) -> str:
-    """Returns the text of a chunk that only continues the last text in `frame`; empty: another chunk."""
-    text = _plain_text(chunk) if frame else ""
-    if not text:
-        return ""
-    last = frame[-1].delta
-    if chunk.choices[0].index != last.index or last.finish_reason or last.logprobs or last.tool_calls:
-        return ""
-    return text if last.text else ""
 
 
 def _text_event(index: int, text: str) -> event_pb2.InferenceEvent:
