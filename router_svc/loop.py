@@ -566,7 +566,8 @@ class SchedulingLoop:
                 # The other decisions must not be lost: each is returned only once.
                 log.exception("a decision could not be carried out", decision=type(decision).__name__)
                 self._undo(decision)
-        self._set_timer()
+        if self._timer is None and self.scheduler.needs_ticks:
+            self._set_timer()
 
     def _carry_out(self, decision: Decision) -> None:
         if isinstance(decision, Wakes):
@@ -584,7 +585,8 @@ class SchedulingLoop:
 
     def _note_wait(self, decision: RequestDecision, mailbox: Mailbox) -> None:
         if isinstance(decision, Placed):
-            self._note_estimate(mailbox)
+            if mailbox.estimate is not None:
+                self._note_estimate(mailbox, *mailbox.estimate)
             return
         if isinstance(decision, Waits):
             kind = decision.kind
@@ -598,13 +600,11 @@ class SchedulingLoop:
             mailbox.wait_kind = kind
             self._deps.observer.note_wait(mailbox.request.spec, kind, self._mesh.view)
 
-    def _note_estimate(self, mailbox: Mailbox) -> None:
+    def _note_estimate(self, mailbox: Mailbox, shown_at: float, seconds: float) -> None:
         """Compare the first wait shown to a placed request with its actual wait since then."""
-        if mailbox.estimate is not None:
-            shown_at, seconds = mailbox.estimate
-            error = estimate_error(seconds, self._clock.monotonic() - shown_at)
-            mailbox.estimate = None
-            self._deps.observer.note_estimate(mailbox.request.spec, error, self._mesh.view)
+        error = estimate_error(seconds, self._clock.monotonic() - shown_at)
+        mailbox.estimate = None
+        self._deps.observer.note_estimate(mailbox.request.spec, error, self._mesh.view)
 
     def _undo(self, decision: Decision) -> None:
         """A refused caller returns its slot, a wake is reported as failed."""

@@ -37,6 +37,8 @@ class RequestEnded:
     """Whether a runner may have worked on it."""
     is_closing: bool = False
     """Whether this router is stopping, so that the dispatcher continues without it."""
+    is_no_request: bool = field(init=False)
+    """See the function."""
     is_counted: bool = field(init=False)
     """Whether it counts as a request: attempts of tasks do not, as the task counts when it ends."""
     counts: ReceiptCounts | None = field(init=False)
@@ -49,7 +51,8 @@ class RequestEnded:
     def __post_init__(self) -> None:
         # Most subscribers ask for each of these.
         spec, receipt = self.request.spec, self.receipt
-        self.is_counted = not spec.task_id and not is_no_request(spec, self.reason)
+        self.is_no_request = is_no_request(spec, self.reason)
+        self.is_counted = not (spec.task_id or self.is_no_request)
         self.counts = None if receipt is None else ReceiptCounts(receipt, spec.priority)
         self.outcome = self._outcome_without_receipt() if receipt is None else receipt.outcome
         self.asked_label = self.view.label(spec.model)

@@ -8,6 +8,7 @@ restores it from there.
 import asyncio
 import heapq
 import itertools
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
@@ -142,6 +143,8 @@ class RequestLog:
         """The last load of each model, the newest last."""
         self._ended: OrderedDict[int, EndedRequest] = OrderedDict()
         """In order of their ends."""
+        self._forget_at = -math.inf
+        """Until then none of them is too old."""
         self._newest: dict[str, int] = {}
         """Keys by id; for requests with the same id the last arrived."""
         self._newest_of_tenant: dict[tuple[str, str], int] = {}
@@ -300,7 +303,7 @@ class RequestLog:
         if end.is_closing and receipt is None and reason is Reason.CANCELLED and not request.cancelled_by:
             self._under_way.pop(key, None)
         entry = self._placed(key)
-        if entry is not None and is_no_request(entry.spec, reason):
+        if entry is not None and end.is_no_request:
             self._drop(entry)
             return
         if entry is not None:
@@ -536,9 +539,12 @@ class RequestLog:
             del self._ended[key]
 
     def _forget_old(self, now: float) -> None:
+        if now < self._forget_at:
+            return
         while self._ended:
             oldest = next(iter(self._ended.values()))
             if now - oldest.ended_at <= self.limits.keep_seconds:
+                self._forget_at = oldest.ended_at + self.limits.keep_seconds
                 return
             self._forget_oldest()
 

@@ -6,7 +6,7 @@ measurements count for more.
 
 import math
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -81,6 +81,14 @@ class Recent(OrderedDict[_Key, _Value]):
         self[key] = value
         if len(self) > self._max_entries:
             self.popitem(last=False)
+
+    def recent(self, key: _Key, new: Callable[[], _Value]) -> _Value:
+        """Return an entry to be updated; a new one if there is none."""
+        if key in self:
+            self.move_to_end(key)
+        else:
+            self.put(key, new())
+        return self[key]
 
 
 class Averages(Recent[_Key, float]):
@@ -242,9 +250,8 @@ class Estimates:
         self._note_speed(candidate.model_host, WorkUnit.TOKENS, seconds, first_content_seconds, tokens)
         self._output_tokens.note((candidate.pool, tenant), tokens)
         self._pool_output_tokens.note(candidate.pool, tokens)
-        lengths = self._lengths.get(candidate.pool) or _Lengths()
+        lengths = self._lengths.recent(candidate.pool, _Lengths)
         lengths.note(tokens, was_cut=limit is not None and tokens >= limit)
-        self._lengths.put(candidate.pool, lengths)
 
     def note_media(
         self, candidate: Candidate, unit: WorkUnit, work: float, seconds: float, device_seconds: float
@@ -261,9 +268,7 @@ class Estimates:
             return
         self._exchange.note(tokens, device_seconds)
         _, host = candidate.model_host
-        exchange = self._exchanges.get(host) or _Exchange()
-        exchange.note(tokens, device_seconds)
-        self._exchanges.put(host, exchange)
+        self._exchanges.recent(host, _Exchange).note(tokens, device_seconds)
 
     def tokens_per_device_second(self, candidate: Candidate) -> float:
         """Return the tokens charged per second of its device's time.

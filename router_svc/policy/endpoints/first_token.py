@@ -236,7 +236,7 @@ def first_token(
         if move_saves_seconds > 0.0:
             uncached, restore_seconds = left, seconds
         else:
-            move = None
+            move, move_saves_seconds = None, 0.0
     return FirstToken(
         overhead_seconds=overhead,
         prefill_seconds=per_token * (busy.owed_tokens + uncached),
@@ -248,5 +248,5 @@ def first_token(
         hit=hit,
         restore_seconds=restore_seconds,
         move=move,
-        move_saves_seconds=max(0.0, move_saves_seconds),
+        move_saves_seconds=move_saves_seconds,
     )

@@ -48,7 +48,7 @@ class TenantCaps:
 
     def may_run(self, tenant: str) -> bool:
         """Whether the tenant may have another request running."""
-        most = self.most(tenant)
+        most = self._tenants.get(tenant).max_in_flight
         return not most or self._running.get(tenant, 0) < most
 
     def most(self, tenant: str) -> int:
@@ -65,7 +65,7 @@ class TenantCaps:
 
     def release(self, tenant: str) -> bool:
         """Remove a running request. Returns whether the tenant was at its cap."""
-        most, running = self.most(tenant), self._running[tenant]
+        most, running = self._tenants.get(tenant).max_in_flight, self._running[tenant]
         if running > 1:
             self._running[tenant] = running - 1
         else:
