@@ -336,9 +336,7 @@ class FiguresRecorder:
         if not ended.is_counted:
             return
         if (counts := ended.counts) is not None:
-            receipt = counts.receipt
-            model = ended.view.label(receipt.model) if receipt.attempts else ended.asked_label
-            self.tally.note_end(model, end_of(counts), ended.at)
+            self.tally.note_end(ended.answered_label or ended.asked_label, end_of(counts), ended.at)
             return
         # A request that its dispatcher places at another router counts there.
         if (outcome := ended.outcome) is not None and ended.last_error is not Reason.SERVICE_UNAVAILABLE:

@@ -132,18 +132,14 @@ class MeshDiff:
     """Compares each view with the previous one. Views share unchanged parts, so identity is compared."""
 
     def __init__(self) -> None:
-        self._last = FleetView()
+        self.view = FleetView()
+        """The last view; revision 0 before the first."""
         self._served_by: dict[str, list[ModelView]] = {}
         """Models of the last view, by runner."""
 
-    @property
-    def view(self) -> FleetView:
-        """The last view; revision 0 before the first."""
-        return self._last
-
     def changes_to(self, view: FleetView) -> MeshChange:
         """Return the differences of `view`, which becomes the last view."""
-        last, self._last = self._last, view
+        last, self.view = self.view, view
         return MeshChange(
             candidates=tuple(candidate_of(view, model) for model in self._changed(last, view)),
             gone=tuple(last.models.keys() - view.models.keys()),

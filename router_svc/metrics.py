@@ -271,9 +271,7 @@ class RequestMetrics:
     def note_end(self, ended: RequestEnded, counts: ReceiptCounts, exemplar: dict[str, str] | None) -> None:
         """Counts a request by its receipt."""
         receipt, model = counts.receipt, ended.asked_label
-        # Without an attempt there is no response model: the receipt repeats the requested name.
-        answered_by = ended.view.label(receipt.model) if receipt.attempts else ""
-        common = (model, answered_by, _OPERATIONS[ended.request.spec.operation], PROVIDER)
+        common = (model, ended.answered_label, _OPERATIONS[ended.request.spec.operation], PROVIDER)
         error = error_type(ended.reason)
         if counts.total is not None:
             self._duration[*common, error].observe(counts.total, exemplar)

@@ -47,6 +47,8 @@ class RequestEnded:
     """The outcome; OUTCOME_UNSPECIFIED: unknown, None: its dispatcher places it again."""
     asked_label: str = field(init=False)
     """The requested name, or `unknown`."""
+    answered_label: str = field(init=False, default="")
+    """The model that answered, or `unknown`; empty: without an attempt, its receipt repeats the requested name."""
 
     def __post_init__(self) -> None:
         # Most subscribers ask for each of these.
@@ -56,6 +58,8 @@ class RequestEnded:
         self.counts = None if receipt is None else ReceiptCounts(receipt, spec.priority)
         self.outcome = self._outcome_without_receipt() if receipt is None else receipt.outcome
         self.asked_label = self.view.label(spec.model)
+        if receipt is not None and receipt.attempts:
+            self.answered_label = self.view.label(receipt.model)
 
     def _outcome_without_receipt(self) -> "receipt_pb2.Outcome.ValueType | None":
         """A dispatcher that is refused over gRPC can only leave: its request ends as cancelled without a receipt."""

@@ -103,9 +103,6 @@ class LocalPlace(Placement):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._leave()
-
-    def _leave(self) -> None:
         if self._key is not None:
             self._loop.finish(self._key, Reason.CANCELLED)
         if self._mailbox is not None:

@@ -458,7 +458,8 @@ class RequestLog:
         entry.status = decision
         if task is not None and isinstance(decision, Placed):
             task.retry = None
-        self._mark_placed(entry, only_figures=is_repeated)
+        if self._watches:
+            self._mark_placed(entry, only_figures=is_repeated)
 
     def _note_refusal(self, entry: Request, task: RecordedTask | None, refusal: Rejects, now: float) -> None:
         if is_no_request(entry.spec, refusal.reason):

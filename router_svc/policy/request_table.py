@@ -71,7 +71,8 @@ class RequestTable:
         self._notifier = notifier
         self.admission = Admission(limits, estimator.slot_wait)
         self._requests: dict[int, Request] = {}
-        self._joined: set[str] = set()
+        self.joined: set[str] = set()
+        """See `take_joined`. Read-only."""
         self._schedule = StatusSchedule(TELL_INTERVAL_SECONDS, self._waiting)
         self._expiries = Expiries()
 
@@ -96,7 +97,7 @@ class RequestTable:
 
     def take_joined(self) -> Collection[str]:
         """Return the queues that requests joined since the last call."""
-        joined, self._joined = self._joined, set()
+        joined, self.joined = self.joined, set()
         return joined
 
     # -- in and out
@@ -115,7 +116,7 @@ class RequestTable:
         """Queue a request at its position, which is not the end if it waited before."""
         queue = self._queues.add(request, now)
         request_class = self._class_of(request)
-        self._joined.add(request.queue)
+        self.joined.add(request.queue)
         request.queued_since = now - request.waited_seconds
         request.in_queue_since = now
         capacity = self._estimator.capacity(queue, request.kind)

@@ -5,7 +5,7 @@ router_svc/DESIGN.md for the life of a request. `Placements` has the running req
 what their ends teach.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -149,7 +149,8 @@ class Scheduler:
         self._receive(request, queue, now)
         self._requests.enter(request)
         self.quotes.expect(request, queue, now)
-        if (too_late := self._first_token_too_late(request, queue)) is not None:
+        most = request.spec.max_wait_seconds
+        if most is not None and (too_late := self._first_token_too_late(request, queue, most)) is not None:
             self._requests.leave(request)
             return [*decisions, too_late]
         if request.needs.operation in TAKING_NO_SLOT and (ready := self._first_ready(request)) is not None:
@@ -290,11 +291,10 @@ class Scheduler:
         request.keep_alive_seconds = None if route is None else route.keep_alive_seconds
         request.expected_work = self._estimates.expected_work(pool, request)
 
-    def _first_token_too_late(self, request: Request, queue: Queue) -> Rejects | None:
-        """Return the refusal of a new request whose first token is expected later than its caller waits; None: none."""
-        most = request.spec.max_wait_seconds
+    def _first_token_too_late(self, request: Request, queue: Queue, most: float) -> Rejects | None:
+        """Return the refusal of a new request whose first token is expected later than after `most` s; None: none."""
         # Without a candidate, that is the reason.
-        if most is None or request.spec.age_seconds or not self._estimator.capacity(queue, request.kind).count:
+        if request.spec.age_seconds or not self._estimator.capacity(queue, request.kind).count:
             return None
         expected = None if request.estimate is None else request.estimate.first_most
         if expected is not None and expected <= most:
@@ -367,9 +367,11 @@ class Scheduler:
             return unreachable
         return overload or self._requests.admission.in_depth(request, queue, capacity, now)
 
-    def _go_on(self, names: Iterable[str], now: float) -> list[Decision]:
+    def _go_on(self, names: Collection[str], now: float) -> list[Decision]:
         """Place requests of these queues and of all with freed endpoints, and review loads."""
-        decisions = self._serve(names, now)
+        self._index.health.advance(now)
+        is_changed = names or self._requests.joined or self._index.table.freed
+        decisions = self._serve(names, now) if is_changed else []
         for _ in range(MAX_REVIEWS_AT_ONCE):
             if not self._loads.is_due(now):
                 break
@@ -384,7 +386,6 @@ class Scheduler:
 
     def _serve(self, names: Iterable[str], now: float) -> list[Decision]:
         """Place all requests of these queues that can be placed, by rank."""
-        self._index.health.advance(now)
         queues = self._changed_queues(names)
         if not queues:
             return []
@@ -410,8 +411,6 @@ class Scheduler:
     def _changed_queues(self, names: Iterable[str]) -> Sequence[Queue]:
         """Return the backlogged queues among these, those with freed endpoints, and those that requests joined."""
         joined, freed = self._requests.take_joined(), self._index.table.take_freed()
-        if not (joined or freed or names):
-            return ()
         # Most requests join a queue because none of its endpoints is free.
         return self._queues.backlogged_of({*names, *filter(self._index.has_free, joined), *freed})
 

@@ -6,7 +6,6 @@ Selecting, taking and releasing cost O(log n) in the candidates of a pool, times
 endpoint is in `circuit_breaker`.
 """
 
-import itertools
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from heapq import heappop, heappush
@@ -45,7 +44,7 @@ class CandidateIndex:
         self.figures = EngineFigureAges(self.table, limits)
         self.selector = Selector(max_sessions=MAX_REMEMBERED_SESSIONS, max_prefixes=limits.max_prefix_entries)
         self._samples = ConsideredSamples()
-        self._numbers = itertools.count(1)
+        self._grants = 0
         self.total_in_flight = 0
 
     # -- what a queue has
@@ -157,7 +156,8 @@ class CandidateIndex:
         endpoint.runner.requests += 1
         endpoint.pool.in_flight += 1
         self.total_in_flight += 1
-        endpoint.granted = next(self._numbers)
+        self._grants += 1
+        endpoint.granted = self._grants
         endpoint.trying = not endpoint.is_usable and endpoint.health.state is HealthState.ON_TRIAL
         self.table.settle_engine(endpoint)
         if endpoint.runner.requests in endpoint.runner.limits:

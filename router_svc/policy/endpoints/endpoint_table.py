@@ -34,8 +34,8 @@ class EndpointTable:
         self._routes = RouteTable({}, cloud_fallback=False)
         self._held: dict[CandidateKey, str] = {}
         """Held endpoints, each with the model to be loaded in its place."""
-        self._freed: dict[str, None] = {}
-        """Queues with an endpoint that may have become free; ordered to make runs reproducible."""
+        self.freed: dict[str, None] = {}
+        """See `take_freed`; ordered to make runs reproducible. Read-only."""
 
     # -- membership
 
@@ -73,7 +73,7 @@ class EndpointTable:
     def set_routes(self, routes: Mapping[str, Route], *, cloud_fallback: bool) -> None:
         """Replace all routes. `cloud_fallback`: whether they may fall back to remote candidates."""
         self._routes = RouteTable(routes, cloud_fallback=cloud_fallback)
-        self._freed |= dict.fromkeys(self._routes.queues)
+        self.freed |= dict.fromkeys(self._routes.queues)
 
     def hold(self, keys: frozenset[CandidateKey], instead: Mapping[CandidateKey, str] | None = None) -> None:
         """Hold exactly these endpoints: they take no new requests.
@@ -155,7 +155,7 @@ class EndpointTable:
     def settle(self, endpoint: Endpoint) -> None:
         """Reorder an endpoint whose load or health changed."""
         if endpoint.group is not None and endpoint.group.put(endpoint):
-            self._freed |= self.queues_of(endpoint.candidate)
+            self.freed |= self.queues_of(endpoint.candidate)
 
     def settle_engine(self, endpoint: Endpoint) -> None:
         """Reorder an endpoint whose load changed, and those that share its engine."""
@@ -176,15 +176,15 @@ class EndpointTable:
     def note_change(self, endpoint: Endpoint) -> None:
         """Mark the queues of a changed endpoint: it may be free, or its pool may need ejected members."""
         if endpoint.is_open or endpoint.is_spare or endpoint.pool.has_spare:
-            self._freed |= self.queues_of(endpoint.candidate)
+            self.freed |= self.queues_of(endpoint.candidate)
 
     def note_cap_released(self, pool: Pool) -> None:
         """Mark the queues of a pool that left its concurrency cap."""
-        self._freed |= dict.fromkeys((pool.name, *self._routes.queues))
+        self.freed |= dict.fromkeys((pool.name, *self._routes.queues))
 
     def take_freed(self) -> Collection[str]:
         """Return the queues with an endpoint that may have become free since the last call."""
-        freed, self._freed = self._freed, {}
+        freed, self.freed = self.freed, {}
         return freed
 
     def forget_if_unused(self, endpoint: Endpoint) -> None:

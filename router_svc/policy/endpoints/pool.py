@@ -10,7 +10,7 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
-from itertools import count, islice
+from itertools import islice
 
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, EngineKey, Needs, Readiness, RunnerKey
 from router_svc.policy.endpoints.capability import Profile, fits, profile_of
@@ -202,7 +202,8 @@ class EndpointGroup:
         self.usable = 0
         self._rank = rank
         self._heap: list[_Entry] = []
-        self._numbers = count(1)
+        self._entries = 0
+        """Entries ever pushed to the heap."""
 
     def put(self, endpoint: Endpoint) -> bool:
         """Reorder a changed endpoint. Returns whether the change made it free."""
@@ -269,7 +270,8 @@ class EndpointGroup:
             self.open.append(endpoint)
         elif rank == endpoint.rank:
             return
-        endpoint.rank, endpoint.entry = rank, next(self._numbers)
+        self._entries += 1
+        endpoint.rank, endpoint.entry = rank, self._entries
         heappush(self._heap, (rank, endpoint.key, endpoint.entry, endpoint))
         if len(self._heap) > MAX_STALE_SHARE * len(self.open) + MIN_STALE_ENTRIES:
             self._heap = [(each.rank, each.key, each.entry, each) for each in self.open]

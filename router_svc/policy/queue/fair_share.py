@@ -8,7 +8,6 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 
 MIN_COST = 1.0
 """Minimum tokens charged per request, so that grants rotate even if costs are unknown."""
@@ -117,7 +116,7 @@ class FairShare:
         self._ceiling = 0.0
         """Upper bound of all active accounts."""
         self._ceiling_is_exact = True
-        self._turns = count(1)
+        self._turns = 0
 
     def enter(self, tenant: str) -> None:
         """Record a new request of a tenant.
@@ -130,9 +129,12 @@ class FairShare:
             account.live += 1
             return
         self._changed.add(tenant)
-        # Its requests kept waiting while the router was away.
-        floor = None if tenant in self._returning else self._lowest.lowest()
-        self._returning.discard(tenant)
+        if tenant in self._returning:
+            # Its requests kept waiting while the router was away.
+            self._returning.remove(tenant)
+            floor = None
+        else:
+            floor = self._lowest.lowest() if self.active else None
         account = self._idle.pop(tenant, None) or Account(weight=self._weight_of(tenant))
         if account.credit < 0.0:
             # An undercharge must not be cancelled by leaving between requests.
@@ -161,7 +163,8 @@ class FairShare:
         """Record that a request of an active tenant waits."""
         account = self.active[tenant]
         if not account.waiting:
-            account.turn = next(self._turns)
+            self._turns += 1
+            account.turn = self._turns
         account.waiting += 1
 
     def end_wait(self, tenant: str) -> None:
@@ -186,7 +189,8 @@ class FairShare:
         account.served = self.account(tenant) + (cost - used)
         account.mean_cost += (COST_WEIGHT if account.was_charged else 1.0) * (cost - account.mean_cost)
         account.was_charged = True
-        account.turn = next(self._turns)
+        self._turns += 1
+        account.turn = self._turns
         self._ceiling = max(self._ceiling, account.served)
         return charged
 
