@@ -47,9 +47,9 @@ class RequestFacts:
 
 def headers_of(scope: Scope) -> Headers:
     """Returns the headers by lower-case name; of a repeated one the last. Cached: a request reads them ten times."""
-    found: Headers | None = scope.get(_HEADERS_KEY)
-    if found is None:
-        found = scope[_HEADERS_KEY] = dict(scope["headers"])
+    if _HEADERS_KEY not in scope:
+        scope[_HEADERS_KEY] = dict(scope["headers"])
+    found: Headers = scope[_HEADERS_KEY]
     return found
 
 

@@ -85,7 +85,7 @@ def _require_json_type(scope: Scope) -> None:
     the same, unless a browser sent the request for a page.
     """
     headers = headers_of(scope)
-    if _is_json(_media_type(headers)):
+    if headers.get(b"content-type") == _JSON_TYPE or _is_json(_media_type(headers)):
         return
     if dialect_of(scope["path"], headers) is not Dialect.OLLAMA or not _OF_PAGES.isdisjoint(headers):
         raise WeftError(

@@ -200,8 +200,9 @@ def tenant_of(scope: Scope) -> str:
 
     Raises INVALID_ARGUMENT naming the header, PERMISSION_DENIED if the key belongs to another tenant.
     """
-    given = headers_of(scope).get(b"x-tenant-id")
-    claimed = "" if given is None else require_token(given.decode("latin-1"), "X-Tenant-ID", MAX_TENANT_CHARS)
+    headers, claimed = headers_of(scope), ""
+    if b"x-tenant-id" in headers:
+        claimed = require_token(headers[b"x-tenant-id"].decode("latin-1"), "X-Tenant-ID", MAX_TENANT_CHARS)
     return facts_of(scope).principal.tenant_for(claimed, "X-Tenant-ID")
 
 
@@ -231,9 +232,8 @@ def idempotency_key_of(headers: Headers) -> str:
 
 
 def _client_id(headers: Headers, params: HandledRequest) -> str:
-    given = headers.get(b"x-client-id")
-    if given is not None:
-        return require_token(given.decode("latin-1"), "X-Client-Id", MAX_CLIENT_CHARS)
+    if b"x-client-id" in headers:
+        return require_token(headers[b"x-client-id"].decode("latin-1"), "X-Client-Id", MAX_CLIENT_CHARS)
     if not params.x_client_id:
         return ""
     return require_token(params.x_client_id, "x_client_id", MAX_CLIENT_CHARS)
@@ -241,10 +241,10 @@ def _client_id(headers: Headers, params: HandledRequest) -> str:
 
 def _labels(headers: Headers, params: HandledRequest) -> Mapping[str, str]:
     """Returns the caller's metadata with the labels of the header. Raises INVALID_ARGUMENT naming the header."""
-    given, labels = headers.get(b"x-labels"), params.own_metadata
-    if given is None:
+    labels = params.own_metadata
+    if b"x-labels" not in headers:
         return labels
-    parts = (part.strip().partition("=") for part in given.decode("latin-1").split(","))
+    parts = (part.strip().partition("=") for part in headers[b"x-labels"].decode("latin-1").split(","))
     found = {key: value for key, _, value in parts if key or value}
     if not all(is_name(key) and is_token(found[key], MAX_METADATA_VALUE_CHARS) for key in found):
         raise invalid_field(LABELS_HEADER, "must be KEY=VALUE pairs joined by commas, such as team=a,kind=review")
@@ -256,7 +256,7 @@ def _labels(headers: Headers, params: HandledRequest) -> Mapping[str, str]:
 
 def _session(headers: Headers, params: HandledRequest) -> str:
     for header, name in _SESSION_HEADERS.items():
-        if given := headers.get(header):
+        if header in headers and (given := headers[header]):
             session = require_session(given.decode("latin-1"), name)
             for agent_header, agent_name in _AGENT_HEADERS.items():
                 agent = headers.get(agent_header, b"").decode("latin-1").strip()
@@ -269,9 +269,8 @@ def _session(headers: Headers, params: HandledRequest) -> str:
 
 
 def _prefix_seconds(headers: Headers, params: HandledRequest) -> float:
-    given = headers.get(b"x-prefix-keep-alive")
-    if given is not None:
-        return prefix_seconds(given.decode("latin-1"), "X-Prefix-Keep-Alive")
+    if b"x-prefix-keep-alive" in headers:
+        return prefix_seconds(headers[b"x-prefix-keep-alive"].decode("latin-1"), "X-Prefix-Keep-Alive")
     if params.prefix_keep_alive is not None:
         return prefix_seconds(params.prefix_keep_alive, "prefix_keep_alive")
     return params.cache_seconds or 0.0
@@ -308,9 +307,9 @@ def _max_wait_seconds(headers: Headers, config: GatewayConfig, operation: Operat
 
 def _seconds(headers: Headers, key: bytes, name: str, most: float) -> float | None:
     """Returns the seconds in a header; None: not given. Raises INVALID_ARGUMENT naming the header."""
-    given = headers.get(key)
-    if given is None:
+    if key not in headers:
         return None
+    given = headers[key]
     try:
         seconds = float(given) if len(given) <= _MAX_TIMEOUT_CHARS else math.nan
     except ValueError:
