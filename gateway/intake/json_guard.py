@@ -149,12 +149,11 @@ def member_count(raw: bytes) -> int:
 
 def _containers_of(members: list[tuple[str, Any]]) -> list[Any]:
     """Reduces an object to the arrays and objects in it, for the outline. Rejects duplicate names."""
-    found = dict(members)
-    if len(found) < len(members):
+    if len(dict(members)) < len(members):
         ((name, _),) = Counter(name for name, _ in members).most_common(1)
         shown = json.dumps(name[:_MAX_SEGMENT_CHARS])
         raise _malformed(f"the body has the name {shown} twice in one object")
-    return [value for value in found.values() if value.__class__ is list]
+    return [value for _, value in members if value.__class__ is list]
 
 
 def _finite(literal: str) -> float:
