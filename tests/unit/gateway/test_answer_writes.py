@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from test_edge_protocol_memory import LIMITS, Peer
 from typing_extensions import override
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.server import ServerState
 
+from gateway.http import protocol
 from gateway.http.protocol import EdgeProtocol, EdgeServerConfig
 
 LARGE = b"a" * 100_000
@@ -86,3 +88,62 @@ async def test_head_without_a_body_is_written_at_the_end(given: Mapping[str, Any
     assert head.startswith(b"HTTP/1.1 200 ")
     assert head.endswith(b"\r\n\r\n")
     assert end == ([] if given["parts"] and "more" not in given else [b"closed"])
+
+
+class Flow:
+    """A connection that can be written to."""
+
+    write_paused = False
+
+
+HEADS: Mapping[str, Mapping[str, Any]] = {
+    "of a body": {"headers": [(b"content-length", b"2"), (b"x-a", b"1, 2")]},
+    "of a stream": {"headers": [(b"content-type", b"text/event-stream")]},
+    "of the last answer": {"headers": [(b"content-length", b"2")], "keep_alive": False},
+    "of two lengths": {"headers": [(b"content-length", b"2"), (b"content-length", b"3")]},
+    "of an empty answer": {"status": 204},
+    "of an unchanged page": {"status": 304, "headers": [(b"etag", b'"a"')]},
+    "for HEAD": {"method": "HEAD", "headers": [(b"content-length", b"2")]},
+    "without chunks": {"chunked": False},
+    "without headers": {},
+    "for uvicorn: capitals": {"headers": [(b"Content-Length", b"2")]},
+    "for uvicorn: closed": {"headers": [(b"connection", b"close")]},
+    "for uvicorn: chunks": {"headers": [(b"transfer-encoding", b"chunked")]},
+    "refused: a value of two lines": {"headers": [(b"x-a", b"1\r\nx-b: 2")]},
+    "refused: a name of two words": {"headers": [(b"x a", b"1")]},
+    "refused: begun before": {"is_begun": True},
+    "nothing: caller has left": {"has_left": True},
+}
+
+
+async def _begun(given: Mapping[str, Any], *, by_uvicorn: bool) -> tuple[object, ...]:
+    """What is written for a head, and the state of the answer."""
+    peer = WritePeer()
+    options: dict[str, Any] = {
+        **dict.fromkeys(("logger", "access_logger", "on_response")),
+        "default_headers": [(b"date", b"now")],
+        "message_event": asyncio.Event(),
+        "flow": Flow(),
+        "access_log": False,
+        "expect_100_continue": True,
+        "keep_alive": given.get("keep_alive", True),
+    }
+    cycle = RequestResponseCycle(scope={"method": given.get("method", "GET")}, transport=peer, **options)  # type: ignore[typeddict-item]
+    cycle.chunked_encoding = given.get("chunked")
+    cycle.response_started, cycle.disconnected = given.get("is_begun", False), given.get("has_left", False)
+    message = {"type": "http.response.start", "status": given.get("status", 200), "headers": given.get("headers", [])}
+    error, head = "", b"" if by_uvicorn else protocol._begin_response(cycle, message)
+    if head:
+        peer.write(head)
+    else:
+        try:
+            await cycle.send(message)  # type: ignore[arg-type]
+        except RuntimeError as refusal:
+            error = str(refusal)
+    state = (cycle.response_started, cycle.keep_alive, cycle.chunked_encoding, cycle.expected_content_length)
+    return peer.writes, error, *state, cycle.waiting_for_100_continue
+
+
+@pytest.mark.parametrize("given", HEADS.values(), ids=HEADS)
+async def test_head_is_as_of_uvicorn(given: Mapping[str, Any]) -> None:
+    assert await _begun(given, by_uvicorn=False) == await _begun(given, by_uvicorn=True)
