@@ -105,7 +105,8 @@ def make_offer(
         caller=frozenset(caller),
         iterations=iterations,
     )
-    _require_usable(offer, caller, payload)
+    if not offer.is_plain:
+        _require_usable(offer, caller, payload)
     return offer
 
 
@@ -121,8 +122,6 @@ def require_local(offer: Offer, box: ToolBox) -> None:
 
 
 def _require_usable(offer: Offer, caller: list[str], payload: chat_pb2.ChatPayload) -> None:
-    if offer.is_plain:
-        return
     if payload.HasField("choice_count") and payload.choice_count > 1:
         raise invalid_field("choice_count", "must be 1 if the mesh runs tools or handles signals")
     for index, name in enumerate(caller):

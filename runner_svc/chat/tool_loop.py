@@ -63,9 +63,9 @@ def _conversation(work: ChatEngine, request: ChatRequest, setup: ChatSetup) -> A
         watch = repetition_watch(request.behaviour, setup.settings, request.payload)
         return _single_turn(work, request.payload, request.call, watch, repairs=False)
     offer = make_offer(request.payload, request.behaviour, setup.settings, setup.tools)
-    if not request.allow_remote:
-        require_local(offer, setup.tools)
     if not offer.is_plain:
+        if not request.allow_remote:
+            require_local(offer, setup.tools)
         return ToolLoop(work, request, request.payload, setup, offer).frames()
     prompt = setup.prompt(request, offer, iterations_left=0, text_calls=False)
     payload = request.payload

@@ -332,7 +332,10 @@ class RepetitionWatch:
             if not event.HasField("delta"):
                 continue
             delta = event.delta
-            if text := delta.text or delta.reasoning or "".join([call.arguments_text for call in delta.tool_calls]):
+            text = delta.text or delta.reasoning
+            if not text and delta.tool_calls:
+                text = "".join([call.arguments_text for call in delta.tool_calls])
+            if text:
                 written.setdefault(delta.index, []).append(text)
         for choice, pieces in written.items():
             detector = self._detectors.get(choice)

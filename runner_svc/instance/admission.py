@@ -335,7 +335,7 @@ def _choices(payload: GenerationPayload) -> int:
 
 def _fitted(payload: GenerationPayload, abilities: Abilities) -> tuple[GenerationPayload, Frame]:
     """Returns a payload without content in earlier turns that the model cannot read, and warnings about it."""
-    if not isinstance(payload, chat_pb2.ChatPayload):
+    if not abilities.lacking or not isinstance(payload, chat_pb2.ChatPayload):
         return payload, []
     fitted, warnings = with_notes(payload, abilities.lacking)
     return fitted, _events(warnings) if warnings else []

@@ -168,7 +168,10 @@ class ServedModel(ModelEngine):
 
     def adapter(self, name: str) -> ServedAdapter | None:
         """Returns the adapter with this name; None: it is the model's own name."""
-        return next((adapter for adapter in self.adapters if adapter.name == name), None)
+        for adapter in self.adapters:
+            if adapter.name == name:
+                return adapter
+        return None
 
     def takes_images(self, known: Abilities) -> bool:
         """Whether it accepts images; its category decides if its abilities are unknown."""

@@ -98,10 +98,9 @@ class UsageSum:
             prompts = list(per_prompt.values())
             completion = sum([usage.completion_tokens for usage in self._of_choices.values()])
             reasoning = sum([usage.reasoning_tokens for usage in self._of_choices.values()])
-        return usage_pb2.Usage(
-            prompt_tokens=sum([prompt.prompt_tokens for prompt in prompts]),
-            completion_tokens=completion,
-            cached_prompt_tokens=sum([prompt.cached_tokens for prompt in prompts]),
-            cache_write_prompt_tokens=sum([prompt.cache_write_tokens for prompt in prompts]),
-            reasoning_tokens=reasoning,
-        )
+        found = usage_pb2.Usage(completion_tokens=completion, reasoning_tokens=reasoning)
+        for prompt in prompts:
+            found.prompt_tokens += prompt.prompt_tokens
+            found.cached_prompt_tokens += prompt.cached_tokens
+            found.cache_write_prompt_tokens += prompt.cache_write_tokens
+        return found

@@ -166,8 +166,8 @@ class AnswerState:
                 raise _fault(f"the engine ended choice {index} for a tool call and sent none")
             if reason is Finish.STOP and index in self._called:
                 self._ended[index] = Finish.TOOL_CALLS
-        stopped = all(reason is Finish.STOP for reason in self._ended.values())
-        if stopped and not self._begun and not has_figures:
+        is_empty = not self._begun and not has_figures
+        if is_empty and all(reason is Finish.STOP for reason in self._ended.values()):
             raise _fault("the engine sent an empty answer: no text, no tool call and no usage")
 
 
