@@ -25,10 +25,12 @@ from typing_extensions import override
 from gateway.auth.authentication import Gate
 from gateway.config import GatewayConfig
 from gateway.errors import EdgeError
+from gateway.http.disconnect import cut_off
 from gateway.intake.body import JsonBody
 from gateway.openapi import EVENT_STREAM, OperationDoc, Schema, add_schemas, json_body, shown_path, with_path
 from gateway.request_facts import facts_of
 from weft.kernel.errors import WeftError
+from weft.kernel.interrupt import Deadlines, Interruptible
 from weft.kernel.principal import USE_MODELS, Access
 from weft.kernel.reasons import Reason
 from weft.kernel.removed import removed_path
@@ -240,6 +242,8 @@ class EdgeApp(FastAPI):
         self.gate = gate
         self.config = config
         self.decoding = asyncio.Lock()
+        self.cut_offs = Deadlines[Interruptible](cut_off)
+        """Of the requests that are answered."""
         self.collaborators: dict[Hashable, object] = {}
 
     def serve(self, router: ApiRouter, collaborators: Mapping[Any, object] | None = None) -> None:

@@ -76,7 +76,8 @@ async def interrupt_on_disconnect(receive: Receive, block: Interruptible) -> Non
     _interrupt_gone(block)
 
 
-def _deadline_passed(block: Interruptible) -> None:
+def cut_off(block: Interruptible) -> None:
+    """Ends a block whose deadline passed."""
     block.interrupt(WeftError(Reason.DEADLINE_EXCEEDED, "the request's deadline passed"))
 
 
@@ -89,15 +90,14 @@ class WhileConnected(Interruptible):
         self._scope = scope
         self._receive = receive
         self._cut_off_seconds = cut_off_seconds
-        self._cut_off: asyncio.TimerHandle | None = None
         self._guards: list[Callable[[], object]] = []
 
     @override
     def __enter__(self) -> Self:
-        super().__enter__()
+        self.begin()
         self._guards.append(watch_for_disconnect(self._scope, self._receive, self))
         if self._cut_off_seconds is not None:
-            self._cut_off = asyncio.get_running_loop().call_later(self._cut_off_seconds, _deadline_passed, self)
+            self._scope["app"].cut_offs.add(self, self._cut_off_seconds)
         return self
 
     def run_beside(self, work: Coroutine[None, None, None]) -> None:
@@ -114,8 +114,8 @@ class WhileConnected(Interruptible):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._cut_off is not None:
-            self._cut_off.cancel()
+        if self._cut_off_seconds is not None:
+            self._scope["app"].cut_offs.remove(self)
         self.dismiss_guards()
         super().__exit__(kind, error, trace)
 

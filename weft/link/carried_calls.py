@@ -4,7 +4,6 @@ A separate gRPC call takes 500 us of CPU time at both ends together, a call on a
 """
 
 import asyncio
-import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
@@ -17,6 +16,7 @@ from weft.api.common.v1 import call_carrier_service_pb2 as pb
 from weft.api.common.v1 import link_pb2
 from weft.kernel.address import target_of
 from weft.kernel.errors import WeftError
+from weft.kernel.interrupt import Deadlines
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import CONNECTION_LOST, CallContext, ChannelPool, RpcMethod, answering, error_from_call
 from weft.kernel.rpc_auth import CallCheck, call_check
@@ -43,7 +43,7 @@ class CarriedCall:
 
     __slots__ = ("_call", "_deadlines", "_response")
 
-    def __init__(self, call: LinkCall, response: Any, deadlines: "_Deadlines") -> None:
+    def __init__(self, call: LinkCall, response: Any, deadlines: Deadlines[LinkCall]) -> None:
         """`response`: the class of its messages."""
         self._call = call
         self._response = response
@@ -80,36 +80,6 @@ class CarriedCall:
         self._call.wake()
 
 
-class _Deadlines:
-    """The deadlines of a stream's calls, with one timer for all: nearly every call ends before its own."""
-
-    def __init__(self) -> None:
-        self._by_call: dict[LinkCall, float] = {}
-        self._due = math.inf
-
-    def add(self, call: LinkCall, seconds: float) -> None:
-        """Ends a call with DEADLINE_EXCEEDED after `seconds`."""
-        at = self._by_call[call] = time.monotonic() + seconds
-        if at < self._due:
-            self._due = at
-            asyncio.get_running_loop().call_at(at, self._expire, at)
-
-    def remove(self, call: LinkCall) -> None:
-        """Forgets a call that has ended."""
-        self._by_call.pop(call, None)
-
-    def _expire(self, due: float) -> None:
-        if due != self._due:
-            # A call with an earlier deadline came after this timer.
-            return
-        for call in [call for call, at in self._by_call.items() if at <= due]:
-            del self._by_call[call]
-            call.fail(WeftError(Reason.DEADLINE_EXCEEDED, "the deadline of the call passed"))
-        self._due = min(self._by_call.values(), default=math.inf)
-        if self._due < math.inf:
-            asyncio.get_running_loop().call_at(self._due, self._expire, self._due)
-
-
 class CallStream:
     """The stream to one server: opened by the first call, and again after it was lost."""
 
@@ -119,7 +89,7 @@ class CallStream:
         self._peer_lost = peer_lost
         self._unreached = unreached
         self._link: Link | None = None
-        self._deadlines = _Deadlines()
+        self._deadlines = Deadlines[LinkCall](_deadline_passed)
 
     def call(self, rpc: RpcMethod, metadata: Metadata, timeout_seconds: float | None) -> CarriedCall:
         """Begins a call. Raises NO_SLOT_AVAILABLE if the stream has too many; all other errors end the call."""
@@ -285,6 +255,10 @@ class _Allowed:
         if self._until.get(method, 0.0) < now:
             self._check(method)
             self._until[method] = now + RECHECK_SECONDS
+
+
+def _deadline_passed(call: LinkCall) -> None:
+    call.fail(WeftError(Reason.DEADLINE_EXCEEDED, "the deadline of the call passed"))
 
 
 async def _refuse(call: LinkCall) -> link_pb2.CallEnd:

@@ -4,7 +4,7 @@ import pytest
 
 from gateway.errors import ClientGoneError
 from gateway.http.disconnect import interrupt_on_disconnect
-from weft.kernel.interrupt import Interruptible
+from weft.kernel.interrupt import Deadlines, Interruptible
 
 
 async def test_interrupt_becomes_its_error_and_not_a_cancellation() -> None:
@@ -70,3 +70,16 @@ async def test_only_a_disconnect_interrupts() -> None:
         listener = asyncio.create_task(interrupt_on_disconnect(receive, block))
         await asyncio.Event().wait()
     assert listener.done()
+
+
+async def test_deadlines_pass_in_their_order_and_a_removed_one_never() -> None:
+    passed: list[str] = []
+    deadlines = Deadlines[str](passed.append)
+    for name, seconds in (("late", 0.04), ("early", 0.01), ("removed", 0.02), ("last", 0.06)):
+        deadlines.add(name, seconds)
+    deadlines.remove("removed")
+    deadlines.remove("unknown")
+    await asyncio.sleep(0.03)
+    assert passed == ["early"]
+    await asyncio.sleep(0.06)
+    assert passed == ["early", "late", "last"]

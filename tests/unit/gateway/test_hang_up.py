@@ -11,13 +11,20 @@ from starlette.types import Message, Receive
 from gateway.answers.sse_writer import EventStream, SlowReaderError
 from gateway.config import GatewayConfig
 from gateway.errors import ClientGoneError
-from gateway.http.disconnect import ABORT_KEY, DISCONNECT_KEY, DisconnectNotifier, WhileConnected, watch_for_disconnect
+from gateway.http.disconnect import (
+    ABORT_KEY,
+    DISCONNECT_KEY,
+    DisconnectNotifier,
+    WhileConnected,
+    cut_off,
+    watch_for_disconnect,
+)
 from gateway.http.event_watches import EventWatches
 from gateway.request_facts import FACTS_KEY, RequestFacts
 from weft.dispatch.fleet import FleetView
 from weft.kernel.clock import SystemClock
 from weft.kernel.errors import WeftError
-from weft.kernel.interrupt import Interruptible
+from weft.kernel.interrupt import Deadlines, Interruptible
 from weft.kernel.reasons import Reason
 
 
@@ -71,7 +78,7 @@ async def test_disconnect_is_detected_by_receive_without_a_server_notification()
 
 async def test_deadline_ends_the_block_even_after_its_guards_are_dismissed() -> None:
     hang_up = DisconnectNotifier(lambda: None)
-    scope = {"state": {DISCONNECT_KEY: hang_up}}
+    scope = {"state": {DISCONNECT_KEY: hang_up}, "app": SimpleNamespace(cut_offs=Deadlines(cut_off))}
 
     async def work() -> None:
         with WhileConnected(scope, _never, cut_off_seconds=0) as block:
