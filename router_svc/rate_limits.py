@@ -148,6 +148,8 @@ class RateLimits:
                     yield use
 
     def _claims(self, request: PlacementRequest, *, with_client: bool) -> list[Claim]:
+        if not (self._named or self._config.default or self._client_rates):
+            return []
         claims = self._tenant_claims(request)
         if request.priority is Priority.DURABLE:
             spared = self._config.spared_for_callers_percent / 100

@@ -93,12 +93,12 @@ class Scheduler:
     @property
     def needs_ticks(self) -> bool:
         """Whether time alone may cause decisions: requests wait, or a wake is under way."""
-        return bool(self._queues.waiting) or self._loads.wakes.any_under_way
+        return bool(self._queues.waiting or self._loads.wakes.by_model)
 
     @property
     def is_hurried(self) -> bool:
         """Whether callers wait or a wake is under way; durable requests are not urgent."""
-        return bool(self._queues.callers_waiting) or self._loads.wakes.any_under_way
+        return bool(self._queues.callers_waiting or self._loads.wakes.by_model)
 
     @property
     def active_tenants(self) -> int:

@@ -187,9 +187,13 @@ class CandidateIndex:
         """Add prompt tokens that an endpoint must process before a first token; negative: they are processed."""
         endpoint = self.table.by_key.get(candidate.key)
         if endpoint is not None:
-            was = endpoint.owed_tokens > 0
-            endpoint.owed_tokens = max(0.0, endpoint.owed_tokens + tokens)
-            endpoint.engine_slots.owed_tokens = max(0.0, endpoint.engine_slots.owed_tokens + tokens)
+            was, slots = endpoint.owed_tokens > 0, endpoint.engine_slots
+            endpoint.owed_tokens += tokens
+            slots.owed_tokens += tokens
+            # Rounding may leave a little less than nothing.
+            if endpoint.owed_tokens < 0.0 or slots.owed_tokens < 0.0:
+                endpoint.owed_tokens = max(0.0, endpoint.owed_tokens)
+                slots.owed_tokens = max(0.0, slots.owed_tokens)
             endpoint.pool.prefilling += (endpoint.owed_tokens > 0) - was
 
     def in_flight(self, candidate: Candidate) -> int:

@@ -214,7 +214,7 @@ class LoadCoordinator:
     def is_due(self, now: float) -> bool:
         """Whether the planner should run now."""
         if not self._demanding:
-            return bool(self._held or self._gates or (self._is_stale and self.wakes.any_under_way))
+            return bool(self._held or self._gates or (self._is_stale and self.wakes.by_model))
         return self._is_urgent or (self._is_stale and now >= self._reviewed_at + REVIEW_INTERVAL_SECONDS)
 
     def note_time(self) -> None:

@@ -49,7 +49,8 @@ class WakeTracker:
 
     def __init__(self, settle_seconds: float) -> None:
         self._settle_seconds = settle_seconds
-        self._under_way: dict[str, _Wake] = {}
+        self.by_model: dict[str, _Wake] = {}
+        """Wakes under way. Read-only."""
         self._woken: set[str] = set()
         """Models under way whose wake was reported as successful."""
         self._last_took_seconds: dict[str, float] = {}
@@ -57,26 +58,21 @@ class WakeTracker:
 
     def is_waking(self, candidate: Candidate) -> bool:
         """Whether its model is being woken, or was woken and is not yet reported ready."""
-        return candidate.readiness is not Readiness.READY and candidate.model in self._under_way
+        return candidate.readiness is not Readiness.READY and candidate.model in self.by_model
 
     def is_under_way(self, model: str) -> bool:
         """Whether a wake of this model has not ended or is not yet confirmed by the registry's view."""
-        return model in self._under_way
+        return model in self.by_model
 
     def began_at(self, model: str) -> float | None:
         """Return when the current wake of this model began; None: there is none."""
-        wake = self._under_way.get(model)
+        wake = self.by_model.get(model)
         return None if wake is None else wake.started_at
 
     @property
     def under_way(self) -> tuple[Candidate, ...]:
         """The models with a wake under way, as they were when it began."""
-        return tuple(wake.candidate for wake in self._under_way.values())
-
-    @property
-    def any_under_way(self) -> bool:
-        """Whether a wake is under way."""
-        return bool(self._under_way)
+        return tuple(wake.candidate for wake in self.by_model.values())
 
     def failed_last(self, model: str) -> bool:
         """Whether the model's last wake failed, so that others are preferred."""
@@ -84,12 +80,12 @@ class WakeTracker:
 
     def begin(self, candidate: Candidate, now: float) -> None:
         """Begin a wake; the model must not have one under way."""
-        assert candidate.model not in self._under_way, "a model is woken once at a time"
-        self._under_way[candidate.model] = _Wake(candidate=candidate, started_at=now)
+        assert candidate.model not in self.by_model, "a model is woken once at a time"
+        self.by_model[candidate.model] = _Wake(candidate=candidate, started_at=now)
 
     def note_woken(self, model: str, now: float) -> None:
         """Record a reported success, which the registry's view must confirm within the settle time."""
-        wake = self._under_way.get(model)
+        wake = self.by_model.get(model)
         if wake is not None and wake.woken_at is None:
             wake.woken_at = now
             self._woken.add(model)
@@ -97,13 +93,13 @@ class WakeTracker:
     def note_failed(self, model: str) -> None:
         """Record a failed wake."""
         self._woken.discard(model)
-        if self._under_way.pop(model, None) is not None:
+        if self.by_model.pop(model, None) is not None:
             self._failed_last.add(model)
 
     def note_put_off(self, model: str) -> None:
         """Record a wake that is currently impossible, which is no failure of the model."""
         self._woken.discard(model)
-        self._under_way.pop(model, None)
+        self.by_model.pop(model, None)
 
     def settle(self, readiness_of: Callable[[str], Readiness | None], now: float) -> SettledWakes | None:
         """End the wakes of models that are ready, or not ready in time; None: there are none."""
@@ -113,7 +109,7 @@ class WakeTracker:
         unsettled: list[str] = []
         loading: list[str] = []
         for model in tuple(self._woken):
-            wake = self._under_way[model]
+            wake = self.by_model[model]
             assert wake.woken_at is not None, "only what was woken settles"
             state = readiness_of(model)
             if state is Readiness.READY:
@@ -127,7 +123,7 @@ class WakeTracker:
                 (loading if state is Readiness.LOADING else unsettled).append(model)
             self._woken.discard(model)
             if model not in unsettled:
-                del self._under_way[model]
+                del self.by_model[model]
         if not (ready or unsettled or loading):
             return None
         return SettledWakes(ready=tuple(ready), unsettled=tuple(unsettled), loading=tuple(loading))
@@ -137,7 +133,7 @@ class WakeTracker:
 
         `usual_seconds`: usual load time of a model that was never woken.
         """
-        wake = self._under_way[model]
+        wake = self.by_model[model]
         elapsed = max(0, int(now - wake.started_at))
         took = self._last_took_seconds.get(model) if usual_seconds is None else usual_seconds
         return WakeStatus(
