@@ -257,7 +257,7 @@ class StreamReader:
             events = self._events(chunk)
         except (ValueError, OverflowError) as error:  # a number or text that does not fit its field
             raise _malformed(error) from error
-        if not self._content_started and has_content(events):
+        if events and not self._content_started and has_content(events):
             self._content_started = True
             events = self._take_held() + events
             if not self._whole:

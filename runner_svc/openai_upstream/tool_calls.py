@@ -313,13 +313,15 @@ def engine_names(payload: chat_pb2.ChatPayload, *, is_strict: bool) -> Mapping[s
     Engines accept letters, digits, `_`, `-` and `.`; a strict API no dots, and at most MAX_PROVIDER_NAME_CHARS. MCP
     servers also use names such as `files/read`.
     """
+    names = [tool.function.name for tool in payload.tools]
+    names += [call.name for message in payload.messages for call in message.tool_calls]
+    if not names:
+        return {}
     foreign = _FOREIGN_TO_PROVIDERS if is_strict else _FOREIGN_TO_ENGINES
-    names = dict.fromkeys(tool.function.name for tool in payload.tools)
-    names |= dict.fromkeys(call.name for message in payload.messages for call in message.tool_calls)
     taken = {name for name in names if not foreign.search(name) and not (is_strict and _is_long(name))}
     found: dict[str, str] = {}
     for name in names:
-        if name in taken:
+        if name in taken or name in found:
             continue
         plain, count = foreign.sub("_", name)[:MAX_PROVIDER_NAME_CHARS], 1
         while plain in taken:
