@@ -17,7 +17,8 @@ GenerationPayload = chat_pb2.ChatPayload | completion_pb2.CompletionPayload
 
 def is_content(delta: event_pb2.Delta) -> bool:
     """Whether a delta is part of the answer itself, which rules out failover."""
-    return bool(delta.text or delta.reasoning or delta.refusal or delta.tool_calls or is_seal(delta))
+    is_part = delta.text or delta.reasoning or delta.refusal or delta.tool_calls
+    return bool(is_part or delta.reasoning_signature or delta.redacted_reasoning)
 
 
 def is_seal(delta: event_pb2.Delta) -> bool:
@@ -55,11 +56,11 @@ def texts_of(delta: event_pb2.Delta) -> list[str]:
 
 def apart(frame: Frame) -> Frame:
     """Splits each delta of a frame that joins texts into one event per text. Raises as `texts_of`."""
-    if not any(map(_joins, frame)):
+    if not [event for event in frame if event.delta.piece_lengths]:
         return frame
     events: Frame = []
     for event in frame:
-        if not _joins(event):
+        if not event.delta.piece_lengths:
             events.append(event)
             continue
         for text in texts_of(event.delta):
@@ -68,10 +69,6 @@ def apart(frame: Frame) -> Frame:
             delta.text, delta.index = text, event.delta.index
             events.append(single)
     return events
-
-
-def _joins(event: event_pb2.InferenceEvent) -> bool:
-    return event.HasField("delta") and bool(event.delta.piece_lengths)
 
 
 def collected_images(frames: Iterable[Frame]) -> list[image_pb2.GeneratedImage]:

@@ -208,9 +208,9 @@ class CarriedCalls:
         async with answering(context):
             allowed = _Allowed(call_check())
 
-            async def answer(call: LinkCall) -> link_pb2.CallEnd:
+            def answer(call: LinkCall) -> Awaitable[link_pb2.CallEnd]:
                 allowed.require(call.start.method)
-                return await self.answer(call)
+                return self.answer(call)
 
             link = Link(Side.RUNNER, LIMITS, answer)
             self._links.add(link)
