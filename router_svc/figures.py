@@ -181,7 +181,7 @@ class FigureRing:
 
     def note_devices(self, hosts: Iterable[lease_service_pb2.HostMemory], now: float) -> None:
         """Count a sample of the accelerators of all hosts."""
-        devices = self.present(now).devices
+        devices = self._step_of(now).devices
         for host in hosts:
             for device in (each.device for each in host.devices):
                 place = (host.host, device.index)
@@ -196,7 +196,7 @@ class FigureRing:
 
     def note_speeds(self, speeds: Mapping[str, float], now: float) -> None:
         """Record the tokens per second of running answers from now on, by model."""
-        current, self._speeds = self.present(now), speeds
+        current, self._speeds = self._step_of(now), speeds
         current.note_speeds(speeds)
 
     def steps(self, now: float, after: float = -math.inf) -> Sequence[Step]:
@@ -225,10 +225,14 @@ class FigureRing:
             self._ended.extend(known.get(index) or Step(index) for index in range(min(known), current.index))
 
     def present(self, now: float) -> Step:
-        """Return the current step, and end earlier ones."""
+        """Return the current step with everything counted, and end earlier ones."""
         self.tally.settle()
+        return self._step_of(now)
+
+    def _step_of(self, now: float) -> Step:
         current, index = self._current, int(now // self._limits.step_seconds)
         if index > current.index:
+            self.tally.settle()
             self._ended.append(current)
             # Add empty steps, but no more than are stored.
             first = max(current.index + 1, index - self._limits.max_steps)
@@ -248,7 +252,7 @@ def _add_end(total: StepCounts, end: RequestEnd) -> None:
         if isinstance(counted, tuple):
             name, place = counted
             getattr(total, name)[place] += number
-        else:
+        elif number:
             setattr(total, counted, getattr(total, counted) + number)
 
 
