@@ -77,7 +77,6 @@ class CarriedCall:
         """Cancels the call unless it has ended; a reader gets CANCELLED."""
         self._deadlines.remove(self._call)
         self._call.close()
-        self._call.wake()
 
 
 class CallStream:
@@ -94,7 +93,7 @@ class CallStream:
     def call(self, rpc: RpcMethod, metadata: Metadata, timeout_seconds: float | None) -> CarriedCall:
         """Begins a call. Raises NO_SLOT_AVAILABLE if the stream has too many; all other errors end the call."""
         link = self._link
-        if link is None or link.is_lost:
+        if link is None or link.lost_status is not None:
             link = self._link = Link(Side.ROUTER, LIMITS, _refuse, loss=self._loss)
             start_task(self._run(link), name="call-stream")
         call = link.call(rpc.path, metadata, timeout_seconds)

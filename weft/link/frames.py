@@ -65,7 +65,8 @@ def check_frame(frame: pb.LinkFrame) -> str:
                 raise LinkProtocolError("an invalid method name")
             _check_metadata(frame.start.metadata)
         case "end":
-            _check_metadata(frame.end.trailing_metadata)
+            if frame.end.trailing_metadata:
+                _check_metadata(frame.end.trailing_metadata)
             if len(frame.end.message) > MAX_STATUS_MESSAGE_CHARS:
                 frame.end.message = frame.end.message[:MAX_STATUS_MESSAGE_CHARS]
         case None:

@@ -97,6 +97,7 @@ class LinkCall(Call):
         """Cancels an own call unless it has ended, and drops its unread messages. Idempotent."""
         if self.status is None:
             self._mux.cancel(self, GAVE_UP)
+            self.wake()
         self._mux.release(self)
 
     @override

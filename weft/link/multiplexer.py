@@ -297,7 +297,8 @@ class Multiplexer:
             raise LinkProtocolError(f"call {call.call_id} ended by its caller")
         if call.status is None:
             call.finish(status)
-            self._schedule.drop_unsent(call)
+            if call.unsent.unsent_bytes or call.is_scheduled:
+                self._schedule.drop_unsent(call)
             self._remove(call.call_id)
         return CallReadable(call)
 
