@@ -63,6 +63,7 @@ MAX_WAIT_HEADER = "X-Max-Wait-Seconds"
 _RECEIPT_COMMENT = "X-Receipt-Comment"
 _SWITCHES = {b"true": True, b"false": False}
 _MAX_TIMEOUT_CHARS = 16
+_TRACEPARENT = TRACEPARENT.encode()
 _ONCE = frozenset({b"x-tenant-id", b"origin"})
 _HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^\s/?#@\\:\[\]]+)(?::[0-9]{0,5})?")
 """A name or an address, and a port; no user information or path."""
@@ -72,8 +73,8 @@ Choice = TypeVar("Choice")
 
 def request_id_of(headers: Headers) -> str:
     """Returns the caller's request id if it is a valid token, otherwise a new one."""
-    given = headers.get(b"x-request-id", b"").decode("latin-1")
-    return given if is_token(given, MAX_REQUEST_ID_CHARS) else new_id("req")
+    given = headers[b"x-request-id"].decode("latin-1") if b"x-request-id" in headers else ""
+    return given if given and is_token(given, MAX_REQUEST_ID_CHARS) else new_id("req")
 
 
 def validate_head(scope: Scope, config: GatewayConfig) -> None:
@@ -324,7 +325,7 @@ def stated_traceparent(scope: Scope) -> str:
     trace = facts_of(scope).trace
     if trace is not None:
         return trace.traceparent
-    given = headers_of(scope).get(TRACEPARENT.encode())
+    given = headers_of(scope).get(_TRACEPARENT)
     return "" if given is None else valid_traceparent(given.decode("latin-1")) or ""
 
 

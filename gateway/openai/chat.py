@@ -138,7 +138,7 @@ def _require_text_is_enough(request: ChatRequest) -> None:
 
 
 def _require_short_keys(request: ChatRequest) -> None:
-    if any(len(key) > MAX_NAME_CHARS for key in request.metadata or ()):
+    if request.metadata and any(len(key) > MAX_NAME_CHARS for key in request.metadata):
         raise invalid_field("metadata", f"keys must have at most {MAX_NAME_CHARS} characters")
 
 
