@@ -452,7 +452,7 @@ class RequestLog:
         if isinstance(decision, Rejects):
             self._note_refusal(entry, task, decision, now)
             return
-        is_repeated = _repeats(entry.status, decision)
+        is_repeated = not isinstance(decision, Placed) and _repeats(entry.status, decision)
         if not is_repeated:
             self._add(entry, decision, now)
         entry.status = decision
@@ -610,15 +610,11 @@ def clear_quotes(receipt: receipt_pb2.Receipt) -> None:
         attempt.ClearField("engine_log")
 
 
-def _repeats(last: object, status: Waits | Loads | Placed) -> bool:
+def _repeats(last: object, status: Waits | Loads) -> bool:
     """Whether a status message repeats the last one except for its figures."""
-    match status:
-        case Waits():
-            return isinstance(last, Waits) and last.reason == status.reason and not status.considered
-        case Loads():
-            return isinstance(last, Loads) and _without_figures(last.stage) == _without_figures(status.stage)
-        case _:
-            return False
+    if isinstance(status, Waits):
+        return isinstance(last, Waits) and last.reason == status.reason and not status.considered
+    return isinstance(last, Loads) and _without_figures(last.stage) == _without_figures(status.stage)
 
 
 def _without_figures(stage: str) -> str:

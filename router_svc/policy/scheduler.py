@@ -506,7 +506,7 @@ class Placements:
         request.last_status, request.holds_slot = None, True
         request.charged = self._queues.shares.charge(tenant, request.cost)
         self._queues.caps.take(tenant)
-        self._index.take(candidate, now)
+        self._index.take(candidate)
         request.expected = choice.expected
         self._index.owe(candidate, request.uncached_tokens)
         self._running.add(request, candidate)

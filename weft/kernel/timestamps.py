@@ -35,8 +35,11 @@ def optional_datetime(message: Any, field: str) -> datetime | None:
 
 def duration_of(seconds: float) -> Duration:
     """Returns seconds as a duration."""
+    nanos = round(seconds * NANOSECONDS)
+    if nanos >= 0:
+        return Duration(seconds=nanos // NANOSECONDS, nanos=nanos % NANOSECONDS)
     duration = Duration()
-    duration.FromNanoseconds(round(seconds * NANOSECONDS))
+    duration.FromNanoseconds(nanos)
     return duration
 
 

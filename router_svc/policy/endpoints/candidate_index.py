@@ -146,9 +146,8 @@ class CandidateIndex:
 
     # -- load
 
-    def take(self, candidate: Candidate, now: float) -> None:
-        """Grant a slot of the candidate to a request."""
-        self.health.advance(now)
+    def take(self, candidate: Candidate) -> None:
+        """Grant a slot of a candidate that was chosen now."""
         endpoint = self.table.by_key[candidate.key]
         endpoint.in_flight += 1
         endpoint.engine_slots.requests += 1

@@ -58,7 +58,7 @@ def place(
     choice = mesh.choose(queue, asked or pick(), now)
     if choice is None:
         return None
-    mesh.take(choice.candidate, now)
+    mesh.take(choice.candidate)
     return choice.candidate
 
 

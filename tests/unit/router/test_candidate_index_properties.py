@@ -127,7 +127,7 @@ class Looker:
         if self.policy is ChoicePolicy.LEAST_LOADED:
             least = min(self.in_flight(each) / each.slots for each in free)
             assert self.in_flight(choice.candidate) / choice.candidate.slots == least
-        self.mesh.take(choice.candidate, self.now)
+        self.mesh.take(choice.candidate)
         self.running.append(choice.candidate)
 
     @property

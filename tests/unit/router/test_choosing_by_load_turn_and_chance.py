@@ -106,7 +106,7 @@ def test_member_with_changed_capabilities_is_not_chosen_by_its_old_rank() -> Non
     first = mesh.choose("p", pick(), 0.0)
     assert first is not None
     busy = first.candidate
-    mesh.take(busy, 0.0)
+    mesh.take(busy)
     mesh.table.put(replace(busy, operations=frozenset(Operation)))
     second = mesh.choose("p", pick(seed=1), 0.0)
     assert second is not None

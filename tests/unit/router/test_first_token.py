@@ -46,7 +46,7 @@ def placed_on(mesh: CandidateIndex, asked: PickRequest, now: float = 0.0) -> Cho
     choice = mesh.choose("p", asked, now)
     assert choice is not None
     assert choice.expected is not None
-    mesh.take(choice.candidate, now)
+    mesh.take(choice.candidate)
     mesh.owe(choice.candidate, choice.expected.uncached_tokens)
     return choice
 

@@ -66,7 +66,7 @@ class Steps:
             elif not self.budget.allow(LINE, self.mesh.health.is_clean(candidate, self.now), self.now):
                 break
             told.attempts += 1
-            self.mesh.take(candidate, self.now)
+            self.mesh.take(candidate)
             self.mesh.release(candidate)
             if candidate.model not in self.dead:
                 self.mesh.health.note_content(candidate, self.now)
