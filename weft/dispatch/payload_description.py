@@ -119,11 +119,11 @@ def affinity_key(session: str, salt: str) -> bytes:
     return hashlib.blake2b(f"{salt}\0{session}".encode(), digest_size=_KEY_BYTES).digest()
 
 
-def prefix_digests(pieces: Iterable[str], salt: str) -> tuple[int, ...]:
+def prefix_digests(pieces: Sequence[str], salt: str) -> tuple[int, ...]:
     """Returns digests of increasingly long prefixes, one per entry of PREFIX_ENDS that the text reaches."""
-    text = _beginning(pieces)
-    if len(text) < PREFIX_ENDS[0]:
+    if sum(map(len, pieces)) < PREFIX_ENDS[0]:
         return ()
+    text = _beginning(pieces)
     digest = hashlib.blake2b(salt.encode(), digest_size=_DIGEST_BYTES).digest()
     found, start = [], 0
     for end in PREFIX_ENDS:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
+from functools import cached_property
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -105,7 +106,7 @@ _NOTHING_SENT = frozenset(
 close the connection after reading the request."""
 
 
-@dataclass(slots=True)
+@dataclass
 class AttemptRecord:
     """An attempt of a request at a runner."""
 
@@ -126,9 +127,16 @@ class AttemptRecord:
     is_unsent: bool = False
     """Whether its runner has certainly sent nothing of the request."""
     answered: bool = False
-    span_id: int = field(default_factory=new_span_id)
-    generation_id: int = field(default_factory=new_span_id)
-    """Span id of the runner's work; the parent of the engine's spans."""
+
+    @cached_property
+    def span_id(self) -> int:
+        """Its span id, made when it is asked for: few requests are traced."""
+        return new_span_id()
+
+    @cached_property
+    def generation_id(self) -> int:
+        """Span id of the runner's work; the parent of the engine's spans."""
+        return new_span_id()
 
     def note_error(self, error: WeftError) -> None:
         """Records its error without the parts that callers must not see."""

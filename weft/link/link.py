@@ -228,7 +228,8 @@ class Link:
             case CallReadable(call):
                 call.wake()
             case CallBegan(LinkCall() as call):
-                task = self._answers[call] = asyncio.create_task(self._answer_call(call), name="link-answer")
+                loop = asyncio.get_running_loop()
+                task = self._answers[call] = loop.create_task(self._answer_call(call), name="link-answer")
                 # Not in `_answer_call`, which does not run if its task is cancelled before the first step.
                 task.add_done_callback(lambda _: self._answers.pop(call, None))
             case CallEnded(call):
