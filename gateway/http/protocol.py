@@ -353,10 +353,11 @@ class EdgeProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """Handles a part of a body; limits only the number of parts and their overhead."""
+        size = len(body)
         self._body_pieces += 1
-        self._body_bytes += len(body)
-        self._overhead_bytes -= len(body)
-        self._chunk_bytes += len(body)
+        self._body_bytes += size
+        self._overhead_bytes -= size
+        self._chunk_bytes += size
         beyond = max(0, self._body_bytes - _ORDINARY_BODY_BYTES)
         if self._body_pieces > self._limits.max_body_pieces + beyond // _LARGE_PIECE_BYTES:
             message = f"the body arrives in too many chunks (max_body_pieces is {self._limits.max_body_pieces})"

@@ -209,9 +209,9 @@ def tenant_of(scope: Scope) -> str:
 
 def _priority(headers: Headers, params: HandledRequest) -> Priority | None:
     """Returns the priority class in the header or field; None: not given."""
-    if b"x-priority" not in headers and params.x_priority is not None:
-        return _PRIORITIES[params.x_priority.encode()]
-    return _choice(headers.get(b"x-priority"), "X-Priority", _PRIORITIES, "must be 'high', 'normal' or 'low'")
+    if b"x-priority" not in headers:
+        return None if params.x_priority is None else _PRIORITIES[params.x_priority.encode()]
+    return _choice(headers[b"x-priority"], "X-Priority", _PRIORITIES, "must be 'high', 'normal' or 'low'")
 
 
 def _choice(given: bytes | None, name: str, choices: Mapping[bytes, Choice], message: str) -> Choice | None:
