@@ -14,6 +14,7 @@ from kit.demo_answers import sampling_without_end
 from kit.engine_settings import engine_settings
 from kit.engines import CALL, chat, fake_engine
 from kit.fake_backend import run_fake_backend
+from kit.running_record import running_record
 
 from runner_svc.backend.port import Backend
 from runner_svc.instance.admission import AdmittedRequest
@@ -47,7 +48,7 @@ class Watched:
     ) -> list[Frame]:
         payload = chat(text, sampling=sampling_without_end(max_tokens=max_tokens))
         frames = []
-        with self.records.keep("r1") as record:
+        with running_record(self.records, "r1") as record:
             work = AdmittedRequest(record, self.backend, lambda _: None)
             async with aclosing(work.generate(payload, CALL)) as stream:
                 async for frame in stream:
@@ -138,7 +139,7 @@ async def test_frozen_idle_engine_is_detected() -> None:
 
 async def test_slow_reader_is_not_mistaken_for_a_stalled_engine() -> None:
     async with _watched(tokens_per_second=50, answer_tokens=0) as w:
-        with w.records.keep("r1") as record:
+        with running_record(w.records, "r1") as record:
             work = AdmittedRequest(record, w.backend, lambda _: None)
             async with aclosing(work.generate(chat(), CALL)) as stream:
                 await anext(stream)

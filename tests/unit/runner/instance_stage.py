@@ -1,8 +1,8 @@
 """An instance with a stepped backend and a fake clock."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import pytest
@@ -21,7 +21,6 @@ from runner_svc.memory.port import MemoryForecast, MemoryLedger
 from runner_svc.policy.backoff import RestartLimits
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.progress import EngineUsage
-from runner_svc.request_records import RequestRecord, RequestRecords
 from runner_svc.supervise.logs import LogRing
 from weft.api.common.v1 import chat_pb2
 from weft.api.registry.v1.wake_pb2 import WakeRecipe
@@ -33,18 +32,6 @@ from weft_testing.fake_clock import FakeClock, let_all_run
 
 T = TypeVar("T")
 CALL = CallInfo(request_id="r", traceparent="")
-
-
-@contextmanager
-def running_record(records: RequestRecords, request_id: str) -> Iterator[RequestRecord]:
-    record = records.begin(request_id)
-    try:
-        yield record
-    except BaseException as error:  # noqa: BLE001 - the end of the record says what is raised
-        ended_by = records.end(record, error)
-        assert ended_by is not None
-        raise ended_by from None
-    records.end(record, None)
 
 
 class StepBackend(Backend):

@@ -30,8 +30,8 @@ from chat_stage import (
     user,
     warnings,
 )
-from instance_stage import running_record
 from kit.failures import fails
+from kit.running_record import running_record
 
 from runner_svc.chat.tool_loop import converse
 from runner_svc.request_records import RequestRecords, RequestState

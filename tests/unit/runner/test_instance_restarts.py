@@ -4,9 +4,10 @@ import asyncio
 from datetime import UTC
 
 import pytest
-from instance_stage import living, running_record
+from instance_stage import living
 from kit.failures import fails
 from kit.presence import present
+from kit.running_record import running_record
 
 from runner_svc.instance.loader import MAX_CRASH_BYTES
 from runner_svc.instance.restart_log import MAX_RESTARTS, RestartLog

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from instance_stage import running_record
+from kit.running_record import running_record
 
 from runner_svc.backend.port import Backend, CallInfo
 from runner_svc.chat.receipt import AnswerReceipt

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from chat_stage import end
-from instance_stage import CALL, Stage, StepBackend, running_record
+from instance_stage import CALL, Stage, StepBackend
 from kit.one_model import OneModel
+from kit.running_record import running_record
 
 from runner_svc.backend.port import CacheIsolation, CallInfo
 from runner_svc.cache.manager import CacheManager

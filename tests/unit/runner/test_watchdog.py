@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import pytest
-from instance_stage import running_record
+from kit.running_record import running_record
 
 from runner_svc.backend.port import (
     Backend,
