@@ -173,8 +173,10 @@ def _json_line(logger: Any, method: str, event: structlog.typing.EventDict) -> s
     if "exc_info" in event:
         event = dict(_TRACEBACKS(logger, method, event))
     if _PLAIN.issuperset(map(type, event.values())):
-        with suppress(UnicodeEncodeError, OverflowError):
+        try:
             return encode_json(event).decode()
+        except (UnicodeEncodeError, OverflowError):
+            return str(_RENDERER(logger, method, event))
     return str(_RENDERER(logger, method, event))
 
 
