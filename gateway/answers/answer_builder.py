@@ -249,8 +249,7 @@ class AnswerBuilder(AnswerState, ABC):
     def _begin_again(self, model: str) -> None:
         self._model = model
         self._open_choices = set(range(self._choice_count))
-        self._signals.clear()
-        self.warnings.clear()
+        self._signals, self.warnings = [], []
         self._forget()
 
     def _ended(self) -> receipt_pb2.Receipt:
