@@ -23,14 +23,8 @@ class ReceiveHalf:
     """
 
     __slots__ = (
-        "_allowed",
-        "_inbox",
-        "_is_unwanted",
-        "_max_message_bytes",
-        "_partial",
-        "_partial_cost",
-        "buffered_bytes",
-        "owed_bytes",
+        *("_allowed", "_inbox", "_is_unwanted", "_max_message_bytes", "_partial", "_partial_cost"),
+        *("buffered_bytes", "owed_bytes"),
     )
 
     def __init__(self, max_message_bytes: int) -> None:
@@ -112,16 +106,8 @@ class SendHalf:
     """Unsent frames of a call, in order: the start, messages cut into parts, and the closing frame."""
 
     __slots__ = (
-        "_call_id",
-        "_credit",
-        "_last",
-        "_messages",
-        "_offset",
-        "_start",
-        "is_closed",
-        "is_over",
-        "is_sendable",
-        "unsent_bytes",
+        *("_call_id", "_credit", "_last", "_messages", "_offset", "_start"),
+        *("is_closed", "is_over", "is_sendable", "unsent_bytes"),
     )
 
     def __init__(self, call_id: int, credit: int, start: pb.CallStart | None = None) -> None:
