@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
-from functools import cached_property
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -106,7 +105,7 @@ _NOTHING_SENT = frozenset(
 close the connection after reading the request."""
 
 
-@dataclass
+@dataclass(slots=True)
 class AttemptRecord:
     """An attempt of a request at a runner."""
 
@@ -127,16 +126,9 @@ class AttemptRecord:
     is_unsent: bool = False
     """Whether its runner has certainly sent nothing of the request."""
     answered: bool = False
-
-    @cached_property
-    def span_id(self) -> int:
-        """Its span id, made when it is asked for: few requests are traced."""
-        return new_span_id()
-
-    @cached_property
-    def generation_id(self) -> int:
-        """Span id of the runner's work; the parent of the engine's spans."""
-        return new_span_id()
+    span_id: int = field(default_factory=new_span_id)
+    generation_id: int = field(default_factory=new_span_id)
+    """Span id of the runner's work; the parent of the engine's spans."""
 
     def note_error(self, error: WeftError) -> None:
         """Records its error without the parts that callers must not see."""
