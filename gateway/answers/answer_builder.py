@@ -249,7 +249,8 @@ class AnswerBuilder(AnswerState, ABC):
     def _begin_again(self, model: str) -> None:
         self._model = model
         self._open_choices = set(range(self._choice_count))
-        self._signals, self.warnings = [], []
+        self._signals.clear()
+        self.warnings.clear()
         self._forget()
 
     def _ended(self) -> receipt_pb2.Receipt:
