@@ -11,7 +11,9 @@ from weft.kernel.rpc import new_server, open_channel
 
 
 @asynccontextmanager
-async def served(socket: Path, *services: tuple[Callable[[Any, grpc.aio.Server], None], object]) -> AsyncIterator[Any]:
+async def served(
+    socket: Path, *services: tuple[Callable[[Any, grpc.aio.Server], object], object]
+) -> AsyncIterator[Any]:
     """Yields a channel to servicers, each given after the function that adds it to a server."""
     server = new_server()
     for add, servicer in services:

@@ -380,5 +380,5 @@ async def refusal(call: Awaitable[Any]) -> WeftError:
     """The error with which it ends."""
     with pytest.raises((WeftError, grpc.aio.AioRpcError)) as caught:
         await soon(call)
-    found = caught.value
-    return found if isinstance(found, WeftError) else error_from_call(found, Reason.INTERNAL)
+    found: Exception = caught.value
+    return error_from_call(found, Reason.INTERNAL) if isinstance(found, grpc.RpcError) else cast("WeftError", found)
