@@ -105,13 +105,16 @@ def _signal(pids: Iterable[int]) -> None:
 
 def _counts(pids: Iterable[int], folder: Path) -> dict[int, Counter[tuple[str, str, bool]]]:
     _signal(pids)
-    found = {}
+    found: dict[int, Counter[tuple[str, str, bool]]] = {}
     deadline = time.monotonic() + WRITE_SECONDS
     for pid in pids:
         path = folder / f"{pid}.json"
         while not path.exists() and time.monotonic() < deadline:
             time.sleep(0.02)
-        found[pid] = Counter({(file, name, is_python): n for file, name, is_python, n in json.loads(path.read_text())})
+        counts = found[pid] = Counter()
+        for file, name, is_python, number in json.loads(path.read_text()):
+            # Several functions of a file may call the same one of C, and share a name.
+            counts[file, name, is_python] += number
         path.unlink()
     return found
 
