@@ -254,11 +254,13 @@ class EdgeApp(FastAPI):
         self.collaborators.update(collaborators or {})
 
     @override
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # A coroutine function, by which programs tell an ASGI application from a WSGI one.
         if scope["type"] != "http":
-            return super().__call__(scope, receive, send)
+            await super().__call__(scope, receive, send)
+            return
         scope["app"] = self
-        return self._edge(scope, receive, send)
+        await self._edge(scope, receive, send)
 
     def _routed(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Serves a request: by FastAPI, unless its path alone finds the route."""

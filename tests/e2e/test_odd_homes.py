@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 from mesh_process import COLD_WEFT, START_SECONDS, run_weft, user_environment
 
+from weft.kernel.telemetry import FOLLOW_SECONDS
 from weft_app.cli.options import EXIT_OK
 
 pytestmark = pytest.mark.slow("starts meshes")
@@ -79,6 +80,8 @@ async def test_logs_continue_in_a_new_file_after_rotation(tmp_path: Path) -> Non
     try:
         log = home / "logs" / "host.log"
         log.rename(log.with_name("host.log.old"))
+        # The file is looked up once in this time.
+        await asyncio.sleep(FOLLOW_SECONDS)
         url = json.loads((home / "run" / "up.json").read_text())["url"]
         async with aiohttp.ClientSession() as session, session.get(f"{url}/nowhere") as answer:
             request = answer.headers["x-request-id"]
