@@ -17,13 +17,7 @@ from typing import Any, NoReturn, cast
 import httptools
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn import Config
-from uvicorn.protocols.http.httptools_impl import (
-    HEADER_RE,
-    HEADER_VALUE_RE,
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from gateway.auth.authentication import OWN_USER_KEY
@@ -125,8 +119,6 @@ _ORDINARY_BODY_BYTES = 10 * 1024 * 1024
 """Larger bodies, such as uploads, may arrive in more segments on a slow network."""
 _LARGE_PIECE_BYTES = 1024
 """One more segment is allowed per this many bytes beyond _ORDINARY_BODY_BYTES."""
-_JOINED_BYTES = 64 * 1024
-"""Maximum size of what is copied to send it with a head."""
 
 
 class EdgeServerConfig(Config):
@@ -334,9 +326,8 @@ class EdgeProtocol(HttpToolsProtocol):
         self._tail = b""
         self._is_chunked = b"transfer-encoding" in dict(self.headers)
         self._is_in_chunk = False
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+        _cancel(self._head_timer)
+        self._head_timer = None
         super().on_headers_complete()
         if self._server_config.is_stopping:
             self.cycle.keep_alive = False
@@ -379,9 +370,8 @@ class EdgeProtocol(HttpToolsProtocol):
             return
         super().on_message_complete()
         self._is_reading_head = True
-        if self._linger_timer is not None:
-            self._linger_timer.cancel()
-            self._linger_timer = None
+        _cancel(self._linger_timer)
+        self._linger_timer = None
 
     def on_response_complete(self) -> None:
         """End of a response. The rest of the request is read and dropped for `linger_seconds`."""
@@ -441,7 +431,7 @@ class EdgeProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, cast("Any", served))
 
     def _lingering(self, app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
-        """Returns an application that does not close the connection while its request arrives; see also `_HeldHead`."""
+        """Returns an application whose answer does not close the connection while its request still arrives."""
 
         def serve(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
             async def send_and_linger(message: Message) -> None:
@@ -450,15 +440,7 @@ class EdgeProtocol(HttpToolsProtocol):
                 if is_early:
                     # uvicorn closes the connection before it calls `on_response_complete`.
                     cycle.keep_alive = True
-                if message["type"] == "http.response.start":
-                    head = _begin_response(cycle, message)
-                    cycle.transport = cast("Any", _HeldHead(cycle, head))
-                    if head:
-                        return
                 await send(message)
-                held: object = cycle.transport
-                if is_last and isinstance(held, _HeldHead):
-                    held.release()
                 if is_early and not self.transport.is_closing():
                     self._end_input()
 
@@ -523,61 +505,6 @@ class EdgeProtocol(HttpToolsProtocol):
         self.parser = httptools.HttpRequestParser(self)
         self.headers, self.url = [], b""
         self.scope = cast("Any", None)  # As before the first head.
-
-
-def _begin_response(cycle: RequestResponseCycle, message: Message) -> bytes:
-    """Begins a response as uvicorn does, which takes four calls for each header. Returns its head.
-
-    Empty: uvicorn has to begin it, or to refuse it.
-    """
-    status, headers = message["status"], [*cycle.default_headers, *message.get("headers", ())]
-    names, values = [name for name, _ in headers], [value for _, value in headers]
-    all_names = b"".join(names)
-    is_plain = all_names == all_names.lower() and not (HEADER_RE.search(all_names) or b"transfer-encoding" in names)
-    if cycle.response_started or cycle.disconnected or not is_plain or b"connection" in names:
-        return b""
-    if HEADER_VALUE_RE.search(b"".join(values)):
-        return b""
-    cycle.response_started, cycle.waiting_for_100_continue = True, False
-    if cycle.chunked_encoding is None and b"content-length" in names:
-        cycle.expected_content_length = int(values[names.index(b"content-length")])
-        cycle.chunked_encoding = False
-    if not cycle.keep_alive:
-        headers.append((b"connection", b"close"))
-    if cycle.chunked_encoding is None and cycle.scope["method"] != "HEAD" and status not in (204, 304):
-        cycle.chunked_encoding = True
-        headers.append((b"transfer-encoding", b"chunked"))
-    return b"%b%b\r\n" % (STATUS_LINE[status], b"".join([b"%b: %b\r\n" % header for header in headers]))
-
-
-class _HeldHead:
-    """Stands in for the transport of an answer until the first bytes of its body, to send its head with them."""
-
-    __slots__ = ("_cycle", "_head", "_transport")
-
-    def __init__(self, cycle: RequestResponseCycle, head: bytes) -> None:
-        """`head`: empty if it is yet to be written."""
-        self._cycle = cycle
-        self._transport = cycle.transport
-        self._head = head
-
-    def write(self, data: bytes) -> None:
-        """Keeps the head; sends it with the next bytes."""
-        if self._head:
-            self.release(data)
-        else:
-            self._head = data
-
-    def release(self, data: bytes = b"") -> None:
-        """Sends the head and `data`, in one write unless that would copy much."""
-        self._cycle.transport = self._transport
-        for part in (self._head + data,) if len(data) <= _JOINED_BYTES else (self._head, data):
-            self._transport.write(part)
-
-    def close(self) -> None:
-        """Closes the connection once the head is sent."""
-        self.release()
-        self._transport.close()
 
 
 def _without_chunks(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
