@@ -56,8 +56,8 @@ class ClosingPeer(Peer):
 class Connection:
     """One connection and its clock."""
 
-    def __init__(self) -> None:
-        config = EdgeServerConfig(answer_ok, limits=LIMITS, on_refused=lambda _: None, log_config=None)
+    def __init__(self, app: Any = answer_ok) -> None:
+        config = EdgeServerConfig(app, limits=LIMITS, on_refused=lambda _: None, log_config=None)
         config.load()
         self.clock, self.peer = Clock(), ClosingPeer()
         self.protocol = EdgeProtocol(config, ServerState(), {}, self.clock)  # type: ignore[arg-type]
@@ -114,3 +114,24 @@ async def test_requests_of_a_connection_set_one_timer(connection: Connection) ->
     assert len(connection.clock.timers) == timers
     connection.protocol.connection_lost(None)
     assert all(each.cancelled() for each in connection.clock.timers)
+
+
+async def test_head_of_a_stream_is_sent_before_its_first_bytes() -> None:
+    """It waited for them, which may come much later."""
+    ends = asyncio.Event()
+
+    async def stream(_scope: Any, _receive: Any, send: Callable[..., Any]) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await ends.wait()
+        await send({"type": "http.response.body", "body": b"late"})
+
+    connection = Connection(stream)
+    connection.protocol.data_received(GOOD)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert connection.peer.written.startswith(b"HTTP/1.1 200 ")
+    assert connection.peer.written.endswith(b"\r\n\r\n")
+    ends.set()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert b"late" in connection.peer.written
