@@ -144,7 +144,10 @@ def caller() -> Principal:
 
 
 def call_check() -> CallCheck:
-    """Returns the check of further methods that the current call carries; it sets the caller of its own task."""
+    """Returns a function that checks whether the current call's caller may call another method.
+
+    It also makes that caller the one of the task that calls it.
+    """
     return _CHECK.get()
 
 

@@ -54,7 +54,7 @@ class UnreadShare:
             self._by_link[link] = unread
 
     def is_exceeded_by(self, link: object) -> bool:
-        """Whether the total is over the limit, and the link has at least the limit divided by the number of links."""
+        """Whether all links together exceed the limit, and this one holds at least its even part of it."""
         is_over = self.total > self._max_bytes
         return is_over and self._by_link.get(link, 0) * len(self._by_link) >= self._max_bytes
 
