@@ -44,8 +44,10 @@ def may_be_called(name: str | None, config: GatewayConfig) -> bool:
     machine (RFC 6761). Pages under these names are still foreign: see `is_allowed_origin`. Ollama also accepts any
     `.local` name; every device of a network may announce one, so here only the machine's own is.
     """
-    if name is None or is_own_host(name, config):
-        return name is not None
+    if name is None:
+        return False
+    if is_own_host(name, config):
+        return True
     # DNS rebinding needs a host name, so addresses are safe on a gateway that listens on all of them.
     is_safe = name.endswith(_RESERVED) or (is_any_host(config.host) and is_address(name))
     return is_safe or name in _machine_names()
