@@ -150,9 +150,11 @@ class RemoteRouter(RouterPort):
     async def report_end(self, request: PlacementRequest, receipt: receipt_pb2.Receipt) -> bool:
         finished = pb.PlaceFinished(reason=receipt.reason, receipt=receipt)
         call = self.stream.call(REPORT_END, (), None)
-        await call.write(pb.ReportEndRequest(open=_open_to_proto(request), finished=finished))
-        recorded: bool = (await call.read()).recorded
-        call.cancel()
+        try:
+            await call.write(pb.ReportEndRequest(open=_open_to_proto(request), finished=finished))
+            recorded: bool = (await call.read()).recorded
+        finally:
+            call.cancel()
         return recorded
 
     @override
@@ -251,15 +253,17 @@ class RemotePlace(Placement):
         try:
             response = await (call.read() if reading is None else reading)
         except WeftError as error:
-            if call.is_lost:
-                # Keeps the next placement away from this router until a health check succeeds.
-                self._router.note_lost()
-                raise self._lost() from error
-            if error.reason is Reason.CANCELLED:
-                # The placement was abandoned; a cancelled request arrives differently.
+            is_stopping = error.reason is Reason.SHUTTING_DOWN
+            if not call.is_answered:
+                if is_stopping or error.reason is Reason.SERVICE_UNAVAILABLE:
+                    # Keeps the next placement away from this router until a health check succeeds.
+                    self._router.note_lost()
+                elif error.reason is not Reason.CANCELLED:
+                    # Its deadline passed, or the router refuses the stream.
+                    raise
+                # An abandoned placement ends as cancelled; a cancelled request arrives differently.
                 raise self._lost() from error
             # A stopping router counts as lost: the request is placed again.
-            is_stopping = error.reason is Reason.SHUTTING_DOWN
             self._is_refused = not (is_stopping or error.reason in PLACED_AGAIN)
             raise (WeftError(Reason.SERVICE_UNAVAILABLE, error.message) if is_stopping else error) from error
         if not isinstance(response, pb.PlaceResponse):

@@ -65,9 +65,9 @@ class CarriedCall:
         await self._call.send(message.SerializeToString())
 
     @property
-    def is_lost(self) -> bool:
-        """Whether it ended with its stream, not by its peer."""
-        return self._call.is_lost
+    def is_answered(self) -> bool:
+        """Whether its peer ended it: not its deadline, its cancellation or the loss of the stream."""
+        return self._call.is_answered
 
     def done(self) -> bool:
         """Whether the call has ended."""

@@ -198,7 +198,17 @@ class SendHalf:
 class Call:
     """One side's state of a call. Only the multiplexer creates and changes it."""
 
-    __slots__ = ("call_id", "is_own", "is_scheduled", "peer_is_done", "received", "start", "status", "unsent")
+    __slots__ = (
+        "call_id",
+        "is_answered",
+        "is_own",
+        "is_scheduled",
+        "peer_is_done",
+        "received",
+        "start",
+        "status",
+        "unsent",
+    )
 
     def __init__(
         self, call_id: int, start: pb.CallStart, unsent: SendHalf, received: ReceiveHalf, *, is_own: bool
@@ -215,6 +225,8 @@ class Call:
         """Whether no more messages will arrive."""
         self.status: pb.CallEnd | None = None
         """Final status, once the call has ended; for a call of the peer also its cancellation."""
+        self.is_answered = False
+        """Whether the status of an own call is from the peer."""
 
     def finish(self, status: pb.CallEnd) -> None:
         """Ends the call with a status, unless it has one, and expects no more messages."""

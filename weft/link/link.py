@@ -45,20 +45,14 @@ class _Stream(Protocol):
 class LinkCall(Call):
     """One call on a link. At most one task may read it and one write it."""
 
-    __slots__ = ("_link", "_mux", "_readable", "_writable")
+    __slots__ = ("_mux", "_readable", "_writable")
 
     def __init__(self, link: "Link", *state: Any, is_own: bool) -> None:
         """`state`: as for `Call`."""
         super().__init__(*state, is_own=is_own)
-        self._link = link
         self._mux = link.mux
         self._readable: asyncio.Future[None] | None = None
         self._writable: asyncio.Future[None] | None = None
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether it ended with the link."""
-        return self.status is not None and self.status is self._link.lost_status
 
     async def read(self) -> bytes | None:
         """Returns the next message; None when no more will arrive."""

@@ -296,6 +296,7 @@ class Multiplexer:
         if not call.is_own:
             raise LinkProtocolError(f"call {call.call_id} ended by its caller")
         if call.status is None:
+            call.is_answered = True
             call.finish(status)
             if call.unsent.unsent_bytes or call.is_scheduled:
                 self._schedule.drop_unsent(call)

@@ -109,8 +109,8 @@ async def running(folder: Path) -> AsyncGenerator[Mesh]:
         yield made
 
 
-def a_request(number: int = 1) -> PlacementRequest:
-    return placement_request(f"req-{number}", tenant="t", model="m", seconds_left=30.0)
+def a_request(number: int = 1, seconds_left: float = 30.0) -> PlacementRequest:
+    return placement_request(f"req-{number}", tenant="t", model="m", seconds_left=seconds_left)
 
 
 async def granted(placement: ReconnectingPlacement) -> Granted:

@@ -11,6 +11,7 @@ from typing import Any, cast
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2
+from kit.grpc_server import served
 from kit.refusals import refused
 from kit.waiting import until
 from leader_mesh import CLOCK, SERVING, a_request, granted, mesh, running
@@ -123,6 +124,26 @@ async def test_placement_with_a_closed_channel_is_lost_and_its_task_continues(tm
                 await waiting
             await place.report_first_content(1)
             assert not await place.report_finished(Reason.UNSPECIFIED)
+
+
+async def test_placement_that_its_deadline_ended_is_no_end_that_a_router_knows(tmp_path: Path) -> None:
+    """Its end was not reported to the next leader."""
+    with silent_router(tmp_path) as address:
+        router = RemoteRouter(grpc.aio.insecure_channel(address), CLOCK)
+        async with router.place(a_request(seconds_left=0.01)) as place:
+            with refused(Reason.DEADLINE_EXCEEDED):
+                await place.next_decision()
+            assert not await place.report_finished(Reason.DEADLINE_EXCEEDED)
+            assert not router.is_lost
+
+
+async def test_router_that_refuses_the_gateway_is_not_told_as_one_that_does_not_answer() -> None:
+    async with served() as channel:
+        router = RemoteRouter(channel, CLOCK)
+        async with router.place(a_request()) as place:
+            with refused(Reason.UNSUPPORTED_OPERATION):
+                await place.next_decision()
+        assert not router.is_lost
 
 
 async def test_cancelling_the_task_of_a_placement_ends_it(tmp_path: Path) -> None:
