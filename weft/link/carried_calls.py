@@ -41,19 +41,23 @@ Forward = Callable[[LinkCall, Metadata], Awaitable[link_pb2.CallEnd | None]]
 class CarriedCall:
     """A call on a stream. At most one task may read it and one write it."""
 
-    __slots__ = ("_call", "_deadlines", "_response")
+    __slots__ = ("_call", "_deadlines", "_peer_lost", "_response")
 
-    def __init__(self, call: LinkCall, response: Any, deadlines: Deadlines[LinkCall]) -> None:
-        """`response`: the class of its messages."""
+    def __init__(self, call: LinkCall, response: Any, peer_lost: Reason, deadlines: Deadlines[LinkCall]) -> None:
+        """`response`: the class of its messages; `peer_lost` is the reason for one that cannot be read."""
         self._call = call
         self._response = response
+        self._peer_lost = peer_lost
         self._deadlines = deadlines
 
     async def read(self) -> Any:
         """Returns the next message; `grpc.aio.EOF` after the last. Raises the WeftError that ended the call."""
         message = await self._call.read()
         if message is not None:
-            return self._response.FromString(message)
+            try:
+                return self._response.FromString(message)
+            except DecodeError:
+                raise WeftError(self._peer_lost, "a message of the peer cannot be read") from None
         self._deadlines.remove(self._call)
         status = self._call.status
         if status is None or status.code != 0:
@@ -99,7 +103,7 @@ class CallStream:
         call = link.call(rpc.path, metadata, timeout_seconds)
         if timeout_seconds is not None:
             self._deadlines.add(call, timeout_seconds)
-        return CarriedCall(call, rpc.response, self._deadlines)
+        return CarriedCall(call, rpc.response, self._peer_lost, self._deadlines)
 
     async def _run(self, link: Link) -> None:
         opened: Any = self.channel.stream_stream(
