@@ -18,7 +18,15 @@ from weft.kernel.address import target_of
 from weft.kernel.errors import WeftError
 from weft.kernel.interrupt import Deadlines
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import CONNECTION_LOST, CallContext, ChannelPool, RpcMethod, answering, error_from_call
+from weft.kernel.rpc import (
+    CONNECTION_LOST,
+    MAX_CHANNELS,
+    CallContext,
+    ChannelPool,
+    RpcMethod,
+    answering,
+    error_from_call,
+)
 from weft.kernel.rpc_auth import CallCheck, call_check
 from weft.kernel.service import start_task
 from weft.link.frames import Metadata, Side, error_of, metadata_of, new_status, timeout_of
@@ -30,6 +38,8 @@ LIMITS = LinkLimits(max_own_calls=65_536, max_peer_calls=65_536)
 """Slots of runners and queues of routers bound the calls; this bounds a fault."""
 RECHECK_SECONDS = 1.0
 """How long a caller's access to a method holds on a stream before it is checked again: a key may be revoked."""
+MAX_REMEMBERED_METHODS = 64
+"""Methods whose access is remembered for a stream, several times the number that is carried."""
 FLUSH_SECONDS = 1.0
 """How long a stopping server sends what is left of its calls."""
 OK = new_status(0, "", ())
@@ -143,6 +153,9 @@ class CallStreams:
         channel = await self._channels.get(target)
         stream = self._streams.get(target)
         if stream is None or stream.channel is not channel:
+            if len(self._streams) >= MAX_CHANNELS:
+                # The oldest; its calls go on.
+                del self._streams[next(iter(self._streams))]
             stream = self._streams[target] = CallStream(channel, Reason.WORKER_LOST, Reason.RUNNER_UNREACHABLE)
         return stream
 
@@ -257,6 +270,8 @@ class _Allowed:
         now = time.monotonic()
         if self._until.get(method, 0.0) < now:
             self._check(method)
+            if len(self._until) >= MAX_REMEMBERED_METHODS:
+                self._until.clear()
             self._until[method] = now + RECHECK_SECONDS
 
 

@@ -17,6 +17,7 @@ from weft.dispatch.operations import CHAT
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import ChannelPool, new_server
+from weft.link import carried_calls
 from weft.link.carried_calls import CallStreams, CarriedCall, CarriedCalls
 
 GENERATE = CHAT.runner_rpc
@@ -96,3 +97,10 @@ async def test_message_that_cannot_be_read_is_a_lost_runner(streams: CallStreams
         call = await begun(streams, address)
         with refused(Reason.WORKER_LOST):
             await call.read()
+
+
+async def test_streams_to_many_addresses_are_bounded(streams: CallStreams, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(carried_calls, "MAX_CHANNELS", 3)
+    found = [await streams.to(f"unix:/nowhere/{number}") for number in range(5)]
+    assert await streams.to("unix:/nowhere/4") is found[4]
+    assert await streams.to("unix:/nowhere/0") is not found[0]
