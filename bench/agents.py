@@ -24,7 +24,7 @@ import msgspec
 
 from bench.contender import MODEL, WEFT_REAL, Contender
 from bench.launch import answering, post
-from bench.routing import words
+from bench.sessions import words
 from weft_app.compose.demo import demo_model_path
 
 MAIN, SUB_AGENTS = "main", tuple(f"sub-{number}" for number in range(1, 6))

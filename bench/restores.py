@@ -22,7 +22,7 @@ import msgspec
 from bench.agents import PLAIN
 from bench.contender import WEFT_REAL
 from bench.launch import answering, post
-from bench.routing import words
+from bench.sessions import words
 from weft_app.compose.demo import demo_model_path
 
 ROOT = Path(__file__).parents[1]

@@ -1,66 +1,57 @@
-"""Where prompts go: first_token and the other policies beside a router that sees everything, in virtual time.
+"""Where prompts go: first_token, other policies and a model of smg beside an offline search, in virtual time.
 
 Eight engines with prefix caches, each with one prefill at a time and eight slots; sessions of several turns over a few
 shared system prompts. The scheduler is the product's; engines and callers are simulated, so the figures do not depend
-on this machine. `oracle` sees all caches and queues: it minimizes the prefill that is owed and its own.
+on this machine. `search` knows all turns beforehand (see `offline_search`); its seconds count for each seed of a row.
 
-    python -m bench.routing [--seeds 5]
+    python -m bench.routing [--seeds 5] [--first-seed 1] [--search-seconds 50] [--only "160 sessions"]
 """
 
 import argparse
-import hashlib
 import heapq
 import itertools
-import random
-from collections import OrderedDict, deque
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import partial
+from pathlib import Path
 from statistics import mean
 
+from bench.offline_search import Plan, search
+from bench.sessions import (
+    ENGINES,
+    SLOTS,
+    TOKEN_SECONDS,
+    Engine,
+    Turn,
+    Workload,
+    begins_at,
+    blocks_of,
+    engines_of,
+    turns_of,
+)
+from bench.smg_model import SmgModel
+from bench.traces import SHAPES, write
 from router_svc.policy.decisions import Decision, Placed, Rejects, Served
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.request import Request as Queued
 from router_svc.policy.scheduler import Scheduler
 from router_svc.policy.settings import ChoicePolicy, PoolSettings, Settings
+from router_svc.simulation.engine import Simulation
+from router_svc.simulation.metrics import Waits
 from weft.dispatch.payload_description import prefix_digests
 from weft.dispatch.prefix_holders import PrefixHolders
 from weft.kernel.names import DEFAULT_TENANT
 from weft.kernel.placement_request import PlacementRequest, PrefixHolder
-from weft.kernel.request import CHARS_PER_TOKEN, Operation
+from weft.kernel.request import Operation, Priority
+from weft_app.config.scenario import load_scenario
 
-ENGINES, SLOTS = 8, 8
-CACHED_BLOCKS = 2_600
-BLOCK_CHARS = 64
-SYSTEM_PROMPTS, SYSTEM_CHARS = 6, 8_000
-USER_CHARS = (120, 400, 1_200)
-ANSWER_TOKENS = (12, 24, 48)
-TOKEN_SECONDS = 8e-3
-FULL_SECONDS = 0.3
-"""What the oracle assumes a request waits for a slot of a full engine."""
 TICK_SECONDS = 0.25
-WORDS = ("river", "stone", "cloud", "engine", "table", "green", "quick", "seven", "lamp", "north", "paper", "glass")
-POPULARITY = {"skewed": 0.7, "zipf": 1.1}
-"""Rate of the exponential, and exponent of the Zipf distribution, by which sessions choose a system prompt."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Workload:
-    """What callers ask, of which engines."""
-
-    prefill_ms: float = 0.1
-    """Milliseconds per prompt token."""
-    sessions: int = 64
-    turns: int = 8
-    seed: int = 1
-    unequal: bool = False
-    """Whether every second engine is half as fast."""
-    zipf: bool = False
-    named: bool = False
-    """Whether requests name their session."""
-    failover_after: int | None = None
-    """Number of ended requests after which another router leads, which knows of none; None: never."""
+GROUPS_TITLE = "0.4 ms, tenants and priorities"
+GROUPS = {"few": 8, "many": 120, "low": 16}
+"""Sessions of a row with two tenants. Those of `low` are of the tenant `many` too, with a low priority."""
 
 
 @dataclass(eq=False)
@@ -68,9 +59,14 @@ class Session:
     """One conversation."""
 
     number: int
-    random: random.Random
-    text: str
+    turns: Sequence[Turn]
+    group: str
     turn: int = 0
+
+    @property
+    def now(self) -> Turn:
+        """Its present turn."""
+        return self.turns[self.turn]
 
 
 @dataclass(eq=False)
@@ -90,53 +86,6 @@ class Request:
     """The router that knows of it."""
 
 
-@dataclass(eq=False)
-class Engine:
-    """An engine with a prefix cache, one prefill at a time and SLOTS answers."""
-
-    slowdown: float
-    token_seconds: float
-    """Prefill of one prompt token."""
-    cache: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
-    prefilling: deque[int] = field(default_factory=deque)
-    waiting: deque[int] = field(default_factory=deque)
-    under_way: int = 0
-    """Its requests, those that wait for a slot included."""
-    is_prefilling: bool = False
-    owed_seconds: float = 0.0
-
-    def cached(self, blocks: Iterable[bytes]) -> int:
-        """Returns the tokens of the longest cached prefix."""
-        count = sum(1 for _ in itertools.takewhile(self.cache.__contains__, blocks))
-        return int(count * BLOCK_CHARS / CHARS_PER_TOKEN)
-
-    def own_seconds(self, tokens: int, blocks: Iterable[bytes]) -> float:
-        """Returns how long the prefill of a prompt takes."""
-        return (tokens - self.cached(blocks)) * self.token_seconds
-
-    def cost(self, tokens: int, blocks: Iterable[bytes]) -> float:
-        """Returns what the oracle minimizes: the prefill that is owed, that of the prompt, and the wait for a slot."""
-        return self.owed_seconds + self.own_seconds(tokens, blocks) + max(0, self.under_way - SLOTS + 1) * FULL_SECONDS
-
-    def owe(self, seconds: float) -> None:
-        """Add prefill that is owed; negative: it is done."""
-        self.owed_seconds += seconds
-
-    def store(self, blocks: Iterable[bytes]) -> None:
-        """Cache a prompt; the least recently used blocks are evicted."""
-        for block in blocks:
-            self.cache[block] = None
-            self.cache.move_to_end(block)
-        while len(self.cache) > CACHED_BLOCKS:
-            self.cache.popitem(last=False)
-
-
-def engines_of(workload: Workload) -> list[Engine]:
-    """Returns the engines of a workload."""
-    slowdowns = (2.0 if workload.unequal and number % 2 else 1.0 for number in range(ENGINES))
-    return [Engine(slowdown, slowdown * workload.prefill_ms / 1_000) for slowdown in slowdowns]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """Times to the first token in seconds, and the share of prompt tokens that came from a cache."""
@@ -145,26 +94,34 @@ class Outcome:
     p95: float
     average: float
     cached_share: float
+    longest: float
+
+    @staticmethod
+    def of(requests: Sequence[Request]) -> "Outcome":
+        """Returns the outcome of requests."""
+        times = sorted(request.first - request.began for request in requests)
+        p50, p95 = (times[int(len(times) * share)] for share in (0.5, 0.95))
+        return Outcome(p50=p50, p95=p95, average=mean(times), cached_share=_cached_share(requests), longest=times[-1])
 
 
 class World:
     """One workload under one router, event by event."""
 
-    def __init__(self, workload: Workload, policy: ChoicePolicy | None) -> None:
-        """`policy` None: the oracle."""
+    def __init__(self, workload: Workload, policy: ChoicePolicy | SmgModel | Plan) -> None:
         self._work = workload
         self._engines = engines_of(workload)
-        self._scheduler = None if policy is None else _scheduler(policy)
+        self._scheduler = _scheduler(policy) if isinstance(policy, ChoicePolicy) else None
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._numbers, self._keys = itertools.count(), itertools.count(1)
         self._requests: dict[int, Request] = {}
         self._ended: list[Request] = []
         self._policy, self._holders = policy, PrefixHolders()
+        self._planned: dict[Engine, list[int]] = {}
 
     def run(self) -> Outcome:
         """Returns what callers saw."""
         for number in range(self._work.sessions):
-            self._at(random.Random(number).random() * 3, partial(self._begin, number))  # noqa: S311 - a workload
+            self._at(begins_at(number), partial(self._begin, number))
         tick = TICK_SECONDS
         while self._events:
             now, _, event = heapq.heappop(self._events)
@@ -172,9 +129,13 @@ class World:
                 self._obey(self._scheduler.tick(tick), tick)
                 tick += TICK_SECONDS
             event(now)
-        times = sorted(request.first - request.began for request in self._ended)
-        at = [times[int(len(times) * share)] for share in (0.5, 0.95)]
-        return Outcome(p50=at[0], p95=at[1], average=mean(times), cached_share=_cached_share(self._ended))
+        return Outcome.of(self._ended)
+
+    def by_group(self) -> dict[str, Outcome]:
+        """Returns what callers of each group saw."""
+        self.run()
+        asked = {name: [each for each in self._ended if each.session.group == name] for name in self._work.groups}
+        return {name: Outcome.of(requests) for name, requests in asked.items()}
 
     def shares(self, window: int = 64) -> list[float]:
         """Returns the cached share before the failover, of the requests of the window after it, and of the next."""
@@ -184,7 +145,7 @@ class World:
 
     def _fail_over(self, now: float) -> None:
         """Replace the router by one that knows no request. Waiting ones are submitted again; running ones continue."""
-        assert self._policy is not None, "an oracle needs no successor"
+        assert isinstance(self._policy, ChoicePolicy), "only the scheduler forgets"
         self._scheduler = _scheduler(self._policy)
         for key, request in list(self._requests.items()):
             if request.engine is None:
@@ -194,32 +155,35 @@ class World:
         heapq.heappush(self._events, (when, next(self._numbers), event))
 
     def _begin(self, number: int, now: float) -> None:
-        chance, system = system_prompt(self._work, number)
-        self._ask(Session(number, chance, f"<system>{system}\n"), now)
+        groups = [name for name, sessions in self._work.groups.items() for _ in range(sessions)]
+        group = groups[number] if groups else DEFAULT_TENANT
+        self._ask(Session(number, turns_of(self._work, number), group), now)
 
     def _ask(self, session: Session, now: float) -> None:
-        session.text += f"<user>{words(session.random.choice(USER_CHARS), session.random)}\n"
-        key = next(self._keys)
-        request = self._requests[key] = Request(
-            session,
-            now,
-            blocks_of(session.text),
-            int(len(session.text) / CHARS_PER_TOKEN),
-            session.random.choice(ANSWER_TOKENS),
-        )
+        turn, key = session.now, next(self._keys)
+        blocks = blocks_of(turn.text)
+        request = self._requests[key] = Request(session, now, blocks, turn.prompt_tokens, turn.answer_tokens)
         self._submit(key, request, now)
 
     def _submit(self, key: int, request: Request, now: float) -> None:
-        if self._scheduler is None:
-            self._place_by_sight(key, request, now)
+        if isinstance(self._policy, SmgModel):
+            self._place(key, self._engines[self._policy.choose(request.blocks, self._engines)], now)
             return
-        request.router, session = self._scheduler, request.session
-        digests = prefix_digests([session.text], "")
+        session = request.session
+        if isinstance(self._policy, list):
+            engine = self._engines[self._policy[session.number * self._work.turns + session.turn]]
+            self._planned.setdefault(engine, []).append(key)
+            self._place_planned(engine, now)
+            return
+        assert self._scheduler is not None, "the other policies need none"
+        request.router = self._scheduler
+        digests = prefix_digests([session.now.text], "")
         spec = PlacementRequest(
             request_id="",
-            tenant=DEFAULT_TENANT,
+            tenant="many" if session.group == "low" else session.group,
             model="p",
             operation=Operation.CHAT,
+            priority=Priority.LOW if session.group == "low" else Priority.NORMAL,
             prompt_tokens=request.prompt_tokens,
             max_output_tokens=request.answer_tokens,
             seconds_left=600.0,  # the gateway's default
@@ -229,19 +193,20 @@ class World:
         )
         self._obey(self._scheduler.submit(Queued.of(key, spec, now), now), now)
 
-    def _place_by_sight(self, key: int, request: Request, now: float) -> None:
-        engine = min(self._engines, key=lambda each: each.cost(request.prompt_tokens, request.blocks))
-        seconds = engine.own_seconds(request.prompt_tokens, request.blocks)
-        engine.owe(seconds)
-        self._at(now + seconds, lambda _: engine.owe(-seconds))
-        self._place(key, engine, now)
+    def _place_planned(self, engine: Engine, now: float) -> None:
+        """Give an engine the shortest prefill of those that are planned for it, when it can begin at once."""
+        planned = self._planned.get(engine)
+        if planned and not engine.is_prefilling and engine.under_way < SLOTS:
+            requests = [self._requests[key] for key in planned]
+            seconds = [engine.own_seconds(each.prompt_tokens, each.blocks) for each in requests]
+            self._place(planned.pop(seconds.index(min(seconds))), engine, now)
 
     def _obey(self, decisions: Iterable[Decision], now: float) -> None:
         for decision in decisions:
             if isinstance(decision, Rejects):
                 raise RuntimeError(decision.message)  # noqa: TRY004 - it is no wrong type
             if isinstance(decision, Placed):
-                digests = prefix_digests([self._requests[decision.key].session.text], "")
+                digests = prefix_digests([self._requests[decision.key].session.now.text], "")
                 self._holders.note(digests, PrefixHolder(*decision.candidate.key, len(digests)))
                 self._place(decision.key, self._engines[int(decision.candidate.model)], now)
 
@@ -275,12 +240,14 @@ class World:
         seconds = (request.answer_tokens - 1) * TOKEN_SECONDS * engine.slowdown
         self._at(now + seconds, lambda then: self._end(key, request, engine, then))
         self._prefill(engine, now)
+        self._place_planned(engine, now)
 
     def _end(self, key: int, request: Request, engine: Engine, now: float) -> None:
         self._ended.append(self._requests.pop(key))
         engine.under_way -= 1
         if engine.waiting:
             self._begin_prefill(engine.waiting.popleft(), engine, now)
+        self._place_planned(engine, now)
         if len(self._ended) == self._work.failover_after:
             self._fail_over(now)
         if self._scheduler is not None and request.router is self._scheduler:
@@ -291,10 +258,10 @@ class World:
             )
             self._obey(self._scheduler.finish(key, now, served), now)
         session = request.session
-        session.text += f"<assistant>{'word ' * request.answer_tokens}\n"
+        at = now + session.now.pause
         session.turn += 1
-        if session.turn < self._work.turns:
-            self._at(now + 0.2 + session.random.random(), lambda then: self._ask(session, then))
+        if session.turn < len(session.turns):
+            self._at(at, lambda then: self._ask(session, then))
 
 
 def _scheduler(policy: ChoicePolicy) -> Scheduler:
@@ -320,68 +287,102 @@ def _cached_share(requests: Sequence[Request]) -> float:
     return sum(each.cached_tokens for each in requests) / sum(each.prompt_tokens for each in requests)
 
 
-def system_prompt(workload: Workload, session: int) -> tuple[random.Random, str]:
-    """Returns the source of a session's random choices, and the system prompt that it has drawn."""
-    chance = random.Random(workload.seed * 1_000 + session)  # noqa: S311 - a workload
-    zipf, skewed = POPULARITY["zipf"], POPULARITY["skewed"]
-    drawn = chance.paretovariate(zipf) - 1 if workload.zipf else chance.expovariate(skewed)
-    number = min(int(drawn), SYSTEM_PROMPTS - 1)
-    return chance, words(SYSTEM_CHARS, random.Random(100 + number))  # noqa: S311 - a workload
+class Rival(StrEnum):
+    """Whom a row compares."""
+
+    SEARCH = "search"
+    SMG = "model of smg"
+    FIRST_TOKEN = ChoicePolicy.FIRST_TOKEN.value
+    LEAST_LOADED = ChoicePolicy.LEAST_LOADED.value
+    ROUND_ROBIN = ChoicePolicy.ROUND_ROBIN.value
 
 
-def words(chars: int, chance: random.Random) -> str:
-    """Returns random words of at least so many characters."""
-    words, left = list[str](), chars
-    while left > 0:
-        words.append(chance.choice(WORDS))
-        left -= len(words[-1]) + 1
-    return " ".join(words)
-
-
-def blocks_of(text: str) -> Sequence[bytes]:
-    """Returns digests of ever longer prefixes of a text, one per block."""
-    digest, found = b"", []
-    for start in range(0, len(text) - BLOCK_CHARS + 1, BLOCK_CHARS):
-        digest = hashlib.blake2b(digest + text[start : start + BLOCK_CHARS].encode(), digest_size=12).digest()
-        found.append(digest)
-    return found
-
-
-def outcome(workload: Workload, policy: ChoicePolicy | None, seeds: int) -> Outcome:
-    """Returns what callers of a workload see with a policy (None: with the oracle), the mean over several seeds."""
-    found = [World(replace(workload, seed=seed), policy).run() for seed in range(1, seeds + 1)]
+def outcome(workload: Workload, rival: Rival, seeds: Iterable[int], search_seconds: float = 1.0) -> Outcome:
+    """Returns what callers of a workload see, the mean over several seeds."""
+    found = [World(each, _policy(each, rival, search_seconds)).run() for each in _seeded(workload, seeds)]
     return Outcome(**{name: mean(getattr(each, name) for each in found) for name in Outcome.__slots__})
 
 
-def main() -> None:
-    """Print a table of all workloads and policies."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=5)
-    given = parser.parse_args()
-    workloads: dict[str, Workload] = {}
+def _policy(workload: Workload, rival: Rival, search_seconds: float) -> ChoicePolicy | SmgModel | Plan:
+    if rival is Rival.SEARCH:
+        return search(workload, search_seconds)
+    return SmgModel() if rival is Rival.SMG else ChoicePolicy(rival.value)
+
+
+def _seeded(workload: Workload, seeds: Iterable[int]) -> list[Workload]:
+    return [replace(workload, seed=seed) for seed in seeds]
+
+
+def workloads() -> dict[str, Workload]:
+    """Returns the workload of each row, by its title."""
+    found: dict[str, Workload] = {}
     for ms in (0.1, 0.4):
         usual = Workload(prefill_ms=ms)
-        workloads |= {
+        found |= {
             f"{ms} ms per prompt token": usual,
             f"{ms} ms, sessions named": replace(usual, named=True),
             f"{ms} ms, unequal engines": replace(usual, unequal=True),
             f"{ms} ms, Zipf 1.1": replace(usual, zipf=True),
             f"{ms} ms, 160 sessions": replace(usual, sessions=160),
         }
-    print("| workload | router | first token p50 ms | p95 | mean | cached share |\n|---|---|---|---|---|---|")
-    for title, workload in workloads.items():
-        for policy in (None, ChoicePolicy.FIRST_TOKEN, ChoicePolicy.LEAST_LOADED, ChoicePolicy.ROUND_ROBIN):
-            found = outcome(workload, policy, given.seeds)
-            times = (f"{each * 1_000:,.0f}" for each in (found.p50, found.p95, found.average))
-            name = "oracle" if policy is None else policy.value
-            print(f"| {title} | {name} | {' | '.join(times)} | {found.cached_share:.3f} |", flush=True)
-    for title, workload in workloads.items():
+    return found
+
+
+def main() -> None:
+    """Print tables of all workloads, tenants and traces."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=1)
+    parser.add_argument("--search-seconds", type=float, default=50.0, help="processor time per row and seed; 0: none")
+    parser.add_argument("--only", default="", help="rows whose title has this text")
+    given = parser.parse_args()
+    seeds = range(given.first_seed, given.first_seed + given.seeds)
+    rows = {title: workload for title, workload in workloads().items() if given.only in title}
+    print("| workload | router | first token p50 ms | p95 | mean | longest | cached share |")
+    print("|---|---|---|---|---|---|---|")
+    for title, workload in rows.items():
+        for rival in Rival:
+            if rival is not Rival.SEARCH or given.search_seconds:
+                _print(title, rival, outcome(workload, rival, seeds, given.search_seconds))
+    if given.only in GROUPS_TITLE:
+        crowd = Workload(prefill_ms=0.4, sessions=sum(GROUPS.values()), groups=GROUPS)
+        for each in _seeded(crowd, seeds):
+            for group, found in World(each, ChoicePolicy.FIRST_TOKEN).by_group().items():
+                _print(f"{GROUPS_TITLE}, seed {each.seed}: {group}", Rival.FIRST_TOKEN, found)
+    for name in SHAPES:
+        title = f"trace {name}, {SHAPES[name]['turns']:g} turns"
+        if given.only in title:
+            _print(title, Rival.FIRST_TOKEN, replayed(name))
+    for title, workload in rows.items():
         shares = [
-            World(replace(workload, seed=seed, failover_after=5 * workload.sessions), ChoicePolicy.FIRST_TOKEN).shares()
-            for seed in range(1, given.seeds + 1)
+            World(replace(each, failover_after=5 * each.sessions), ChoicePolicy.FIRST_TOKEN).shares()
+            for each in _seeded(workload, seeds)
         ]
         before, *after = (f"{mean(each):.3f}" for each in zip(*shares, strict=True))
         print(f"{title}: {before} before a failover, {after} in the 64 requests after it and the next 64", flush=True)
+
+
+def replayed(name: str) -> Outcome:
+    """Returns what callers of a trace of `bench.traces` see."""
+    with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder:
+        scenario = load_scenario(write(name, Path(folder)))
+    simulation = Simulation(scenario, Scheduler(scenario.limits, scenario.settings))
+    simulation.run()
+    total = simulation.metrics.total()
+    waits = Waits.of(total.first_tokens)
+    assert waits is not None, "a trace has requests"
+    return Outcome(
+        p50=waits.p50,
+        p95=waits.p95,
+        average=mean(total.first_tokens),
+        cached_share=total.cached_tokens / total.prompt_tokens,
+        longest=waits.longest,
+    )
+
+
+def _print(title: str, rival: Rival, found: Outcome) -> None:
+    times = (f"{each * 1_000:,.0f}" for each in (found.p50, found.p95, found.average, found.longest))
+    print(f"| {title} | {rival} | {' | '.join(times)} | {found.cached_share:.3f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
 """First tokens through real routers: weft, sglang-router and vllm-router before the same eight engines, in one run.
 
 The engines and callers of `bench.routing`, over HTTP: an engine has a prefix cache, one prefill at a time and eight
-slots, and its costs are sleeps, so that the times depend on the router and not on this machine's speed. `oracle` sees
-all caches and queues; its HTTP server is in the process of the engines, so that it adds nothing. All routers have
-their default settings, and no request names its session.
+slots, and its costs are sleeps, so that the times depend on the router and not on this machine's speed. All routers
+have their default settings, and no request names its session.
 
     python -m bench.routing_peers [--only weft] [--seed 1]
 """
@@ -29,7 +28,7 @@ from aiohttp import web
 from bench.contender import SGLANG_ROUTER, VLLM_ROUTER, WEFT, Contender, ensure_installed
 from bench.launch import LaunchError, answering, get, started
 from bench.load import percentile
-from bench.routing import (
+from bench.sessions import (
     ANSWER_TOKENS,
     ENGINES,
     SLOTS,
@@ -49,7 +48,6 @@ MODEL = "stub"
 START_SECONDS = 30.0
 ALONE_REQUESTS = 30
 """Requests of one caller, one after another."""
-ORACLE = "oracle"
 
 
 class HttpEngine:
@@ -61,20 +59,13 @@ class HttpEngine:
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         """Streams an answer of as many tokens as the request allows."""
-        return await self.answer(request, Prompt(await request.json()))
-
-    async def answer(self, request: web.Request, prompt: "Prompt", cached: int | None = None) -> web.StreamResponse:
-        """Streams an answer. `cached`: the tokens that the oracle has found here, before it stored the prompt."""
-        self.engine.under_way += 1
-        try:
-            async with self._slots:
-                async with self._prefill:
-                    cached = self.engine.cached(prompt.blocks) if cached is None else cached
-                    await asyncio.sleep((prompt.tokens - cached) * self.engine.token_seconds)
-                    self.engine.store(prompt.blocks)
-                return await self._stream(request, prompt, cached)
-        finally:
-            self.engine.under_way -= 1
+        prompt = Prompt(await request.json())
+        async with self._slots:
+            async with self._prefill:
+                cached = self.engine.cached(prompt.blocks)
+                await asyncio.sleep((prompt.tokens - cached) * self.engine.token_seconds)
+                self.engine.store(prompt.blocks)
+            return await self._stream(request, prompt, cached)
 
     async def _stream(self, request: web.Request, prompt: "Prompt", cached: int) -> web.StreamResponse:
         body, count = prompt.body, int(prompt.body.get("max_tokens") or 16)
@@ -110,21 +101,9 @@ class Prompt:
 
 
 async def serve(ports: list[int], workload: Workload) -> None:
-    """Serves the oracle at the first port and the engines at the others, until the process ends."""
-    engines = [HttpEngine(engine) for engine in engines_of(workload)]
-
-    async def oracle(request: web.Request) -> web.StreamResponse:
-        prompt = Prompt(await request.json())
-
-        best = min(engines, key=lambda each: each.engine.cost(prompt.tokens, prompt.blocks))
-        seconds, cached = best.engine.own_seconds(prompt.tokens, prompt.blocks), best.engine.cached(prompt.blocks)
-        best.engine.owe(seconds)
-        best.engine.store(prompt.blocks)
-        asyncio.get_running_loop().call_later(seconds, best.engine.owe, -seconds)
-        return await best.answer(request, prompt, cached)
-
-    for port, chat in zip(ports, [oracle, *(engine.chat for engine in engines)], strict=True):
-        await _listen(port, chat)
+    """Serves the engines at these ports, until the process ends."""
+    for port, engine in zip(ports, engines_of(workload), strict=True):
+        await _listen(port, HttpEngine(engine).chat)
     await asyncio.Event().wait()
 
 
@@ -148,8 +127,8 @@ async def _listen(port: int, chat: Callable[[web.Request], Awaitable[web.StreamR
 
 @contextmanager
 def serving(workload: Workload, folder: Path) -> Iterator[list[int]]:
-    """The engines in a process of their own; yields the oracle's port and theirs. Raises LaunchError."""
-    ports = [free_port() for _ in range(ENGINES + 1)]
+    """The engines in a process of their own; yields their ports. Raises LaunchError."""
+    ports = [free_port() for _ in range(ENGINES)]
     job = json.dumps({"ports": ports, "workload": msgspec.to_builtins(workload)})
     root = str(Path(__file__).parents[1])
     with started([sys.executable, "-m", "bench.routing_peers", "--serve", job], {"PYTHONPATH": root}, folder / "log"):
@@ -262,7 +241,7 @@ def main() -> None:
             f"{ms} ms, 160 sessions": replace(usual, sessions=160),
         }
         for title, workload in workloads.items():
-            for name in (ORACLE, "weft", SGLANG_ROUTER.name, VLLM_ROUTER.name):
+            for name in ("weft", SGLANG_ROUTER.name, VLLM_ROUTER.name):
                 if not given.only or name in given.only:
                     _run(title, workload, name, root)
 
@@ -270,11 +249,10 @@ def main() -> None:
 def _run(title: str, workload: Workload, name: str, root: Path) -> None:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="weft-bench-")))
-        port, *engines = stack.enter_context(serving(workload, folder))
-        if name != ORACLE:
-            contender = next(each for each in contenders(engines) if each.name == name)
-            ensure_installed(contender, root)
-            _, _, port = stack.enter_context(answering(contender, root, folder / name, {}))
+        engines = stack.enter_context(serving(workload, folder))
+        contender = next(each for each in contenders(engines) if each.name == name)
+        ensure_installed(contender, root)
+        _, _, port = stack.enter_context(answering(contender, root, folder / name, {}))
         alone, callers = asyncio.run(Callers(workload, port).alone()), Callers(workload, port)
         asyncio.run(callers.run())
     p50, p95 = (1e3 * percentile(callers.firsts, share) for share in (0.5, 0.95))

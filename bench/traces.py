@@ -1,8 +1,8 @@
-"""Traces with the shape of two public ones, and scenarios that replay them on eight engines, for `weft mesh simulate`.
+"""Traces with the shape of two public ones, and of longer conversations, with scenarios for `weft mesh simulate`.
 
 The public ones are Mooncake's (FAST '25, github.com/kvcache-ai/Mooncake, FAST25-release/traces): an hour of
-conversations and one of tool-using agents. These have their numbers of requests, mean lengths, and shares of blocks
-that an earlier prompt had. A scenario takes the public files as well.
+conversations and one of tool-using agents. Two of these have their numbers of requests, mean lengths, and shares of
+blocks that an earlier prompt had. Eight engines replay them. A scenario takes the public files as well.
 
     python -m bench.traces FOLDER
     weft mesh simulate FOLDER/conversation.yaml --against least_loaded --against oracle
@@ -35,6 +35,15 @@ SHAPES: dict[str, dict[str, Any]] = {
         "first_tokens": 11_300,
         "answer_tokens": 343,
         "turns": 1.67,
+        "pause_seconds": 60,
+    },
+    "long-conversation": {
+        "requests": 12_031,
+        "system_prompts": 1,
+        "system_blocks": 1,
+        "first_tokens": 8_000,
+        "answer_tokens": 343,
+        "turns": 8,
         "pause_seconds": 60,
     },
     "tool-agents": {
@@ -116,9 +125,16 @@ def main() -> None:
     """Write the traces and their scenarios."""
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
-    for name, shape in SHAPES.items():
-        (folder / f"{name}.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(trace(**shape)))
-        (folder / f"{name}.yaml").write_text(SCENARIO.format(name=name))
+    for name in SHAPES:
+        write(name, folder)
+
+
+def write(name: str, folder: Path, requests: int | None = None) -> Path:
+    """Writes a trace, or its first requests, and its scenario; returns the scenario's path."""
+    (folder / f"{name}.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(trace(**SHAPES[name])[:requests]))
+    found = folder / f"{name}.yaml"
+    found.write_text(SCENARIO.format(name=name))
+    return found
 
 
 if __name__ == "__main__":

@@ -3,10 +3,9 @@
 from pathlib import Path
 from statistics import fmean
 
-import msgspec
 import pytest
 
-from bench.traces import SCENARIO, SHAPES, trace
+from bench.traces import SHAPES, trace, write
 from router_svc.policy.scheduler import Scheduler
 from router_svc.simulation.engine import Simulation
 from router_svc.simulation.fifo_baseline import OracleScheduler
@@ -32,12 +31,22 @@ def test_trace_has_the_published_figures(name: str) -> None:
     assert known / sum(len(line.hash_ids) for line in lines) == pytest.approx(share, abs=0.02)
 
 
+def test_long_conversations_have_eight_turns() -> None:
+    lines, last, turns = trace(**SHAPES["long-conversation"]), dict[int, int](), list[int]()
+    for line in lines:
+        own = line.hash_ids[1:]
+        found = next((last[each] for each in reversed(own) if each in last), None)
+        if found is None:
+            found = len(turns)
+            turns.append(0)
+        turns[found] += 1
+        last |= dict.fromkeys(own, found)
+    assert fmean(turns) == pytest.approx(8, rel=0.15)
+
+
 def replayed(name: str, folder: Path) -> Scenario:
     """A scenario of the beginning of a trace."""
-    lines = trace(**SHAPES[name])[:4_000]
-    (folder / f"{name}.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(lines))
-    (folder / "x.yaml").write_text(SCENARIO.format(name=name))
-    return load_scenario(folder / "x.yaml")
+    return load_scenario(write(name, folder, 4_000))
 
 
 @pytest.mark.slow("4,000 requests")
