@@ -14,8 +14,8 @@ from router_svc.policy.settings import ChoicePolicy
 WORKLOADS = {
     "idle": (Workload(prefill_ms=0.1), 1.3),
     "loaded": (Workload(prefill_ms=0.4), 2.2),
-    "unequal engines": (Workload(prefill_ms=0.4, unequal=True), 3.2),
-    "full": (Workload(prefill_ms=0.4, sessions=160), 3.2),
+    "unequal engines": (Workload(prefill_ms=0.4, unequal=True), 3.4),
+    "full": (Workload(prefill_ms=0.4, sessions=160), 3.6),
 }
 """Each with the most that the mean time to the first token may be, times that of a search of 10 s."""
 SHORT = Workload(prefill_ms=0.4, sessions=32, turns=4)
