@@ -236,7 +236,7 @@ class World:
     def _answer(self, key: int, request: Request, engine: Engine, now: float) -> None:
         request.first = now
         if self._scheduler is not None and request.router is self._scheduler:
-            self._scheduler.report_first_content(key, now)
+            self._obey(self._scheduler.report_first_content(key, now), now)
         seconds = (request.answer_tokens - 1) * TOKEN_SECONDS * engine.slowdown
         self._at(now + seconds, lambda then: self._end(key, request, engine, then))
         self._prefill(engine, now)

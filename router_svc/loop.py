@@ -385,7 +385,8 @@ class SchedulingLoop:
 
     def report_first_content(self, key: int) -> None:
         """See Placement.report_first_content."""
-        self.scheduler.report_first_content(key, self._clock.monotonic())
+        now = self._clock.monotonic()
+        self._deliver(self.scheduler.report_first_content(key, now), now)
 
     def report_failed(
         self, key: int, attempt: int, reason: Reason, message: str = "", retry_after_seconds: float | None = None

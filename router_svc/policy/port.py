@@ -42,7 +42,7 @@ class SchedulerPort(Protocol):
         """Submit a request."""
         ...
 
-    def report_first_content(self, key: int, now: float) -> None:
+    def report_first_content(self, key: int, now: float) -> list[Decision]:
         """Report the first content of an answer."""
         ...
 

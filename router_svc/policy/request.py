@@ -8,6 +8,7 @@ from math import inf
 from router_svc.policy.decisions import FailedAttempt, Loads, Noted, Placed, Rejects, Waits
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, Needs, needs_of
 from router_svc.policy.endpoints.first_token import FirstToken
+from router_svc.policy.endpoints.load_balancer import Best
 from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.request import Operation
 from weft.kernel.value import value_class
@@ -147,6 +148,10 @@ class Request:
     expected: FirstToken | None = None
     """While placed: its expected time to the first token; None: its endpoint was chosen otherwise."""
     content_at: float | None = None
+    prefill_seconds: float = 0.0
+    """How long its engine took for its prompt, without those before it."""
+    awaited: Best | None = None
+    """While it waits: the endpoint with the earliest first token, which is usually not free; None: it is not decided."""
     estimate: Estimate | None = None
     """Its times as expected when it arrived; None: they are not estimated, or nothing is known."""
     waits: bool = False

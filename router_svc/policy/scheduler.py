@@ -5,7 +5,7 @@ router_svc/DESIGN.md for the life of a request. `Placements` has the running req
 what their ends teach.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from router_svc.policy.endpoints.capacity import Capacity
 from router_svc.policy.endpoints.choice import Choice
 from router_svc.policy.endpoints.cluster_view import ClusterView, MeshChange
 from router_svc.policy.endpoints.failing_prompts import FailingPrompts, FailureCause
+from router_svc.policy.endpoints.load_balancer import NOTHING_AHEAD, Ahead, Best
 from router_svc.policy.endpoints.retry import RetryBudget
 from router_svc.policy.estimates import Estimates
 from router_svc.policy.limits import SchedulerLimits
@@ -40,6 +41,7 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
 
 if TYPE_CHECKING:
+    from router_svc.policy.queue.waiting_prompts import WaitingPrompts
     from router_svc.policy.queue.request_class import RequestClass
 
 TAKING_NO_SLOT = frozenset({Operation.TOKENIZE})
@@ -47,14 +49,16 @@ TAKING_NO_SLOT = frozenset({Operation.TOKENIZE})
 member is loaded, they wait for a wake like other requests."""
 MAX_SPREAD_OVER = 16
 _DURABLE = Priority.DURABLE
-MAX_LOOKED_AT = 16
-"""Waiting requests of a tenant among which the one that loses the least of a cached prompt is placed."""
+MAX_DECIDED = 64
+"""Requests of a tenant that arrived since the last time and are compared with the endpoints at a time."""
+MAX_DECIDED_AGAIN = 8
+"""Waiting requests of a tenant that are compared again at a time, those that were compared longest ago first."""
 MAX_PASSED_OVER = 16
-"""Maximum later requests of its tenant that may be placed before a request because of their cached prompts."""
+"""Maximum later requests of its tenant that may be placed before a request because of their shorter prefill."""
 MAX_PASSED_OVER_SHARE = 0.25
-"""Share of the time until its deadline after which a request is placed in turn; the rest is for its answer."""
-MIN_LOST_TOKENS = 256
-"""A request that loses less of its cached prompt is placed in turn."""
+"""Share of the time until its deadline after which a request takes any free endpoint; the rest is for its answer."""
+MAX_TENANTS_WAITING = 16
+"""Priority classes of tenants that are looked at although the requests of those before wait for endpoints."""
 MAX_REVIEWS_AT_ONCE = 3
 """Maximum consecutive load plans in a step; the rest waits for the next step."""
 
@@ -180,11 +184,13 @@ class Scheduler:
         self._requests.leave(request)
         return refusal or quotes
 
-    def report_first_content(self, key: int, now: float) -> None:
-        """Record that an answer has begun, so its runner is not full."""
+    def report_first_content(self, key: int, now: float) -> list[Decision]:
+        """Record that an answer has begun: its runner is not full, and its engine goes on to the next prompt."""
         request = self._requests.get(key)
-        if request is not None:
-            self._placements.note_content(request, now)
+        if request is None:
+            return []
+        self._placements.note_content(request, now)
+        return self._go_on((request.queue,), now) if self._queues.waiting else []
 
     def report_failed(
         self, key: int, attempt: int, reason: Reason, now: float, retry_after_seconds: float | None = None
@@ -322,7 +328,15 @@ class Scheduler:
     def _place_directly(self, request: Request, queue: Queue, now: float) -> Decision | None:
         """Place a request with no other ahead; None: no candidate is free for it."""
         pick = self._estimator.pick(request)
-        choice = self._index.choose(queue.name, pick, now)
+        best = None
+        if pick.prompt_tokens and self._index.awaits_prompts(queue.name):
+            best = self._index.best(queue.name, pick, now, NOTHING_AHEAD)
+            if best is not None and not best.is_free:
+                return None
+        if best is None:
+            choice = self._index.choose(queue.name, pick, now)
+        else:
+            choice = self._index.choice_of(queue.name, pick, best.selection, now)
         if choice is None:
             return None
         late = self._estimator.too_late(request, choice.candidate, now)
@@ -390,23 +404,28 @@ class Scheduler:
         if not queues:
             return []
         blocked: set[RequestClass] = set()
+        skipped: dict[RequestClass, set[tuple[Priority, str]]] = {}
         decisions: list[Decision] = []
         while True:
             first: QueueEntry | None = None
             for queue in queues:
-                if queue.waiting and self._index.has_free(queue.name):
-                    for head in queue.entries(blocked, now):
+                if queue.waiting and self._index.takes_prompts(queue.name, now):
+                    for head in queue.entries(blocked, now, skipped):
                         if first is None or head.rank < first.rank:
                             first = head
             if first is None:
                 return decisions
-            decision = self._try(first, now)
-            if decision is None:
-                blocked.add(first.request_class)
-            else:
+            decision, waits = self._try(first, now)
+            if decision is not None:
                 decisions.append(decision)
                 if len(queues) > 1 and isinstance(decision, Placed):
                     self._note_passed_over(first, decision.candidate, queues)
+                continue
+            passed = skipped.setdefault(first.request_class, set())
+            if waits and len(passed) < MAX_TENANTS_WAITING:
+                passed.add((first.priority, first.head.tenant))
+            else:
+                blocked.add(first.request_class)
 
     def _changed_queues(self, names: Iterable[str]) -> Sequence[Queue]:
         """Return the backlogged queues among these, those with freed endpoints, and those that requests joined."""
@@ -425,13 +444,74 @@ class Scheduler:
         for queue in others:
             queue.note_passed_over(granted.head.tenant, granted.priority, 1.0 / len(others))
 
-    def _try(self, chosen: QueueEntry, now: float) -> Decision | None:
-        """Place the chosen request; None: no candidate is free for it."""
-        request = self._of_the_tenant(chosen, now)
-        pick = self._estimator.pick(request)
-        choice = self._index.choose(request.queue, pick, now)
-        if choice is None:
-            return None
+    def _try(self, chosen: QueueEntry, now: float) -> tuple[Decision | None, bool]:
+        """Place the chosen request, or one of its tenant that is better served; None: no candidate is free for them.
+
+        Also returns whether they wait for candidates that take no prompt now.
+        """
+        first = self._requests.live(chosen.head.key)
+        if not self._index.awaits_prompts(first.queue):
+            return self._take_free(chosen, first, now), False
+        if self._is_urgent(first, now) and (decision := self._take_free(chosen, first, now)) is not None:
+            return decision, False
+        prompts = chosen.request_class.prompts[chosen.priority, chosen.head.tenant]
+        found = self._next_prompt(prompts, first, now)
+        if found is None:
+            return None, bool(prompts.seconds)
+        request, best = found
+        first.passed_over += request is not first
+        choice = self._index.choice_of(request.queue, self._estimator.pick(request), best.selection, now)
+        return self._grant(chosen, request, choice, now), False
+
+    def _next_prompt(self, prompts: "WaitingPrompts", first: Request, now: float) -> tuple[Request, Best] | None:
+        """Return the request of a tenant that is placed next, on its best candidate; None: those take no prompt now."""
+        if first.passed_over >= MAX_PASSED_OVER:
+            best = self._decide(first, prompts, NOTHING_AHEAD, now)
+            if best is not None and best.is_free:
+                return first, best
+        others = self._queues.open(first.queue).tenants_waiting - 1
+        behind = Ahead(prompts.seconds, others)
+        for _ in range(MAX_DECIDED):
+            request = prompts.next_to_decide()
+            if request is None or request.awaited is not None:
+                break
+            if self._decide(request, prompts, behind, now) is None:
+                return None
+        free, seen = self._index.taking_prompts(first.queue, now), set[int]()
+        while (request := prompts.first_for(free)) is not None and len(seen) < MAX_DECIDED_AGAIN:
+            assert request.awaited is not None, "it waits for a free endpoint"
+            if request.key in seen:
+                break
+            ahead = Ahead(prompts.seconds, others, request.awaited.endpoint.key)
+            best = self._decide(request, prompts, ahead, now)
+            if best is not None and best.is_free:
+                return request, best
+            seen.add(request.key)
+        for _ in range(MAX_DECIDED_AGAIN):
+            request = prompts.next_to_decide()
+            if request is None or request.key in seen:
+                break
+            best = self._decide(request, prompts, behind, now)
+            if best is not None and best.is_free:
+                return request, best
+            seen.add(request.key)
+        return None
+
+    def _decide(self, request: Request, prompts: "WaitingPrompts", ahead: Ahead, now: float) -> Best | None:
+        """Return the best candidate of a waiting request, which waits for it."""
+        prompts.release(request, now)
+        best = self._index.best(request.queue, self._estimator.pick(request), now, ahead)
+        if best is not None:
+            prompts.bind(request, best, now)
+        return best
+
+    def _take_free(self, chosen: QueueEntry, request: Request, now: float) -> Decision | None:
+        """Place a request on a free candidate, even if it had its first token sooner elsewhere; None: none is free."""
+        choice = self._index.choose(request.queue, self._estimator.pick(request), now)
+        return self._grant(chosen, request, choice, now) if isinstance(choice, Choice) else None
+
+    def _grant(self, chosen: QueueEntry, request: Request, choice: Choice, now: float) -> Decision:
+        """Place a waiting request, or refuse it if its retry is not allowed."""
         if not self._placements.may_try(request, choice.candidate, now):
             assert request.last_failure is not None, "only a request that failed is retried"
             return self._requests.drop(request, request.last_failure, now)
@@ -441,31 +521,10 @@ class Scheduler:
         self._requests.dequeue(request, now)
         return self._placements.place(request, choice, now)
 
-    def _of_the_tenant(self, chosen: QueueEntry, now: float) -> Request:
-        """Return the chosen request, or one of its tenant right behind it that loses less of a cached prompt.
-
-        A request is passed over at most MAX_PASSED_OVER times, and not after MAX_PASSED_OVER_SHARE of its time.
-        """
-        first = self._requests.live(chosen.head.key)
-        waiting = chosen.request_class.priorities[chosen.priority]
-        is_urgent = first.deadline_at is not None and now > first.arrived_at + MAX_PASSED_OVER_SHARE * (
-            first.deadline_at - first.arrived_at
-        )
-        if is_urgent or first.passed_over >= MAX_PASSED_OVER or waiting is None:
-            return first
-        best, lost = first, self._index.lost_tokens(first.queue, self._estimator.pick(first))
-        for behind in range(1, MAX_LOOKED_AT):
-            if lost < MIN_LOST_TOKENS:
-                break
-            place = waiting.queue_position(chosen.head.tenant, behind)
-            if place is None:
-                break
-            other = self._requests.live(place[2])
-            its = self._index.lost_tokens(other.queue, self._estimator.pick(other))
-            if its < lost:
-                best, lost = other, its
-        first.passed_over += best is not first
-        return best
+    def _is_urgent(self, request: Request, now: float) -> bool:
+        """Whether a request takes what is free, as it has used MAX_PASSED_OVER_SHARE of its time."""
+        deadline_at, arrived_at = request.deadline_at, request.arrived_at
+        return deadline_at is not None and now > arrived_at + MAX_PASSED_OVER_SHARE * (deadline_at - arrived_at)
 
 
 class Placements:
@@ -508,7 +567,8 @@ class Placements:
         self._queues.caps.take(tenant)
         self._index.take(candidate)
         request.expected = choice.expected
-        self._index.owe(candidate, request.uncached_tokens)
+        seconds = 0.0 if choice.expected is None else choice.expected.own_seconds
+        self._index.add_prompt(candidate, request.uncached_tokens, seconds, now)
         self._running.add(request, candidate)
         self._loads.note_grant(candidate, now, durable=request.kind.durable)
         return Placed(
@@ -539,7 +599,8 @@ class Placements:
             request.content_at = now
             self._quotes.note_first_token(request, now)
             if request.holds_slot:
-                self._index.owe(request.placed_on, -request.uncached_tokens)
+                took = self._index.end_prompt(request.placed_on, request.uncached_tokens, now)
+                request.prefill_seconds = min(now - request.placed_at, took)
             self._index.health.note_content(request.placed_on, now)
 
     def take_back(self, request: Request, now: float) -> tuple[Candidate, bool]:
@@ -618,8 +679,8 @@ class Placements:
         self._estimates.note_served(candidate, spec.tenant, served, seconds, first, limit=spec.max_output_tokens)
         expected, selector = request.expected, self._index.selector
         if expected is not None and first is not None:
-            processed = expected.owed_tokens + max(0, served.prompt_tokens - served.cached_tokens)
-            speed = selector.speeds.note(candidate, processed, first, request.placed_at + first)
+            processed = max(0, served.prompt_tokens - served.cached_tokens)
+            speed = selector.speeds.note(candidate, processed, request.prefill_seconds, request.placed_at + first)
             intervals = served.output_tokens - 1
             speed.note_answer(seconds, (seconds - first) / intervals if intervals > 0 else None)
             selector.caches.correct(candidate, expected.hit, served.cached_tokens)
@@ -645,7 +706,7 @@ class Placements:
             return candidate, False
         self._queues.shares.correct(tenant, request.charged, tokens)
         if request.content_at is None:
-            self._index.owe(candidate, -request.uncached_tokens)
+            self._index.end_prompt(candidate, request.uncached_tokens, now)
         is_relieved = self._queues.caps.release(tenant)
         self._index.release(candidate)
         self._running.remove(request, candidate)

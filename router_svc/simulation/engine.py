@@ -240,7 +240,7 @@ class Simulation:
         self._carry_out_decisions(self._scheduler.finish(key, self.events.now))
 
     def _content(self, attempt: Attempt) -> None:
-        self._scheduler.report_first_content(attempt.request.arrival.key, self.events.now)
+        self._carry_out_decisions(self._scheduler.report_first_content(attempt.request.arrival.key, self.events.now))
 
     def _failed(self, attempt: Attempt, reason: Reason) -> None:
         key = attempt.request.arrival.key

@@ -96,8 +96,9 @@ class FifoScheduler(SchedulerPort):
         return decisions
 
     @override
-    def report_first_content(self, key: int, now: float) -> None:
+    def report_first_content(self, key: int, now: float) -> list[Decision]:
         """Does nothing."""
+        return []
 
     @override
     def report_failed(self, key: int, attempt: int, reason: Reason, now: float) -> list[Decision]:

@@ -19,11 +19,11 @@ from router_svc.policy.endpoints.circuit_breaker import HealthState
 from router_svc.policy.endpoints.considered import ConsideredSamples, consider, count_of, gate, score_of_chosen
 from router_svc.policy.endpoints.endpoint_table import EndpointTable
 from router_svc.policy.endpoints.engine_load import NO_ENGINE_LOAD, EngineFigures, EngineLoad, engine_load
-from router_svc.policy.endpoints.load_balancer import Selection, Selector
+from router_svc.policy.endpoints.load_balancer import Ahead, Best, Selection, Selector
 from router_svc.policy.endpoints.pool import Endpoint
 from router_svc.policy.endpoints.routes import PRIMARY, RouteStep
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.settings import Settings
+from router_svc.policy.settings import ChoicePolicy, Settings
 from weft.kernel.failures import FailureKind
 from weft.kernel.reasons import Reason
 
@@ -95,19 +95,42 @@ class CandidateIndex:
             if not step.gate:
                 yield from step.free_endpoints(pick.needs, pick.excluded, most)
 
-    def choose(self, queue: str, pick: PickRequest, now: float) -> Choice | None:
-        """Select a free candidate for a request; None: none is free for it.
+    def awaits_prompts(self, queue: str) -> bool:
+        """Whether requests of a queue may wait for one of its members while another is free."""
+        pool = self.table.pools.get(queue)
+        return pool is not None and pool.settings.policy is ChoicePolicy.FIRST_TOKEN
 
-        The caller must take the choice: its session and prompt prefixes are recorded as served there.
-        """
+    def takes_prompts(self, queue: str, now: float) -> bool:
+        """Whether a member may be free for waiting requests."""
+        pool = self.table.pools.get(queue)
+        if pool is None or pool.settings.policy is not ChoicePolicy.FIRST_TOKEN:
+            return self.has_free(queue)
+        return not pool.is_at_its_cap and pool.takes_prompts(now)
+
+    def taking_prompts(self, queue: str, now: float) -> list[CandidateKey]:
+        """Return the members of a pool that take a prompt now."""
+        return [each.key for each in self.table.pools[queue].endpoints.values() if each.takes_prompt(now)]
+
+    def best(self, queue: str, pick: PickRequest, now: float, ahead: Ahead) -> Best | None:
+        """Return the best member of a pool for a request, free or not; None: there is none."""
         self.health.advance(now)
         self.figures.advance(now)
-        steps = self._steps_for(queue, pick)
-        found = self._first_free(steps, pick, now)
-        if found is None:
-            return None
+        pool = self.table.pools[queue]
+        return None if pool.is_at_its_cap else self.selector.best(pool, pick, now, ahead)
+
+    def choose(self, queue: str, pick: PickRequest, now: float) -> Choice | None:
+        """Select a free candidate for a request; None: none is free for it. The caller must take the choice."""
+        self.health.advance(now)
+        self.figures.advance(now)
+        found = self._first_free(self._steps_for(queue, pick), pick, now)
+        return None if found is None else self.choice_of(queue, pick, found, now)
+
+    def choice_of(self, queue: str, pick: PickRequest, found: Selection, now: float) -> Choice:
+        """Return the choice of a selection. The caller must take it: it is recorded as served there."""
         endpoint = found.endpoint
         assert pick.needs.allow_remote or not endpoint.candidate.remote, "the request does not allow remote models"
+        self.selector.note_taken(endpoint.pool, pick, found, now)
+        steps = self._steps_for(queue, pick)
         number = count_of(steps)
         return Choice(
             candidate=endpoint.candidate,
@@ -119,11 +142,6 @@ class CandidateIndex:
             expected=found.expected.get(endpoint.key),
             times=found.expected,
         )
-
-    def lost_tokens(self, queue: str, pick: PickRequest) -> int:
-        """Return the prompt tokens that a busy member of a pool has cached but no free member has."""
-        pool = self.table.pools.get(queue)
-        return 0 if pool is None else self.selector.lost_tokens(pool, pick)
 
     def considered(self, queue: str, pick: PickRequest, now: float) -> tuple[Considered, ...]:
         """Return candidates for a request and why each cannot take it, best first; a sample if there are many."""
@@ -182,18 +200,27 @@ class CandidateIndex:
         if endpoint.group is None:
             self.table.forget_if_unused(endpoint)
 
-    def owe(self, candidate: Candidate, tokens: float) -> None:
-        """Add prompt tokens that an endpoint must process before a first token; negative: they are processed."""
+    def add_prompt(self, candidate: Candidate, tokens: float, seconds: float, now: float) -> None:
+        """Add a prompt to an engine's line: the tokens and time that it takes; 0 seconds: unknown."""
+        endpoint = self.table.by_key[candidate.key]
+        slots = endpoint.engine_slots
+        slots.line.add(seconds, now, is_first=not slots.owed_tokens)
+        endpoint.pool.prefilling += endpoint.owed_tokens <= 0 < tokens
+        endpoint.owed_tokens += tokens
+        slots.owed_tokens += tokens
+
+    def end_prompt(self, candidate: Candidate, tokens: float, now: float) -> float:
+        """Remove a prompt that is processed, or whose request has ended. Returns how long its engine took for it."""
         endpoint = self.table.by_key.get(candidate.key)
-        if endpoint is not None:
-            was, slots = endpoint.owed_tokens > 0, endpoint.engine_slots
-            endpoint.owed_tokens += tokens
-            slots.owed_tokens += tokens
-            # Rounding may leave a little less than nothing.
-            if endpoint.owed_tokens < 0.0 or slots.owed_tokens < 0.0:
-                endpoint.owed_tokens = max(0.0, endpoint.owed_tokens)
-                slots.owed_tokens = max(0.0, slots.owed_tokens)
-            endpoint.pool.prefilling += (endpoint.owed_tokens > 0) - was
+        if endpoint is None:
+            return 0.0
+        was, slots = endpoint.owed_tokens > 0, endpoint.engine_slots
+        # Rounding may leave a little less than nothing.
+        endpoint.owed_tokens = max(0.0, endpoint.owed_tokens - tokens)
+        slots.owed_tokens = max(0.0, slots.owed_tokens - tokens)
+        endpoint.pool.prefilling += (endpoint.owed_tokens > 0) - was
+        _, per_token = self.selector.speeds.of(candidate, now).prefill()
+        return slots.line.advance(slots.owed_tokens * per_token, now)
 
     def in_flight(self, candidate: Candidate) -> int:
         """Return the requests on this candidate."""

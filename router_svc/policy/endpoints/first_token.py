@@ -1,15 +1,16 @@
 """The expected time to the first token of a request on an endpoint, by which the policy `first_token` compares.
 
-    first token = overhead + (owed + uncached) * prefill + restore + running * token + wait
+    first token = line + overhead + uncached * prefill + restore + running * token + wait
 
+- line: time for the prompts before it, on the engine and in the router's queue;
 - overhead: measured time to the first token of a cached prompt, round trip included;
-- owed: prompt tokens of requests placed there that have no first token yet;
 - uncached: prompt tokens of this request that the endpoint has not cached and does not restore;
 - restore: time in which its runner restores a stored prompt, if that is shorter than processing its tokens; if another
   runner has a longer one, with the time of its transfer;
 - prefill: measured seconds per prompt token; if unknown, those of the engine that processed a stored prompt;
-- token: measured seconds between two tokens of an answer, by which each running request delays a prefill;
-- wait: for an engine slot, if requests wait inside the engine or its KV cache is full.
+- token: measured seconds between two tokens of an answer, by which each running request delays a prefill, as long as
+  the speed is assumed: a measured one contains it;
+- wait: for a slot, if all are taken, requests wait inside the engine, or its KV cache is full.
 
 All terms are seconds, so machines of different speed compare.
 """
@@ -17,6 +18,7 @@ All terms are seconds, so machines of different speed compare.
 import math
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from router_svc.policy.endpoints.candidates import Candidate
 from router_svc.policy.endpoints.engine_load import EngineLoad
@@ -136,7 +138,7 @@ class Speeds:
         return _UNKNOWN if known is None or now > known.noted_at + SPEED_SECONDS else known
 
     def note(self, candidate: Candidate, prompt_tokens: float, first_seconds: float, now: float) -> Speed:
-        """Record a time to the first token, and the prompt tokens processed meanwhile for all requests."""
+        """Record how long an engine took for a prompt, and how many of its tokens it processed."""
         place = candidate.model_host
         speed = self._speeds.setdefault(place, Speed())
         speed.note(prompt_tokens, first_seconds, now)
@@ -151,10 +153,12 @@ class FirstToken:
     """The expected time to the first token on an endpoint, by its terms."""
 
     overhead_seconds: float
+    line_seconds: float
     prefill_seconds: float
     decode_seconds: float
     wait_seconds: float
     owed_tokens: float
+    """Prompt tokens of the requests before it on the engine."""
     prompt_tokens: int
     uncached_tokens: int
     """Prompt tokens of this request that the endpoint has to process."""
@@ -169,32 +173,53 @@ class FirstToken:
     @property
     def own_seconds(self) -> float:
         """Return this request's own part of the prefill, restore included."""
-        share = self.uncached_tokens / ((self.uncached_tokens + self.owed_tokens) or 1.0)
-        return self.prefill_seconds * share + self.restore_seconds
+        return self.prefill_seconds + self.restore_seconds
 
     @property
     def seconds(self) -> float:
         """Return the sum of the terms."""
-        engine_seconds = self.prefill_seconds + self.decode_seconds + self.wait_seconds
+        engine_seconds = self.line_seconds + self.prefill_seconds + self.decode_seconds + self.wait_seconds
         return self.overhead_seconds + self.restore_seconds + engine_seconds
 
     def explanation(self) -> str:
         """Return the terms as text."""
-        owed = f" and {self.owed_tokens:.0f} of others" if self.owed_tokens else ""
         source = " (reported)" if self.hit.is_reported else ""
-        tokens = f"{self.uncached_tokens} uncached{source} of about {self.prompt_tokens} prompt tokens{owed}"
+        tokens = f"{self.uncached_tokens} uncached{source} of about {self.prompt_tokens} prompt tokens"
         terms = [
             f"{time_words(self.prefill_seconds)} for {tokens}",
             f"{time_words(self.overhead_seconds)} overhead",
         ]
+        if self.line_seconds >= SHOWN_SECONDS:
+            terms.append(f"{time_words(self.line_seconds)} for the prompts before it")
         if self.restore_seconds:
             origin = f" of {self.move.source[1]}" if self.move is not None else ""
             terms.append(f"{time_words(self.restore_seconds)} for restoring a stored prompt{origin}")
         if self.decode_seconds >= SHOWN_SECONDS:
             terms.append(f"{time_words(self.decode_seconds)} for running answers")
         if self.wait_seconds >= SHOWN_SECONDS:
-            terms.append(f"{time_words(self.wait_seconds)} for a slot of the engine")
+            terms.append(f"{time_words(self.wait_seconds)} for a slot")
         return f"first token in {time_words(self.seconds)}: {', '.join(terms)}"
+
+
+class Line(NamedTuple):
+    """The prompts that an endpoint processes before a request's own, as seconds of prefill."""
+
+    engine_seconds: float
+    """Of requests on its engine."""
+    tenant_seconds: float = 0.0
+    """Of the tenant's requests in the router's queue that wait for it."""
+    others_seconds: float = 0.0
+    """Of those of other tenants."""
+    other_tenants: int = 0
+    """Tenants take turns of equal length, so that each of the others goes first at most as long as the own tenant."""
+
+    def seconds(self, own_seconds: float) -> float:
+        """Return the whole line before a request with this prefill."""
+        turns = self.other_tenants * (self.tenant_seconds + own_seconds)
+        return self.engine_seconds + self.tenant_seconds + min(self.others_seconds, turns)
+
+
+NO_LINE = Line(0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,12 +232,13 @@ class Busy:
     """Prompt tokens of requests without a first token."""
     load: EngineLoad
     """What the engine's figures add."""
+    line: Line = NO_LINE
 
 
 def first_token(
     candidate: Candidate, busy: Busy, speed: Speed, prompt_tokens: int, hit: Hit, move: Move | None = None
 ) -> FirstToken:
-    """Return the expected time to the first token of a prompt on an endpoint with a free slot.
+    """Return the expected time to the first token of a prompt on an endpoint.
 
     `move`: the stored prompt of another endpoint that its runner can fetch.
     """
@@ -239,8 +265,9 @@ def first_token(
             move, move_saves_seconds = None, 0.0
     return FirstToken(
         overhead_seconds=overhead,
-        prefill_seconds=per_token * (busy.owed_tokens + uncached),
-        decode_seconds=running * speed.between_seconds,
+        line_seconds=busy.line.seconds(per_token * uncached + restore_seconds),
+        prefill_seconds=per_token * uncached,
+        decode_seconds=0.0 if speed.is_known else running * speed.between_seconds,
         wait_seconds=0.0 if ahead < 0 else (ahead + 0.5) * speed.service_seconds / (candidate.slots or 1),
         owed_tokens=busy.owed_tokens,
         prompt_tokens=prompt_tokens,

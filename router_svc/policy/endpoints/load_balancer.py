@@ -1,7 +1,8 @@
-"""Load balancing: which free endpoint of a pool a request gets, by policy.
+"""Load balancing: which endpoint of a pool a request gets, by policy.
 
 - first_token: the endpoint with the lowest expected time to the first token (`first_token.py`), or the session's last
-  endpoint unless another is clearly sooner; least_loaded for requests without a prompt;
+  endpoint unless another is clearly sooner. If that endpoint takes no prompt now, the request waits for it;
+  least_loaded for requests without a prompt;
 - least_loaded: the endpoint with the lowest share of slots in use, engine figures included;
 - round_robin: the least recently granted endpoint;
 - random: any free endpoint with equal probability.
@@ -13,12 +14,14 @@ A new policy is a rank of the free endpoints (like `by_turn`) or a function that
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from math import inf
 from operator import attrgetter
 from typing import NamedTuple
 
-from router_svc.policy.endpoints.candidates import CandidateKey
+from router_svc.policy.endpoints.candidates import CandidateKey, EngineKey
 from router_svc.policy.endpoints.choice import PickRequest
-from router_svc.policy.endpoints.first_token import Busy, FirstToken, Speeds, first_token
+from router_svc.policy.endpoints.first_token import Busy, FirstToken, Line, Speeds, first_token
+from router_svc.policy.endpoints.further_turns import FurtherTurns
 from router_svc.policy.endpoints.pool import Endpoint, EndpointGroup, Pool, Rank
 from router_svc.policy.endpoints.prefix_affinity import NO_HIT, PrefixCaches, moves_of, tokens_of
 from router_svc.policy.settings import ChoicePolicy
@@ -33,9 +36,9 @@ SESSION_GATE_SECONDS = 1.0
 SESSION_GATE_SHARE = 0.25
 """A session moves only if another endpoint is sooner by more than both: its later turns need the cache."""
 DELAY_EXPONENT = 3
-"""A prompt also delays those after it, so its own prefill counts once more times the share of the pool's endpoints
-that process prompts, to this power. Of 0, 1, 2, 3 and constant shares, 3 came closest to a router that sees all caches
-and queues, over idle, loaded and full pools (`python -m bench.routing`)."""
+"""A prompt also delays those after it, so its own prefill counts CROWD_WEIGHT more times the share of the pool's
+endpoints that process prompts, to this power (`python -m bench.routing`)."""
+CROWD_WEIGHT = 3.0
 MAX_DRAWS = 8
 """Random draws that may hit excluded endpoints before the next endpoint that is not excluded is used."""
 _order = attrgetter("rank", "key")
@@ -72,6 +75,45 @@ class Selection(NamedTuple):
     expected: Mapping[CandidateKey, FirstToken] = {}
 
 
+class Best(NamedTuple):
+    """The endpoint with the lowest expected time to the first token for a request, free or not."""
+
+    selection: Selection
+    expected: FirstToken
+    is_free: bool
+    """Whether it takes the request now."""
+    elsewhere_seconds: float
+    """The time to the first token on the best endpoint that takes prompts now; infinity: none does."""
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Return the endpoint."""
+        return self.selection.endpoint
+
+
+class Ahead(NamedTuple):
+    """What waits in the router's queue before a request."""
+
+    tenant_seconds: Mapping[EngineKey, float] = {}
+    """Prefill of the requests of its tenant and class, by the engine that they wait for."""
+    other_tenants: int = 0
+    """Number of the other tenants with waiting requests, which have turns of equal length."""
+    first_at: CandidateKey | None = None
+    """The endpoint for which it is the first in order."""
+
+    def line_of(self, endpoint: Endpoint, now: float) -> Line:
+        """Return what goes first at an endpoint."""
+        engine = endpoint.engine_slots
+        line, waiting = engine.line.seconds(now), engine.line.waiting_seconds
+        if not waiting or endpoint.key == self.first_at:
+            return Line(line)
+        mine = self.tenant_seconds.get(engine.key, 0.0)
+        return Line(line, mine, max(0.0, waiting - mine), self.other_tenants)
+
+
+NOTHING_AHEAD = Ahead()
+
+
 class SessionEndpoints:
     """The endpoint that last served each session of a pool; bounded, drops the least recently used one."""
 
@@ -102,33 +144,51 @@ class Selector:
         self.sessions = SessionEndpoints(max_sessions)
         self.caches = PrefixCaches(max_prefixes)
         self.speeds = Speeds()
+        self.further_turns = FurtherTurns()
 
     def choose(self, pool: Pool, pick: PickRequest, now: float) -> Selection | None:
-        """Select a free endpoint; None: none is free for the request.
-
-        The selection is recorded as taken, so that the next request of the session goes there too.
-        """
+        """Select a free endpoint, even if a busy one would be sooner; None: none is free for the request."""
         if pool.is_at_its_cap:
             return None
-        groups = pool.fitting(pick.needs)
-        if pick.prefix_holder is not None:
-            self._learn_holder(pool, pick, pick.prefix_holder)
-        session = None
-        if pick.affinity_key and (where := self.sessions.find(pool.name, pick.affinity_key)) is not None:
-            session = pool.open_endpoint(where, groups, pick.excluded)
         policy = pool.settings.policy
         if policy is ChoicePolicy.FIRST_TOKEN and pick.prompt_tokens:
-            chosen = self._soonest(pool, groups, pick, session, now)
-        elif session is not None:
-            chosen = Selection(session, SESSION_AFFINITY)
-        else:
-            is_random = policy is ChoicePolicy.RANDOM
-            found = draw(groups, pick.excluded, pick.seed) if is_random else first_of(groups, pick.excluded)
-            name = LEAST_LOADED if policy is ChoicePolicy.FIRST_TOKEN else policy.value
-            chosen = None if found is None else Selection(found, name)
-        if chosen is not None and pick.affinity_key:
-            self.sessions.note(pool.name, pick.affinity_key, chosen.endpoint.key)
-        return chosen
+            best = self.best(pool, pick, now, None)
+            return None if best is None else best.selection
+        groups, session = pool.fitting(pick.needs), self._session(pool, pick)
+        if session is not None and session.is_open:
+            return Selection(session, SESSION_AFFINITY)
+        is_random = policy is ChoicePolicy.RANDOM
+        found = draw(groups, pick.excluded, pick.seed) if is_random else first_of(groups, pick.excluded)
+        name = LEAST_LOADED if policy is ChoicePolicy.FIRST_TOKEN else policy.value
+        return None if found is None else Selection(found, name)
+
+    def note_taken(self, pool: Pool, pick: PickRequest, selection: Selection, now: float) -> None:
+        """Record where a request is placed, so that the next one of its conversation goes there too."""
+        endpoint = selection.endpoint
+        if pick.affinity_key:
+            self.sessions.note(pool.name, pick.affinity_key, endpoint.key)
+        expected = selection.expected.get(endpoint.key)
+        if expected is not None:
+            self.further_turns.note(pool.name, pick.prefix_digests, now)
+            self.caches.enter(pool.name, pick.prefix_digests, endpoint.candidate, expected.uncached_tokens)
+
+    def _session(self, pool: Pool, pick: PickRequest) -> Endpoint | None:
+        """Return the endpoint that last served the request's session, if it can serve the request."""
+        where = self.sessions.find(pool.name, pick.affinity_key) if pick.affinity_key else None
+        endpoint = None if where is None else pool.endpoints.get(where)
+        if endpoint is None or where in pick.excluded or endpoint.group not in pool.fitting(pick.needs):
+            return None
+        return endpoint
+
+    def note_taken(self, pool: Pool, pick: PickRequest, selection: Selection, now: float) -> None:
+        """Record where a request is placed, so that the next one of its conversation goes there too."""
+        endpoint = selection.endpoint
+        if pick.affinity_key:
+            self.sessions.note(pool.name, pick.affinity_key, endpoint.key)
+        expected = selection.expected.get(endpoint.key)
+        if expected is not None:
+            self.further_turns.note(pool.name, pick.prefix_digests, now)
+            self.caches.enter(pool.name, pick.prefix_digests, endpoint.candidate, expected.uncached_tokens)
 
     def _learn_holder(self, pool: Pool, pick: PickRequest, holder: PrefixHolder) -> None:
         """Learn from the dispatcher where a prompt is cached that an earlier router placed."""
@@ -142,44 +202,41 @@ class Selector:
             if pick.affinity_key and self.sessions.find(pool.name, pick.affinity_key) is None:
                 self.sessions.note(pool.name, pick.affinity_key, endpoint.key)
 
-    def lost_tokens(self, pool: Pool, pick: PickRequest) -> int:
-        """Return the prompt tokens that a busy endpoint has cached but no free one has."""
-        if pool.settings.policy is not ChoicePolicy.FIRST_TOKEN or not pick.prefix_digests:
-            return 0
-        groups = pool.fitting(pick.needs)
-        free = most = 0
-        for key, hit in self.caches.hits(pool.name, pick.prefix_digests).items():
-            endpoint = pool.endpoints.get(key)
-            if endpoint is not None and endpoint.is_usable and endpoint.group in groups:
-                most = max(most, hit.tokens)
-                if endpoint.is_open:
-                    free = max(free, hit.tokens)
-        return most - free
+    def best(self, pool: Pool, pick: PickRequest, now: float, ahead: Ahead | None) -> Best | None:
+        """Return the endpoint with the lowest expected time to the first token, or the session's; None: there is none.
 
-    def _soonest(
-        self, pool: Pool, groups: Sequence[EndpointGroup], pick: PickRequest, session: Endpoint | None, now: float
-    ) -> Selection | None:
-        """Return the endpoint with the lowest expected time to the first token, or the session's."""
+        `ahead`: what waits before the request; None: only free endpoints are compared.
+        """
+        if pick.prefix_holder is not None:
+            self._learn_holder(pool, pick, pick.prefix_holder)
+        groups, session = pool.fitting(pick.needs), self._session(pool, pick)
         hits = self.caches.hits(pool.name, pick.prefix_digests) if pick.prefix_digests else {}
         moves = moves_of(hits) if hits else {}
         known = [*hits, session.key] if session is not None else [*hits]
         chosen: Endpoint | None = None
-        least = 0.0
+        least = elsewhere = inf
         expected: dict[CandidateKey, FirstToken] = {}
-        delay = pool.prefilling_share**DELAY_EXPONENT
-        for endpoint in _to_score(pool, groups, known, pick.excluded):
+        delay = CROWD_WEIGHT * pool.prefilling_share**DELAY_EXPONENT
+        turns = self.further_turns.expected(pool.name)
+        for endpoint in _to_score(pool, groups, known, pick.excluded, only_open=ahead is None):
+            engine = endpoint.engine_slots
+            line = Line(engine.line.seconds(now)) if ahead is None else ahead.line_of(endpoint, now)
             busy = Busy(
-                requests=endpoint.engine_slots.requests,
-                owed_tokens=endpoint.engine_slots.owed_tokens,
+                requests=engine.requests,
+                owed_tokens=engine.owed_tokens,
                 load=endpoint.engine_load,
+                line=line,
             )
             speed, hit = self.speeds.of(endpoint.candidate, now), hits.get(endpoint.key, NO_HIT)
             move = moves.get(endpoint.candidate.state_kind)
             if move is not None and move.source == endpoint.key:
                 move = None
             time = first_token(endpoint.candidate, busy, speed, pick.prompt_tokens, hit, move)
+            own_seconds = time.own_seconds
             expected[endpoint.key] = time
-            seconds = time.seconds + delay * time.own_seconds
+            seconds = time.seconds + delay * own_seconds + turns * engine.line.usual_seconds(now)
+            if endpoint.takes_prompt(now):
+                elsewhere = min(elsewhere, time.seconds)
             if chosen is None or seconds < least or (seconds == least and _precedes(endpoint, chosen)):
                 chosen, least = endpoint, seconds
         if chosen is None:
@@ -190,19 +247,40 @@ class Selector:
             lost = expected[session.key].seconds - soonest
             if lost <= max(SESSION_GATE_SECONDS, SESSION_GATE_SHARE * soonest):
                 chosen, name = session, SESSION_AFFINITY
-        self.caches.enter(pool.name, pick.prefix_digests, chosen.candidate, expected[chosen.key].uncached_tokens)
-        return Selection(chosen, name, expected)
+        time = expected[chosen.key]
+        is_first = time.line_seconds <= chosen.engine_slots.line.seconds(now)
+        is_free = ahead is None or (is_first and chosen.takes_prompt(now))
+        return Best(Selection(chosen, name, expected), time, is_free, elsewhere)
 
 
 def _to_score(
-    pool: Pool, groups: Sequence[EndpointGroup], known: Sequence[CandidateKey], excluded: Collection[CandidateKey]
+    pool: Pool,
+    groups: Sequence[EndpointGroup],
+    known: Sequence[CandidateKey],
+    excluded: Collection[CandidateKey],
+    *,
+    only_open: bool,
 ) -> Iterable[Endpoint]:
-    """Yield the free endpoints to compare: all, or of many the known and the least loaded ones."""
+    """Yield the endpoints to compare: all, or of many the known and the least loaded ones."""
+    if not only_open and len(pool.endpoints) <= MAX_SCORED:
+        return [
+            endpoint
+            for group in groups
+            for endpoint in group.endpoints.values()
+            if endpoint.is_usable and not endpoint.health.paused and endpoint.key not in excluded
+        ]
     if len(groups) == 1 and not excluded and len(groups[0].open) <= MAX_SCORED:
         return groups[0].open
     if sum(len(group.open) for group in groups) <= MAX_SCORED:
         return (endpoint for group in groups for endpoint in group.open if endpoint.key not in excluded)
-    found = {key: endpoint for key in known if (endpoint := pool.open_endpoint(key, groups, excluded)) is not None}
+    found = {
+        key: endpoint
+        for key in known
+        if (endpoint := pool.endpoints.get(key)) is not None
+        and (endpoint.is_open or (endpoint.is_usable and not endpoint.health.paused and not only_open))
+        and endpoint.group in groups
+        and key not in excluded
+    }
     for group in groups:
         found |= {each.key: each for each in group.some_of_the_best(MAX_SCORED_OF_MANY) if each.key not in excluded}
     if not found and (first := first_of(groups, excluded)) is not None:

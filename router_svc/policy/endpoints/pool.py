@@ -17,6 +17,7 @@ from router_svc.policy.endpoints.capability import Profile, fits, profile_of
 from router_svc.policy.endpoints.choice import Considered, PickRequest
 from router_svc.policy.endpoints.circuit_breaker import EndpointHealth, HealthState
 from router_svc.policy.endpoints.engine_load import NO_ENGINE_LOAD, EngineFigures
+from router_svc.policy.endpoints.prompt_line import OPEN_LINE_SECONDS, PromptLine
 from router_svc.policy.settings import PoolSettings
 
 MAX_STALE_SHARE = 2
@@ -60,10 +61,11 @@ class RunnerLoad:
 class EngineSlots:
     """Number of requests on an engine, whose slots its model and that model's adapters share."""
 
-    __slots__ = ("endpoints", "granted", "inherited", "key", "owed_tokens", "requests")
+    __slots__ = ("endpoints", "granted", "inherited", "key", "line", "owed_tokens", "requests")
 
     def __init__(self, key: EngineKey) -> None:
         self.key = key
+        self.line = PromptLine()
         self.requests = 0
         self.granted = 0
         """Requests that this router has granted it since it appeared."""
@@ -172,6 +174,10 @@ class Endpoint:
         if self.engine_load is NO_ENGINE_LOAD:
             return granted / (slots or 1)
         return self.engine_load.used_share(granted, slots)
+
+    def takes_prompt(self, now: float) -> bool:
+        """Whether it is open and soon done with its prompts."""
+        return self.is_open and self.engine_slots.line.ends_at < now + OPEN_LINE_SECONDS
 
     def settle(self) -> None:
         """Recompute which requests it is open for, after any change."""
@@ -326,6 +332,14 @@ class Pool:
         for group in self._groups.values():  # noqa: SIM110
             if group.open or group.spare:
                 return True
+        return False
+
+    def takes_prompts(self, now: float) -> bool:
+        """Whether some free member is soon done with its prompts."""
+        for group in self._groups.values():
+            for endpoint in (*group.open, *group.spare.values()) if group.spare else group.open:
+                if endpoint.engine_slots.line.ends_at < now + OPEN_LINE_SECONDS:
+                    return True
         return False
 
     # -- membership

@@ -3,7 +3,7 @@
 import bisect
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -121,8 +121,18 @@ class FairQueue:
             self._entries.pop(tenant, None)
             self._aside.discard(tenant)
 
-    def head(self) -> TenantHead | None:
-        """Return the tenant and request to serve next; None: no waiting tenant is below its cap."""
+    def head(self, skipped: Collection[str] = ()) -> TenantHead | None:
+        """Return the tenant and request to serve next; None: no waiting tenant is below its cap, or all are skipped."""
+        if not skipped:
+            return self._head()
+        aside: list[_Entry] = []
+        while (found := self._head()) is not None and found.tenant in skipped:
+            aside.append(heapq.heappop(self._heap))
+        for entry in aside:
+            heapq.heappush(self._heap, entry)
+        return found
+
+    def _head(self) -> TenantHead | None:
         heap = self._heap
         while heap:
             entry = account, turn, tenant = heap[0]

@@ -1,7 +1,7 @@
 """The queue of one target: a pool, or a route."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from math import ceil, inf
@@ -11,7 +11,7 @@ from router_svc.policy.endpoints.candidates import Needs
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.queue.fair_queue import TenantHead
 from router_svc.policy.queue.fair_share import MIN_COST, Account, FairShare
-from router_svc.policy.queue.request_class import BAND_OF, BANDS, PRIORITIES, Rank, RequestClass, rank_of
+from router_svc.policy.queue.request_class import BAND_OF, BANDS, PRIORITIES, Rank, RequestClass, Skipped, rank_of
 from router_svc.policy.request import Request, RequestKind
 from weft.kernel.request import CALLER_CLASSES, Priority
 
@@ -184,7 +184,7 @@ class Queue:
     def remove(self, request: Request, now: float) -> None:
         """Remove a waiting request."""
         found = self.classes[request.kind]
-        found.remove(request)
+        found.remove(request, now)
         if not found.waiting:
             del self.classes[found.kind]
         priority, tenant = request.spec.priority, request.spec.tenant
@@ -210,20 +210,25 @@ class Queue:
             self._weight_waiting = 0.0
             self.grant_rate.note_backlog(now, waiting=False)
 
-    def entries(self, blocked: set[RequestClass], now: float) -> Iterator[QueueEntry]:
+    def entries(
+        self, blocked: set[RequestClass], now: float, skipped: Mapping[RequestClass, Skipped]
+    ) -> Iterator[QueueEntry]:
         """Yield the requests that may be granted next, at least one per request class."""
         is_due = max(self._passed_over) >= self._first_due_after
         for request_class in self.classes.values():
             if request_class in blocked or not request_class.waiting:
                 continue
-            first = request_class.head()
+            but = skipped.get(request_class, ()) if skipped else ()
+            first = request_class.head(but)
             if first is None:
                 continue
             priority, head = first
             yield QueueEntry(rank_of(first), priority, head, request_class)
-            yield from self._overdue_classes(request_class, head, now)
+            for entry in self._overdue_classes(request_class, head, now):
+                if (entry.priority, entry.head.tenant) not in but:
+                    yield entry
             if is_due:
-                yield from self._overdue_bands(request_class, now)
+                yield from self._overdue_bands(request_class, now, but)
 
     def note_grant(self, chosen: QueueEntry, waited_seconds: float, now: float) -> None:
         """Record a grant to a request that is still in the queue."""
@@ -260,6 +265,11 @@ class Queue:
     def places_of(self, tenant: str) -> int:
         """Return the number of waiting requests of a tenant."""
         return sum(places.get(tenant, 0) for places in self._places)
+
+    @property
+    def tenants_waiting(self) -> int:
+        """Number of tenants with waiting requests of callers."""
+        return len(self._places[_CALLERS_BAND])
 
     def callers_of(self, tenant: str) -> int:
         """Return the number of waiting requests of a tenant's callers."""
@@ -362,14 +372,14 @@ class Queue:
                 rank = (_CALLERS_BAND, head.account, head.turn, -backlog.passed_over, place)
                 yield QueueEntry(rank, priority, head._replace(place=place), request_class)
 
-    def _overdue_bands(self, request_class: RequestClass, now: float) -> Iterator[QueueEntry]:
+    def _overdue_bands(self, request_class: RequestClass, now: float, skipped: Skipped) -> Iterator[QueueEntry]:
         """Yield the request of each overdue band, most often passed over first.
 
         Durable requests waited long before they were offered, so their share counts from the first grant.
         """
         for band, priorities in enumerate(BANDS):
             how_often = self._passed_over[band] / self._due_after[band]
-            found = request_class.head_in(priorities) if how_often >= 1.0 else None
+            found = request_class.head_in(priorities, skipped) if how_often >= 1.0 else None
             if found is None:
                 continue
             priority, head = found

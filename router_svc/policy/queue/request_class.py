@@ -1,10 +1,11 @@
 """Request classes: interchangeable requests of a queue."""
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from router_svc.policy.queue.fair_queue import FairQueue, TenantHead
+from router_svc.policy.queue.waiting_prompts import WaitingPrompts
 from router_svc.policy.request import QueuePosition, Request, RequestKind
 from weft.kernel.request import CALLER_CLASSES, Priority
 
@@ -15,6 +16,8 @@ order requests."""
 BAND_OF = tuple(band for band, priorities in enumerate(BANDS) for _ in priorities)
 """The band of each priority class."""
 FirstRequest = tuple[Priority, TenantHead]
+Skipped = Collection[tuple[Priority, str]]
+"""Priority classes of tenants whose requests all wait for endpoints that take none now."""
 Rank = tuple[int, float, int, float, QueuePosition]
 """Band, the tenant's account and turn, class, position: the lower one is served first. Below 0: overdue."""
 _SPARE_ENTRIES = 64
@@ -29,6 +32,8 @@ class RequestClass:
     standing_of: Callable[[str], tuple[float, int]]
     may_run: Callable[[str], bool]
     priorities: list[FairQueue | None] = field(default_factory=lambda: [None] * len(PRIORITIES))
+    prompts: dict[tuple[Priority, str], WaitingPrompts] = field(default_factory=dict)
+    """The waiting requests by priority class and tenant."""
     waiting: int = 0
     queued_tokens: float = 0.0
     expected_work: float = 0.0
@@ -54,6 +59,10 @@ class RequestClass:
         if fair_queue is None:
             fair_queue = self.priorities[request.spec.priority] = FairQueue(self.standing_of, self.may_run)
         fair_queue.add(request.spec.tenant, request.place)
+        whose = request.spec.priority, request.spec.tenant
+        if whose not in self.prompts:
+            self.prompts[whose] = WaitingPrompts()
+        self.prompts[whose].add(request)
         request.waits = True
         self.waiting += 1
         self.queued_tokens += request.cost
@@ -65,8 +74,12 @@ class RequestClass:
             self._arrivals = [entry for entry in self._arrivals if entry[1] in self._keys]
             heapq.heapify(self._arrivals)
 
-    def remove(self, request: Request) -> None:
+    def remove(self, request: Request, now: float) -> None:
         """Remove a waiting request."""
+        whose = request.spec.priority, request.spec.tenant
+        self.prompts[whose].remove(request, now)
+        if not self.prompts[whose].requests:
+            del self.prompts[whose]
         fair_queue = self.priorities[request.spec.priority]
         assert fair_queue is not None, "only who waits can be taken out"
         fair_queue.remove(request.spec.tenant, request.place)
@@ -80,16 +93,22 @@ class RequestClass:
             self.queued_tokens = self.expected_work = self.arrived_sum = 0.0
             self._arrivals.clear()
 
-    def head(self) -> FirstRequest | None:
+    def head(self, skipped: Skipped = ()) -> FirstRequest | None:
         """Return the next request of the first band with one; None: there is none."""
-        return next(filter(None, map(self.head_in, BANDS)), None)
+        for priorities in BANDS:
+            if (first := self.head_in(priorities, skipped)) is not None:
+                return first
+        return None
 
-    def head_in(self, priorities: Sequence[Priority]) -> FirstRequest | None:
+    def head_in(self, priorities: Sequence[Priority], skipped: Skipped = ()) -> FirstRequest | None:
         """Return the next request of a band: of the tenant in turn, the first of its highest class; None: none."""
         first: FirstRequest | None = None
         for priority in priorities:
             fair_queue = self.priorities[priority]
-            if fair_queue is not None and fair_queue.waiting and (head := fair_queue.head()) is not None:
+            if fair_queue is None or not fair_queue.waiting:
+                continue
+            tenants = [tenant for each, tenant in skipped if each is priority] if skipped else ()
+            if (head := fair_queue.head(tenants)) is not None:
                 # A tenant has the same account and turn in all its classes.
                 first = (priority, head) if first is None or head[:2] < first[1][:2] else first
         return first

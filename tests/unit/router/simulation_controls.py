@@ -41,8 +41,8 @@ class Sound:
     def submit(self, arrival: Request, now: float) -> list[Decision]:
         return self.heard(self.inner.submit(arrival, now))
 
-    def report_first_content(self, key: int, now: float) -> None:
-        self.inner.report_first_content(key, now)
+    def report_first_content(self, key: int, now: float) -> list[Decision]:
+        return self.heard(self.inner.report_first_content(key, now))
 
     def report_failed(self, key: int, attempt: int, reason: Reason, now: float) -> list[Decision]:
         return self.heard(self.inner.report_failed(key, attempt, reason, now))

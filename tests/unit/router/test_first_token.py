@@ -47,7 +47,7 @@ def placed_on(mesh: CandidateIndex, asked: PickRequest, now: float = 0.0) -> Cho
     assert choice is not None
     assert choice.expected is not None
     mesh.take(choice.candidate)
-    mesh.owe(choice.candidate, choice.expected.uncached_tokens)
+    mesh.add_prompt(choice.candidate, choice.expected.uncached_tokens, choice.expected.own_seconds, now)
     return choice
 
 
@@ -55,7 +55,7 @@ def served_by(mesh: CandidateIndex, asked: PickRequest, now: float = 0.0) -> str
     """Place a request and end it."""
     choice = placed_on(mesh, asked, now)
     assert choice.expected is not None
-    mesh.owe(choice.candidate, -choice.expected.uncached_tokens)
+    mesh.end_prompt(choice.candidate, choice.expected.uncached_tokens, now)
     mesh.release(choice.candidate)
     return choice.candidate.model
 
@@ -82,7 +82,7 @@ def test_a_fan_out_of_sub_agents_does_not_move_the_main_agent_off_its_cache(keys
         ]
         for choice in running:
             assert choice.expected is not None
-            mesh.owe(choice.candidate, -choice.expected.uncached_tokens)
+            mesh.end_prompt(choice.candidate, choice.expected.uncached_tokens, 0.0)
             mesh.release(choice.candidate)
         assert served_by(mesh, main) == home
         main = prompt(*main.prefix_digests, len(main.prefix_digests) + 1, affinity_key=keys[0])
@@ -191,7 +191,7 @@ def test_prompts_in_progress_follow_a_model_to_another_pool() -> None:
     mesh.table.put(moved)
     assert (mesh.table.pools["p"].prefilling, mesh.table.pools["q"].prefilling) == (0, 1)
     assert choice.expected is not None
-    mesh.owe(moved, -choice.expected.uncached_tokens)
+    mesh.end_prompt(moved, choice.expected.uncached_tokens, 0.0)
     mesh.release(moved)
     assert mesh.table.pools["q"].prefilling == 0
 
