@@ -117,6 +117,7 @@ class World:
         self._ended: list[Request] = []
         self._policy, self._holders = policy, PrefixHolders()
         self._planned: dict[Engine, list[int]] = {}
+        self._opens_at: float | None = None
 
     def run(self) -> Outcome:
         """Returns what callers saw."""
@@ -209,6 +210,15 @@ class World:
                 digests = prefix_digests([self._requests[decision.key].session.now.text], "")
                 self._holders.note(digests, PrefixHolder(*decision.candidate.key, len(digests)))
                 self._place(decision.key, self._engines[int(decision.candidate.model)], now)
+        if self._scheduler is not None:
+            at = self._scheduler.opens_at(now)
+            if at is not None and at != self._opens_at:
+                self._opens_at = at
+                self._at(at, self._proceed)
+
+    def _proceed(self, now: float) -> None:
+        if self._scheduler is not None and now == self._opens_at:
+            self._obey(self._scheduler.proceed(now), now)
 
     def _place(self, key: int, engine: Engine, now: float) -> None:
         self._requests[key].engine, self._requests[key].placed = engine, now

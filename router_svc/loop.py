@@ -315,6 +315,8 @@ class SchedulingLoop:
         )
         self._keys = itertools.count(1)
         self._timer: asyncio.TimerHandle | None = None
+        self._opening: asyncio.TimerHandle | None = None
+        self._opens_at: float | None = None
         self._view_timer: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -513,7 +515,7 @@ class SchedulingLoop:
     def close(self) -> None:
         """Refuse all waiting and future requests."""
         self._closed = True
-        for timer in (self._timer, self._view_timer):
+        for timer in (self._timer, self._opening, self._view_timer):
             if timer is not None:
                 timer.cancel()
         for mailbox in self._mailboxes.values():
@@ -567,8 +569,25 @@ class SchedulingLoop:
                 # The other decisions must not be lost: each is returned only once.
                 log.exception("a decision could not be carried out", decision=type(decision).__name__)
                 self._undo(decision)
-        if self._timer is None and self.scheduler.needs_ticks:
-            self._set_timer()
+        if self.scheduler.needs_ticks:
+            if self._timer is None:
+                self._set_timer()
+            self._await_opening(now)
+
+    def _await_opening(self, now: float) -> None:
+        """Set the timer with which an engine gets its next prompt before it idles."""
+        at = self.scheduler.opens_at(now)
+        if at == self._opens_at or self._closed:
+            return
+        if self._opening is not None:
+            self._opening.cancel()
+        self._opens_at = at
+        self._opening = None if at is None else asyncio.get_running_loop().call_later(at - now, self._proceed)
+
+    def _proceed(self) -> None:
+        self._opening = self._opens_at = None
+        now = self._clock.monotonic()
+        self._deliver(self.scheduler.proceed(now), now)
 
     def _carry_out(self, decision: Decision) -> None:
         if isinstance(decision, Wakes):

@@ -8,6 +8,7 @@ what their ends teach.
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
+from math import inf
 from typing import TYPE_CHECKING
 
 from router_svc.policy import refusals
@@ -51,7 +52,7 @@ MAX_SPREAD_OVER = 16
 _DURABLE = Priority.DURABLE
 MAX_DECIDED = 64
 """Requests of a tenant that arrived since the last time and are compared with the endpoints at a time."""
-MAX_DECIDED_AGAIN = 8
+MAX_DECIDED_AGAIN = 4
 """Waiting requests of a tenant that are compared again at a time, those that were compared longest ago first."""
 MAX_PASSED_OVER = 16
 """Maximum later requests of its tenant that may be placed before a request because of their shorter prefill."""
@@ -267,13 +268,25 @@ class Scheduler:
             decisions = self._reconciler.fail(model, failure, now)
         return decisions + self._go_on((), now)
 
+    def opens_at(self, now: float) -> float | None:
+        """Return when an engine with a free slot is soon done with its prompts, so that a waiting one can be placed."""
+        if not self._queues.waiting:
+            return None
+        pools = (self._index.table.pools.get(queue.name) for queue in self._queues.backlogged())
+        at = min((pool.opens_at() for pool in pools if pool is not None), default=inf)
+        return at if now < at < inf else None
+
+    def proceed(self, now: float) -> list[Decision]:
+        """Place waiting requests, when `opens_at` is reached."""
+        return self._go_on([queue.name for queue in self._queues.backlogged()], now)
+
     def tick(self, now: float) -> list[Decision]:
         """Advance time: refuse expired requests, place others, and send due status messages."""
         self._index.health.advance(now)
         decisions = self._reconciler.settle(now)
         decisions += self._requests.expire(now)
         self._loads.note_time()
-        decisions += self._go_on([queue.name for queue in self._queues.backlogged()], now)
+        decisions += self.proceed(now)
         return decisions + self._requests.notify_due(now)
 
     def _receive(self, request: Request, queue: Queue, now: float) -> None:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import islice
+from math import inf
 
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, EngineKey, Needs, Readiness, RunnerKey
 from router_svc.policy.endpoints.capability import Profile, fits, profile_of
@@ -341,6 +342,16 @@ class Pool:
                 if endpoint.engine_slots.line.ends_at < now + OPEN_LINE_SECONDS:
                     return True
         return False
+
+    def opens_at(self) -> float:
+        """Return when the first free member, for which requests wait, is soon done with its prompts; infinity: none."""
+        first = inf
+        for group in self._groups.values():
+            for endpoint in group.open:
+                line = endpoint.engine_slots.line
+                if line.waiting_seconds and line.ends_at < first:
+                    first = line.ends_at
+        return first - OPEN_LINE_SECONDS
 
     # -- membership
 
