@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from router_svc.policy.endpoints.candidate_index import CandidateIndex
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, ModelHost
-from router_svc.policy.endpoints.first_token import Busy, first_token
+from router_svc.policy.endpoints.first_token import Busy, Line, first_token
 from router_svc.policy.endpoints.prefix_affinity import NO_HIT, Hit
 from router_svc.policy.estimates import MAX_MEASURED_MODELS, Averages, Recent
 from router_svc.policy.progress.wait_estimator import WaitEstimator
@@ -224,6 +224,7 @@ class Quotes:
                 requests=max(0, endpoint.engine_slots.requests - (1 if wait else 0)),
                 owed_tokens=0.0 if wait else endpoint.engine_slots.owed_tokens,
                 load=endpoint.engine_load,
+                line=Line(0.0 if wait else endpoint.engine_slots.line.seconds(now)),
             )
             speed = self._index.selector.speeds.of(candidate, now)
             hit = hits[pool].get(candidate.key, NO_HIT)

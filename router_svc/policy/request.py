@@ -151,7 +151,7 @@ class Request:
     prefill_seconds: float = 0.0
     """How long its engine took for its prompt, without those before it."""
     awaited: Best | None = None
-    """While it waits: the endpoint with the earliest first token, which is usually not free; None: it is not decided."""
+    """While it waits: the endpoint with its earliest first token, usually not free; None: it is not decided."""
     estimate: Estimate | None = None
     """Its times as expected when it arrived; None: they are not estimated, or nothing is known."""
     waits: bool = False

@@ -5,7 +5,7 @@ router_svc/DESIGN.md for the life of a request. `Placements` has the running req
 what their ends teach.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from math import inf
@@ -18,7 +18,7 @@ from router_svc.policy.endpoints.capacity import Capacity
 from router_svc.policy.endpoints.choice import Choice
 from router_svc.policy.endpoints.cluster_view import ClusterView, MeshChange
 from router_svc.policy.endpoints.failing_prompts import FailingPrompts, FailureCause
-from router_svc.policy.endpoints.load_balancer import NOTHING_AHEAD, Ahead, Best
+from router_svc.policy.endpoints.load_balancer import NOTHING_AHEAD
 from router_svc.policy.endpoints.retry import RetryBudget
 from router_svc.policy.estimates import Estimates
 from router_svc.policy.limits import SchedulerLimits
@@ -27,6 +27,7 @@ from router_svc.policy.loading.load_plan import LoadGate
 from router_svc.policy.loading.wake_tracker import WakeTracker
 from router_svc.policy.progress.status_notifier import StatusNotifier
 from router_svc.policy.progress.wait_estimator import RunningRequests, WaitEstimator
+from router_svc.policy.prompt_order import PromptOrder
 from router_svc.policy.queue.admission import Admitted
 from router_svc.policy.queue.fair_share import MIN_COST, FairShare
 from router_svc.policy.queue.queue import Queue, QueueEntry
@@ -42,20 +43,13 @@ from weft.kernel.reasons import Reason
 from weft.kernel.request import Operation, Priority
 
 if TYPE_CHECKING:
-    from router_svc.policy.queue.waiting_prompts import WaitingPrompts
-    from router_svc.policy.queue.request_class import RequestClass
+    from router_svc.policy.queue.request_class import RequestClass, Skipped
 
 TAKING_NO_SLOT = frozenset({Operation.TOKENIZE})
 """Operations that engines run beside their slots, so that they neither wait nor cost anything on a loaded member. If no
 member is loaded, they wait for a wake like other requests."""
 MAX_SPREAD_OVER = 16
 _DURABLE = Priority.DURABLE
-MAX_DECIDED = 64
-"""Requests of a tenant that arrived since the last time and are compared with the endpoints at a time."""
-MAX_DECIDED_AGAIN = 4
-"""Waiting requests of a tenant that are compared again at a time, those that were compared longest ago first."""
-MAX_PASSED_OVER = 16
-"""Maximum later requests of its tenant that may be placed before a request because of their shorter prefill."""
 MAX_PASSED_OVER_SHARE = 0.25
 """Share of the time until its deadline after which a request takes any free endpoint; the rest is for its answer."""
 MAX_TENANTS_WAITING = 16
@@ -80,6 +74,7 @@ class Scheduler:
         notifier = StatusNotifier(settings, cluster, queues, loads, estimator)
         self._requests = RequestTable(limits, queues, loads, estimator, notifier, cluster.index)
         self.quotes = Quotes(cluster.index, queues.caps, estimator)
+        self._prompts = PromptOrder(cluster.index, queues, estimator)
         self._placements = Placements(limits, cluster, queues, loads, estimates, estimator.running, self.quotes)
         self._reconciler = Reconciler(
             limits, cluster, queues, loads, estimator, self._requests, self._placements.retries
@@ -419,15 +414,7 @@ class Scheduler:
         blocked: set[RequestClass] = set()
         skipped: dict[RequestClass, set[tuple[Priority, str]]] = {}
         decisions: list[Decision] = []
-        while True:
-            first: QueueEntry | None = None
-            for queue in queues:
-                if queue.waiting and self._index.takes_prompts(queue.name, now):
-                    for head in queue.entries(blocked, now, skipped):
-                        if first is None or head.rank < first.rank:
-                            first = head
-            if first is None:
-                return decisions
+        while (first := self._first_entry(queues, blocked, skipped, now)) is not None:
             decision, waits = self._try(first, now)
             if decision is not None:
                 decisions.append(decision)
@@ -439,6 +426,22 @@ class Scheduler:
                 passed.add((first.priority, first.head.tenant))
             else:
                 blocked.add(first.request_class)
+        return decisions
+
+    def _first_entry(
+        self,
+        queues: Iterable[Queue],
+        blocked: set["RequestClass"],
+        skipped: Mapping["RequestClass", "Skipped"],
+        now: float,
+    ) -> QueueEntry | None:
+        first: QueueEntry | None = None
+        for queue in queues:
+            if queue.waiting and self._index.takes_prompts(queue.name, now):
+                for head in queue.entries(blocked, now, skipped):
+                    if first is None or head.rank < first.rank:
+                        first = head
+        return first
 
     def _changed_queues(self, names: Iterable[str]) -> Sequence[Queue]:
         """Return the backlogged queues among these, those with freed endpoints, and those that requests joined."""
@@ -463,60 +466,18 @@ class Scheduler:
         Also returns whether they wait for candidates that take no prompt now.
         """
         first = self._requests.live(chosen.head.key)
-        if not self._index.awaits_prompts(first.queue):
+        if not first.spec.prompt_tokens or not self._index.awaits_prompts(first.queue):
             return self._take_free(chosen, first, now), False
         if self._is_urgent(first, now) and (decision := self._take_free(chosen, first, now)) is not None:
             return decision, False
         prompts = chosen.request_class.prompts[chosen.priority, chosen.head.tenant]
-        found = self._next_prompt(prompts, first, now)
+        found = self._prompts.next(prompts, first, now)
         if found is None:
             return None, bool(prompts.seconds)
         request, best = found
         first.passed_over += request is not first
         choice = self._index.choice_of(request.queue, self._estimator.pick(request), best.selection, now)
         return self._grant(chosen, request, choice, now), False
-
-    def _next_prompt(self, prompts: "WaitingPrompts", first: Request, now: float) -> tuple[Request, Best] | None:
-        """Return the request of a tenant that is placed next, on its best candidate; None: those take no prompt now."""
-        if first.passed_over >= MAX_PASSED_OVER:
-            best = self._decide(first, prompts, NOTHING_AHEAD, now)
-            if best is not None and best.is_free:
-                return first, best
-        others = self._queues.open(first.queue).tenants_waiting - 1
-        behind = Ahead(prompts.seconds, others)
-        for _ in range(MAX_DECIDED):
-            request = prompts.next_to_decide()
-            if request is None or request.awaited is not None:
-                break
-            if self._decide(request, prompts, behind, now) is None:
-                return None
-        free, seen = self._index.taking_prompts(first.queue, now), set[int]()
-        while (request := prompts.first_for(free)) is not None and len(seen) < MAX_DECIDED_AGAIN:
-            assert request.awaited is not None, "it waits for a free endpoint"
-            if request.key in seen:
-                break
-            ahead = Ahead(prompts.seconds, others, request.awaited.endpoint.key)
-            best = self._decide(request, prompts, ahead, now)
-            if best is not None and best.is_free:
-                return request, best
-            seen.add(request.key)
-        for _ in range(MAX_DECIDED_AGAIN):
-            request = prompts.next_to_decide()
-            if request is None or request.key in seen:
-                break
-            best = self._decide(request, prompts, behind, now)
-            if best is not None and best.is_free:
-                return request, best
-            seen.add(request.key)
-        return None
-
-    def _decide(self, request: Request, prompts: "WaitingPrompts", ahead: Ahead, now: float) -> Best | None:
-        """Return the best candidate of a waiting request, which waits for it."""
-        prompts.release(request, now)
-        best = self._index.best(request.queue, self._estimator.pick(request), now, ahead)
-        if best is not None:
-            prompts.bind(request, best, now)
-        return best
 
     def _take_free(self, chosen: QueueEntry, request: Request, now: float) -> Decision | None:
         """Place a request on a free candidate, even if it had its first token sooner elsewhere; None: none is free."""

@@ -162,16 +162,6 @@ class Selector:
         name = LEAST_LOADED if policy is ChoicePolicy.FIRST_TOKEN else policy.value
         return None if found is None else Selection(found, name)
 
-    def note_taken(self, pool: Pool, pick: PickRequest, selection: Selection, now: float) -> None:
-        """Record where a request is placed, so that the next one of its conversation goes there too."""
-        endpoint = selection.endpoint
-        if pick.affinity_key:
-            self.sessions.note(pool.name, pick.affinity_key, endpoint.key)
-        expected = selection.expected.get(endpoint.key)
-        if expected is not None:
-            self.further_turns.note(pool.name, pick.prefix_digests, now)
-            self.caches.enter(pool.name, pick.prefix_digests, endpoint.candidate, expected.uncached_tokens)
-
     def _session(self, pool: Pool, pick: PickRequest) -> Endpoint | None:
         """Return the endpoint that last served the request's session, if it can serve the request."""
         where = self.sessions.find(pool.name, pick.affinity_key) if pick.affinity_key else None

@@ -9,8 +9,7 @@ from router_svc.policy.endpoints.load_balancer import Best
 from router_svc.policy.request import Request
 
 WAIT_SHARE = 0.5
-"""Seconds of prefill that a second of waiting outweighs in the order of prompts: without it, the longest ones starve."""
-
+"""Seconds of prefill that a second of waiting outweighs in the order of prompts, so that long ones get their turn."""
 USUAL_DEADLINE_SECONDS = 600.0
 """Time until the deadline of most requests: the gateway's default."""
 

@@ -97,9 +97,10 @@ def test_energy_is_quoted_only_where_it_was_measured() -> None:
 def test_kept_and_broken_limits_are_counted() -> None:
     mesh = scheduler(candidate())
     for key, seconds in ((1, 4.0), (2, 6.0)):
-        mesh.submit(arrival(key, max_wait_seconds=5.0), 0.0)
-        mesh.report_first_content(key, seconds)
-        mesh.finish(key, seconds, TOOK)
+        begins = 10.0 * key
+        mesh.submit(arrival(key, arrived_at=begins, max_wait_seconds=5.0), begins)
+        mesh.report_first_content(key, begins + seconds)
+        mesh.finish(key, begins + seconds, TOOK)
     found = mesh.quotes.coverage()["max_wait"]
     assert (found.kept, found.answers) == (1, 2)
 

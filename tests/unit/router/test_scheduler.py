@@ -7,7 +7,7 @@ from scheduler_harness import Mesh, arrival, candidate, placed, plain, rejected,
 
 from router_svc.policy.decisions import Loads, Served, Waits
 from router_svc.policy.endpoints.candidates import Readiness
-from router_svc.policy.scheduler import MAX_PASSED_OVER
+from router_svc.policy.prompt_order import MAX_PASSED_OVER
 from router_svc.policy.settings import ChoicePolicy, PoolSettings, Settings
 from weft.dispatch.payload_description import prefix_digests
 from weft.kernel.reasons import Reason
