@@ -222,7 +222,7 @@ class Line(NamedTuple):
 NO_LINE = Line(0.0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value_class(kw_only=True)
 class Busy:
     """Current work of an endpoint."""
 

@@ -11,7 +11,7 @@ from router_svc.policy.endpoints.capacity import Capacity, capacity_of
 from router_svc.policy.endpoints.choice import Considered, PickRequest
 from router_svc.policy.endpoints.cluster_view import ClusterView
 from router_svc.policy.endpoints.considered import SAMPLE_SECONDS
-from router_svc.policy.estimates import Estimates, wait_seconds
+from router_svc.policy.estimates import Estimates, Speed, wait_seconds
 from router_svc.policy.limits import TELL_INTERVAL_SECONDS, SchedulerLimits
 from router_svc.policy.loading.load_plan import LoadGate
 from router_svc.policy.loading.wake_tracker import WakeTracker
@@ -91,13 +91,21 @@ class RunningRequests:
         """Yield the seconds until each running request ends."""
         seen = 0
         for member in members:
+            # Per request, the lookups would take longer than the rest.
+            speeds: dict[WorkUnit, Speed | None] = {}
+            works: dict[tuple[str, int | None], float] = {}
             for request in self._running.get(member.key, {}).values():
                 unit = UNITS.get(request.kind.needs.operation) or WorkUnit.TOKENS
-                speed = self._estimates.speed(member, unit)
+                if unit not in speeds:
+                    speeds[unit] = self._estimates.speed(member, unit)
+                speed = speeds[unit]
                 if speed is None or seen == MAX_SLOTS_LOOKED_AT:
                     continue
                 seen += 1
-                work = self._estimates.expected_work(member.pool, request)
+                asked = (request.spec.tenant, request.spec.max_output_tokens)
+                work = works.get(asked)
+                if work is None or unit is not WorkUnit.TOKENS:
+                    work = works[asked] = self._estimates.expected_work(member.pool, request)
                 if request.content_at is None or unit is not WorkUnit.TOKENS:
                     expected, elapsed = speed.seconds_of(work), now - request.placed_at
                 else:
