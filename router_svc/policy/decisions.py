@@ -31,6 +31,8 @@ class WaitKind(StrEnum):
 
     SLOT = "slot"
     """All slots of its models are busy."""
+    PROMPT = "prompt"
+    """The endpoint with its earliest first token takes no prompt now, although another one does."""
     TENANT = "tenant"
     """Its tenant is at its concurrency cap."""
     POOL = "pool"

@@ -473,7 +473,10 @@ class Scheduler:
         prompts = chosen.request_class.prompts[chosen.priority, chosen.head.tenant]
         found = self._prompts.next(prompts, first, now)
         if found is None:
-            return None, bool(prompts.seconds)
+            if first.awaited is not None:
+                return None, True
+            # Only endpoints that are ejected are left.
+            return self._take_free(chosen, first, now), False
         request, best = found
         first.passed_over += request is not first
         choice = self._index.choice_of(request.queue, self._estimator.pick(request), best.selection, now)

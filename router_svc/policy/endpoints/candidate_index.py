@@ -107,9 +107,9 @@ class CandidateIndex:
             return self.has_free(queue)
         return not pool.is_at_its_cap and pool.takes_prompts(now)
 
-    def taking_prompts(self, queue: str, now: float) -> list[CandidateKey]:
+    def taking_prompts(self, queue: str, now: float) -> list[Endpoint]:
         """Return the members of a pool that take a prompt now."""
-        return [each.key for each in self.table.pools[queue].endpoints.values() if each.takes_prompt(now)]
+        return [each for each in self.table.pools[queue].endpoints.values() if each.takes_prompt(now)]
 
     def best(self, queue: str, pick: PickRequest, now: float, ahead: Ahead) -> Best | None:
         """Return the best member of a pool for a request, free or not; None: there is none."""

@@ -90,6 +90,15 @@ class Best(NamedTuple):
         """Return the endpoint."""
         return self.selection.endpoint
 
+    def without_others(self) -> "Best":
+        """Return it without the times of the other endpoints, which a waiting request does not need."""
+        return self._replace(selection=Selection(self.endpoint, self.selection.policy))
+
+    @property
+    def wait_seconds(self) -> float:
+        """Return how long the request waits until the endpoint takes it."""
+        return self.expected.line_seconds + self.expected.wait_seconds
+
 
 class Ahead(NamedTuple):
     """What waits in the router's queue before a request."""
@@ -212,7 +221,7 @@ class Selector:
             engine = endpoint.engine_slots
             line = Line(engine.line.seconds(now)) if ahead is None else ahead.line_of(endpoint, now)
             busy = Busy(
-                requests=engine.requests,
+                requests=max(engine.requests, endpoint.candidate.slots) if endpoint.runner_is_full else engine.requests,
                 owed_tokens=engine.owed_tokens,
                 load=endpoint.engine_load,
                 line=line,
@@ -257,7 +266,7 @@ def _to_score(
             endpoint
             for group in groups
             for endpoint in group.endpoints.values()
-            if endpoint.is_usable and not endpoint.health.paused and endpoint.key not in excluded
+            if endpoint.may_be_awaited and endpoint.key not in excluded
         ]
     if len(groups) == 1 and not excluded and len(groups[0].open) <= MAX_SCORED:
         return groups[0].open
@@ -267,7 +276,7 @@ def _to_score(
         key: endpoint
         for key in known
         if (endpoint := pool.endpoints.get(key)) is not None
-        and (endpoint.is_open or (endpoint.is_usable and not endpoint.health.paused and not only_open))
+        and (endpoint.is_open if only_open else endpoint.may_be_awaited)
         and endpoint.group in groups
         and key not in excluded
     }

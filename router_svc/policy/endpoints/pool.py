@@ -176,6 +176,11 @@ class Endpoint:
             return granted / (slots or 1)
         return self.engine_load.used_share(granted, slots)
 
+    @property
+    def may_be_awaited(self) -> bool:
+        """Whether it takes requests now, or once it has a free slot."""
+        return self.is_open or (self.is_usable and not self.health.paused)
+
     def takes_prompt(self, now: float) -> bool:
         """Whether it is open and soon done with its prompts."""
         return self.is_open and self.engine_slots.line.ends_at < now + OPEN_LINE_SECONDS

@@ -8,6 +8,7 @@ from router_svc.policy.decisions import Loads, WaitKind, Waits
 from router_svc.policy.endpoints.candidates import Candidate
 from router_svc.policy.endpoints.capacity import Capacity
 from router_svc.policy.endpoints.cluster_view import ClusterView
+from router_svc.policy.endpoints.load_balancer import Best
 from router_svc.policy.loading.load_coordinator import LoadCoordinator
 from router_svc.policy.loading.wake_tracker import WakeStatus
 from router_svc.policy.progress.wait_estimator import WaitEstimator
@@ -15,7 +16,7 @@ from router_svc.policy.queue.queue import Queue
 from router_svc.policy.queue.queues import Queues
 from router_svc.policy.request import Request
 from router_svc.policy.settings import Settings
-from weft.kernel.units import TENTHS_BELOW_SECONDS
+from weft.kernel.units import TENTHS_BELOW_SECONDS, time_words
 
 MAX_UNWELL_NAMED = 3
 """Maximum unhealthy replicas that a message lists."""
@@ -31,6 +32,14 @@ def none_is_free(target: str, busy: int, unhealthy: Sequence[tuple[str, str]]) -
         named.append(f"and {len(unhealthy) - MAX_UNWELL_NAMED} more")
     full = [f"{busy} of {busy + len(unhealthy)} replicas have no free slot"] if busy else []
     return f"{target} accepts no requests now: {', '.join([*full, *named])}"
+
+
+def waits_for_endpoint(best: Best) -> str:
+    """Return why a request waits for an endpoint while others are free."""
+    expected, tokens = best.expected, best.expected.prompt_tokens - best.expected.uncached_tokens
+    holds = f", which holds {tokens:,} of its {expected.prompt_tokens:,} prompt tokens" if tokens > 0 else ""
+    here, elsewhere = time_words(expected.seconds), time_words(best.elsewhere_seconds)
+    return f"waits for {best.endpoint.candidate.runner}{holds}: first token in about {here}; elsewhere {elsewhere}"
 
 
 def waits_for_load(request: Request, loading: Sequence[Candidate]) -> Loads:
@@ -147,6 +156,8 @@ class StatusNotifier:
             busy = max(0, capacity.taker_count - len(unhealthy))
             kind, reason = WaitKind.UNHEALTHY, none_is_free(request.spec.model, busy, unhealthy)
             eta = eta if busy else None
+        elif request.awaited is not None and request.awaited.elsewhere_seconds < math.inf:
+            kind, reason, eta = WaitKind.PROMPT, waits_for_endpoint(request.awaited), request.awaited.wait_seconds
         else:
             target, slots = request.spec.model, capacity.slots
             words = f"the slot of {target} is busy" if slots == 1 else f"all {slots} slots of {target} are busy"

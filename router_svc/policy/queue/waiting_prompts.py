@@ -4,14 +4,17 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from heapq import heappop, heappush
 
-from router_svc.policy.endpoints.candidates import CandidateKey, EngineKey
+from router_svc.policy.endpoints.candidates import EngineKey
 from router_svc.policy.endpoints.load_balancer import Best
+from router_svc.policy.endpoints.pool import Endpoint
 from router_svc.policy.request import Request
 
 WAIT_SHARE = 0.5
 """Seconds of prefill that a second of waiting outweighs in the order of prompts, so that long ones get their turn."""
 USUAL_DEADLINE_SECONDS = 600.0
 """Time until the deadline of most requests: the gateway's default."""
+
+_SPARE_ENTRIES = 64
 
 
 class WaitingPrompts:
@@ -24,8 +27,8 @@ class WaitingPrompts:
         """By key; those that were decided longest ago first."""
         self.seconds: dict[EngineKey, float] = {}
         """Their prefill on the engines that they wait for."""
-        self._by_endpoint: dict[CandidateKey, list[tuple[float, int]]] = {}
-        """Heaps with lazy deletion."""
+        self._by_endpoint: dict[Endpoint, list[tuple[float, int]]] = {}
+        """Heaps by rank, with lazy deletion."""
 
     def add(self, request: Request) -> None:
         """Add a request, which is decided next."""
@@ -39,11 +42,15 @@ class WaitingPrompts:
 
     def bind(self, request: Request, best: Best, now: float) -> None:
         """Let a request wait for an endpoint, which may be free."""
-        engine, seconds = best.endpoint.engine_slots, best.expected.own_seconds
+        endpoint, seconds = best.endpoint, best.expected.own_seconds
+        engine = endpoint.engine_slots
         engine.line.wait(seconds, now)
         self.seconds[engine.key] = self.seconds.get(engine.key, 0.0) + seconds
-        request.awaited = best
-        heappush(self._by_endpoint.setdefault(best.endpoint.key, []), (rank_of(request), request.key))
+        request.awaited = best.without_others()
+        heap = self._by_endpoint.setdefault(endpoint, [])
+        heappush(heap, (rank_of(request), request.key))
+        if len(heap) > 2 * len(self.requests) + _SPARE_ENTRIES:
+            heap[:] = sorted({entry for entry in heap if self._is_valid(entry, endpoint)})
         self.requests.move_to_end(request.key)
 
     def release(self, request: Request, now: float) -> None:
@@ -53,30 +60,35 @@ class WaitingPrompts:
             engine, seconds = best.endpoint.engine_slots, best.expected.own_seconds
             engine.line.wait(-seconds, now)
             # Rounding may leave a little less than nothing.
-            self.seconds[engine.key] = max(0.0, self.seconds[engine.key] - seconds)
+            self.seconds[engine.key] = max(0.0, self.seconds.get(engine.key, 0.0) - seconds)
+
+    def forget_lost(self, now: float) -> None:
+        """Let the requests be decided next that wait for endpoints which take none any more."""
+        for endpoint in [each for each in self._by_endpoint if not each.may_be_awaited]:
+            for _, key in filter(lambda entry: self._is_valid(entry, endpoint), self._by_endpoint.pop(endpoint)):
+                self.release(self.requests[key], now)
+                self.requests.move_to_end(key, last=False)
 
     def next_to_decide(self) -> Request | None:
         """Return the newest request that waits for no endpoint, else the one that was decided longest ago."""
         return next(iter(self.requests.values()), None)
 
-    def first_for(self, keys: Iterable[CandidateKey]) -> Request | None:
+    def first_for(self, endpoints: Iterable[Endpoint]) -> Request | None:
         """Return the first of the requests that wait for one of these endpoints."""
         best: tuple[float, int] | None = None
-        for key in keys:
-            heap = self._by_endpoint.get(key)
-            while heap:
-                rank, number = heap[0]
-                request = self.requests.get(number)
-                if (
-                    request is not None
-                    and request.awaited is not None
-                    and request.awaited.endpoint.key == key
-                    and rank_of(request) == rank
-                ):
-                    best = heap[0] if best is None or heap[0] < best else best
-                    break
+        for endpoint in endpoints:
+            heap = self._by_endpoint.get(endpoint)
+            while heap and not self._is_valid(heap[0], endpoint):
                 heappop(heap)
+            if heap and (best is None or heap[0] < best):
+                best = heap[0]
         return None if best is None else self.requests[best[1]]
+
+    def _is_valid(self, entry: tuple[float, int], endpoint: Endpoint) -> bool:
+        rank, key = entry
+        request = self.requests.get(key)
+        awaited = None if request is None else request.awaited
+        return awaited is not None and awaited.endpoint is endpoint and rank_of(self.requests[key]) == rank
 
 
 def rank_of(request: Request) -> float:
