@@ -69,7 +69,7 @@ class RequestTable:
         self._loads = loads
         self._estimator = estimator
         self._notifier = notifier
-        self.admission = Admission(limits, estimator.slot_wait)
+        self.admission = Admission(limits, estimator.slot_wait, estimator.free_slots)
         self._requests: dict[int, Request] = {}
         self.joined: set[str] = set()
         """See `take_joined`. Read-only."""

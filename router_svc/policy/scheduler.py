@@ -52,6 +52,8 @@ MAX_SPREAD_OVER = 16
 _DURABLE = Priority.DURABLE
 MAX_PASSED_OVER_SHARE = 0.25
 """Share of the time until its deadline after which a request takes any free endpoint; the rest is for its answer."""
+MAX_TIMEOUT_SHARE = 0.5
+"""The same of the queue timeout."""
 MAX_TENANTS_WAITING = 16
 """Priority classes of tenants that are looked at although the requests of those before wait for endpoints."""
 MAX_REVIEWS_AT_ONCE = 3
@@ -340,7 +342,9 @@ class Scheduler:
         if pick.prompt_tokens and self._index.awaits_prompts(queue.name):
             best = self._index.best(queue.name, pick, now, NOTHING_AHEAD)
             if best is not None and not best.is_free:
-                return None
+                if best.wait_seconds <= self._patience_seconds(request):
+                    return None
+                best = None
         if best is None:
             choice = self._index.choose(queue.name, pick, now)
         else:
@@ -499,9 +503,14 @@ class Scheduler:
         return self._placements.place(request, choice, now)
 
     def _is_urgent(self, request: Request, now: float) -> bool:
-        """Whether a request takes what is free, as it has used MAX_PASSED_OVER_SHARE of its time."""
-        deadline_at, arrived_at = request.deadline_at, request.arrived_at
-        return deadline_at is not None and now > arrived_at + MAX_PASSED_OVER_SHARE * (deadline_at - arrived_at)
+        """Whether a request takes what is free, as it has used its share of its time or of the queue timeout."""
+        return now > request.arrived_at + self._patience_seconds(request)
+
+    def _patience_seconds(self, request: Request) -> float:
+        """Return how long a request waits for its best endpoint while another is free."""
+        deadline_at = inf if request.deadline_at is None else request.deadline_at
+        timeout = MAX_TIMEOUT_SHARE * self._limits.queue_timeout_seconds
+        return min(MAX_PASSED_OVER_SHARE * (deadline_at - request.arrived_at), timeout)
 
 
 class Placements:

@@ -95,6 +95,11 @@ class Best(NamedTuple):
         return self._replace(selection=Selection(self.endpoint, self.selection.policy))
 
     @property
+    def is_elsewhere(self) -> bool:
+        """Whether another endpoint takes prompts now."""
+        return self.elsewhere_seconds < inf
+
+    @property
     def wait_seconds(self) -> float:
         """Return how long the request waits until the endpoint takes it."""
         return self.expected.line_seconds + self.expected.wait_seconds

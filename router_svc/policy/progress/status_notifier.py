@@ -38,8 +38,9 @@ def waits_for_endpoint(best: Best) -> str:
     """Return why a request waits for an endpoint while others are free."""
     expected, tokens = best.expected, best.expected.prompt_tokens - best.expected.uncached_tokens
     holds = f", which holds {tokens:,} of its {expected.prompt_tokens:,} prompt tokens" if tokens > 0 else ""
-    here, elsewhere = time_words(expected.seconds), time_words(best.elsewhere_seconds)
-    return f"waits for {best.endpoint.candidate.runner}{holds}: first token in about {here}; elsewhere {elsewhere}"
+    elsewhere = f"; elsewhere {time_words(best.elsewhere_seconds)}" if best.is_elsewhere else ""
+    here = f"{best.endpoint.candidate.runner}{holds}: first token in about {time_words(expected.seconds)}"
+    return f"waits for {here}{elsewhere}"
 
 
 def waits_for_load(request: Request, loading: Sequence[Candidate]) -> Loads:
@@ -156,7 +157,7 @@ class StatusNotifier:
             busy = max(0, capacity.taker_count - len(unhealthy))
             kind, reason = WaitKind.UNHEALTHY, none_is_free(request.spec.model, busy, unhealthy)
             eta = eta if busy else None
-        elif request.awaited is not None and request.awaited.elsewhere_seconds < math.inf:
+        elif request.awaited is not None and (request.awaited.endpoint.is_open or request.awaited.is_elsewhere):
             kind, reason, eta = WaitKind.PROMPT, waits_for_endpoint(request.awaited), request.awaited.wait_seconds
         else:
             target, slots = request.spec.model, capacity.slots

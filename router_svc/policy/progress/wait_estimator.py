@@ -196,6 +196,12 @@ class WaitEstimator:
             found = known[request.kind] = (now, look(queue.name, self.pick(request), now))
         return found[1]
 
+    def free_slots(self, queue: Queue, capacity: Capacity) -> int:
+        """Return the slots that a request of a queue could have at once; those of endpoints that take none are none."""
+        if not self._index.has_free(queue.name):
+            return 0
+        return max(0, capacity.slots - self._index.in_flight_of_queue(queue.name))
+
     def slot_wait(self, queue: Queue, capacity: Capacity, position: int, now: float) -> float | None:
         """Return the expected wait in seconds for a slot at this position; None: unknown.
 
@@ -265,7 +271,10 @@ class WaitEstimator:
             return refusals.deadline_passed(request)
         served_by = capacity.ready or (capacity.asleep[0] if capacity.asleep else None)
         if capacity.ready is not None:
-            waits = ("in the queue", self.slot_wait(queue, capacity, queue.position_of(request), now))
+            # With a free slot it need not wait, whatever it waits for.
+            is_free = self.free_slots(queue, capacity) > 0
+            wait = 0.0 if is_free else self.slot_wait(queue, capacity, queue.position_of(request), now)
+            waits = ("in the queue", wait)
         else:
             waits = ("until a model is loaded", self.load_wait(capacity, gate, now))
         answer = None if served_by is None else self.estimates.certain_service_seconds(served_by, request)

@@ -33,8 +33,11 @@ SlotWait = Callable[[Queue, Capacity, int, float], float | None]
 class Admission:
     """Decides on admission without changing any state."""
 
-    def __init__(self, limits: SchedulerLimits, slot_wait: SlotWait) -> None:
+    def __init__(
+        self, limits: SchedulerLimits, slot_wait: SlotWait, free_slots: Callable[[Queue, Capacity], int]
+    ) -> None:
         self._limits = limits
+        self._free_slots = free_slots
         self._slot_wait = slot_wait
 
     def in_overload(self, request: Request, queue: Queue, capacity: Capacity, now: float) -> Rejects | Admitted | None:
@@ -53,7 +56,7 @@ class Admission:
 
         The cost does not depend on the number of waiting requests, unless one is evicted.
         """
-        depth = self._limits.queue_depth_per_runner * capacity.count
+        depth = self._depth(queue, capacity)
         if request.kind.durable or queue.callers_waiting < depth:
             return _A_PLACE
         victim = self._victim(request, queue, depth)
@@ -75,6 +78,10 @@ class Admission:
         message = f"no slot for {request.spec.model} came free in {round(waited, 1):g} s"
         return self._refuse(request, queue, capacity, message, now, Reason.QUEUE_TIMEOUT)
 
+    def _depth(self, queue: Queue, capacity: Capacity) -> int:
+        """Return how many may wait: those that wait for prompts although slots are free take no places."""
+        return self._limits.queue_depth_per_runner * capacity.count + self._free_slots(queue, capacity)
+
     def _refuse(
         self,
         request: Request,
@@ -94,7 +101,7 @@ class Admission:
             request,
             message,
             waiting=queue.callers_waiting,
-            depth=self._limits.queue_depth_per_runner * capacity.count,
+            depth=self._depth(queue, capacity),
             average_wait_seconds=queue.grant_rate.average_wait_seconds,
             retry_seconds=seconds,
             reason=reason,

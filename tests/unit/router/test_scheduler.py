@@ -271,7 +271,8 @@ def _pair_with_cached_prompts() -> tuple[Mesh, str, list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize(
-    ("deadline_at", "freed_at", "placed_first"), [(None, 1.0, 4), (601.0, 151.0, 4), (601.0, 151.1, 3)]
+    ("deadline_at", "freed_at", "placed_first"),
+    [(None, 1.0, 4), (601.0, 16.0, 4), (601.0, 16.1, 3), (21.0, 6.0, 4), (21.0, 6.1, 3)],
 )
 def test_freed_slot_goes_to_the_waiting_prompt_that_its_engine_has_cached(
     deadline_at: float | None, freed_at: float, placed_first: int
