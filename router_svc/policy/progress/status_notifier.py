@@ -34,12 +34,12 @@ def none_is_free(target: str, busy: int, unhealthy: Sequence[tuple[str, str]]) -
     return f"{target} accepts no requests now: {', '.join([*full, *named])}"
 
 
-def waits_for_endpoint(best: Best) -> str:
-    """Return why a request waits for an endpoint while others are free."""
+def waits_for_endpoint(best: Best, seconds: float) -> str:
+    """Return why a request waits for an endpoint while others are free; `seconds`: until its first token."""
     expected, tokens = best.expected, best.expected.prompt_tokens - best.expected.uncached_tokens
     holds = f", which holds {tokens:,} of its {expected.prompt_tokens:,} prompt tokens" if tokens > 0 else ""
     elsewhere = f"; elsewhere {time_words(best.elsewhere_seconds)}" if best.is_elsewhere else ""
-    here = f"{best.endpoint.candidate.runner}{holds}: first token in about {time_words(expected.seconds)}"
+    here = f"{best.endpoint.candidate.runner}{holds}: first token in about {time_words(seconds)}"
     return f"waits for {here}{elsewhere}"
 
 
@@ -158,12 +158,19 @@ class StatusNotifier:
             kind, reason = WaitKind.UNHEALTHY, none_is_free(request.spec.model, busy, unhealthy)
             eta = eta if busy else None
         elif request.awaited is not None and (request.awaited.endpoint.is_open or request.awaited.is_elsewhere):
-            kind, reason, eta = WaitKind.PROMPT, waits_for_endpoint(request.awaited), request.awaited.wait_seconds
+            kind, reason, eta = WaitKind.PROMPT, *self._endpoint_wait(request, request.awaited, queue, now)
         else:
             target, slots = request.spec.model, capacity.slots
             words = f"the slot of {target} is busy" if slots == 1 else f"all {slots} slots of {target} are busy"
             kind, reason = WaitKind.SLOT, words
         return self._waits(request, queue, position, (kind, reason), eta, now)
+
+    def _endpoint_wait(self, request: Request, best: Best, queue: Queue, now: float) -> tuple[str, float]:
+        """Return why a request waits for an endpoint, and how long until that takes it."""
+        prompts = queue.classes[request.kind].prompts[request.spec.priority, request.spec.tenant]
+        seconds = prompts.first_token_seconds(request, now)
+        own = best.expected.seconds - best.expected.line_seconds - best.expected.wait_seconds
+        return waits_for_endpoint(best, seconds), max(0.0, seconds - own)
 
     def _waits(
         self,

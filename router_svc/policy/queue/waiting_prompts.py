@@ -3,11 +3,14 @@
 from collections import OrderedDict
 from collections.abc import Iterable
 from heapq import heappop, heappush
+from typing import TYPE_CHECKING
 
-from router_svc.policy.endpoints.candidates import EngineKey
 from router_svc.policy.endpoints.load_balancer import Best
 from router_svc.policy.endpoints.pool import Endpoint
 from router_svc.policy.request import Request
+
+if TYPE_CHECKING:
+    from router_svc.policy.endpoints.candidates import EngineKey
 
 WAIT_SHARE = 0.5
 """Seconds of prefill that a second of waiting outweighs in the order of prompts, so that long ones get their turn."""
@@ -50,7 +53,7 @@ class WaitingPrompts:
         heap = self._by_endpoint.setdefault(endpoint, [])
         heappush(heap, (rank_of(request), request.key))
         if len(heap) > 2 * len(self.requests) + _SPARE_ENTRIES:
-            heap[:] = sorted({entry for entry in heap if self._is_valid(entry, endpoint)})
+            heap[:] = sorted(self._valid_entries(endpoint))
         self.requests.move_to_end(request.key)
 
     def release(self, request: Request, now: float) -> None:
@@ -65,9 +68,22 @@ class WaitingPrompts:
     def forget_lost(self, now: float) -> None:
         """Let the requests be decided next that wait for endpoints which take none any more."""
         for endpoint in [each for each in self._by_endpoint if not each.may_be_awaited]:
-            for _, key in filter(lambda entry: self._is_valid(entry, endpoint), self._by_endpoint.pop(endpoint)):
+            for _, key in self._valid_entries(endpoint):
                 self.release(self.requests[key], now)
                 self.requests.move_to_end(key, last=False)
+            del self._by_endpoint[endpoint]
+
+    def first_token_seconds(self, request: Request, now: float) -> float:
+        """Return the time to the first token of a request that waits for an endpoint, by its place in the order."""
+        best = request.awaited
+        assert best is not None, "it waits for an endpoint"
+        rank, own = rank_of(request), best.expected.seconds - best.expected.line_seconds
+        ahead = (self.requests[key].awaited for each, key in self._valid_entries(best.endpoint) if each < rank)
+        return (
+            best.endpoint.engine_slots.line.seconds(now)
+            + own
+            + sum(each.expected.own_seconds for each in ahead if each is not None)
+        )
 
     def next_to_decide(self) -> Request | None:
         """Return the newest request that waits for no endpoint, else the one that was decided longest ago."""
@@ -83,6 +99,9 @@ class WaitingPrompts:
             if heap and (best is None or heap[0] < best):
                 best = heap[0]
         return None if best is None else self.requests[best[1]]
+
+    def _valid_entries(self, endpoint: Endpoint) -> set[tuple[float, int]]:
+        return {entry for entry in self._by_endpoint[endpoint] if self._is_valid(entry, endpoint)}
 
     def _is_valid(self, entry: tuple[float, int], endpoint: Endpoint) -> bool:
         rank, key = entry
