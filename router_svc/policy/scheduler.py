@@ -183,7 +183,7 @@ class Scheduler:
         return refusal or quotes
 
     def report_first_content(self, key: int, now: float) -> list[Decision]:
-        """Record that an answer has begun: its runner is not full, and its engine goes on to the next prompt."""
+        """Record that an answer has begun: its runner is not full, and its engine takes the next prompt."""
         request = self._requests.get(key)
         if request is None:
             return []

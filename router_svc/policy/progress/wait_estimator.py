@@ -197,7 +197,7 @@ class WaitEstimator:
         return found[1]
 
     def free_slots(self, queue: Queue, capacity: Capacity) -> int:
-        """Return the slots that a request of a queue could have at once; those of endpoints that take none are none."""
+        """Return the slots that a request of a queue could have now; those of endpoints that take none are none."""
         if not self._index.has_free(queue.name):
             return 0
         return max(0, capacity.slots - self._index.in_flight_of_queue(queue.name))
