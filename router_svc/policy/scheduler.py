@@ -342,7 +342,7 @@ class Scheduler:
         if pick.prompt_tokens and self._index.awaits_prompts(queue.name):
             best = self._index.best(queue.name, pick, now, NOTHING_AHEAD)
             if best is not None and not best.is_free:
-                if best.wait_seconds <= self._patience_seconds(request):
+                if best.wait_seconds <= _patience_seconds(request):
                     return None
                 best = None
         if best is None:
@@ -504,13 +504,9 @@ class Scheduler:
 
     def _is_urgent(self, request: Request, now: float) -> bool:
         """Whether a request takes what is free, as it has used its share of its time or of the queue timeout."""
-        return now > request.arrived_at + self._patience_seconds(request)
-
-    def _patience_seconds(self, request: Request) -> float:
-        """Return how long a request waits for its best endpoint while another is free."""
-        deadline_at = inf if request.deadline_at is None else request.deadline_at
-        timeout = MAX_TIMEOUT_SHARE * self._limits.queue_timeout_seconds
-        return min(MAX_PASSED_OVER_SHARE * (deadline_at - request.arrived_at), timeout)
+        times_out_at = request.queued_since + MAX_TIMEOUT_SHARE * self._limits.queue_timeout_seconds
+        is_late = now > times_out_at and not request.kind.durable
+        return is_late or now > request.arrived_at + _patience_seconds(request)
 
 
 class Placements:
@@ -698,6 +694,11 @@ class Placements:
         self._running.remove(request, candidate)
         self._loads.note_release(candidate, now, durable=request.kind.durable)
         return candidate, is_relieved
+
+
+def _patience_seconds(request: Request) -> float:
+    """Return how long a request waits for its best endpoint although another is free."""
+    return inf if request.deadline_at is None else MAX_PASSED_OVER_SHARE * (request.deadline_at - request.arrived_at)
 
 
 def _tokens_of(request: Request, served: Served | None) -> float:
