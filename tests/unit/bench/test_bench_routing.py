@@ -13,9 +13,9 @@ from router_svc.policy.settings import ChoicePolicy
 
 WORKLOADS = {
     "idle": (Workload(prefill_ms=0.1), 1.3),
-    "loaded": (Workload(prefill_ms=0.4), 2.2),
-    "unequal engines": (Workload(prefill_ms=0.4, unequal=True), 3.4),
-    "full": (Workload(prefill_ms=0.4, sessions=160), 3.6),
+    "loaded": (Workload(prefill_ms=0.4), 1.6),
+    "unequal engines": (Workload(prefill_ms=0.4, unequal=True), 1.8),
+    "full": (Workload(prefill_ms=0.4, sessions=160), 1.6),
 }
 """Each with the most that the mean time to the first token may be, times that of a search of 10 s."""
 SHORT = Workload(prefill_ms=0.4, sessions=32, turns=4)
@@ -30,20 +30,20 @@ def test_mean_time_to_first_token_is_close_to_an_offline_searchs(name: str) -> N
 
 
 def test_comparison_detects_a_policy_that_ignores_caches() -> None:
-    searched, found = (outcome(SHORT, rival, [1]) for rival in (Rival.SEARCH, Rival.LEAST_LOADED))
+    searched, found = (outcome(SHORT, rival, [1], 0.3) for rival in (Rival.SEARCH, Rival.LEAST_LOADED))
     assert found.average > 2 * searched.average
     assert found.cached_share < 0.97 * searched.cached_share
 
 
-def test_search_beats_every_router_in_a_second() -> None:
-    found = {rival: outcome(SHORT, rival, [2]) for rival in Rival}
+def test_search_beats_every_router_soon() -> None:
+    found = {rival: outcome(SHORT, rival, [2], 0.2) for rival in Rival}
     averages = {rival: each.average for rival, each in found.items()}
     assert min(averages, key=averages.__getitem__) is Rival.SEARCH
 
 
 @pytest.mark.parametrize(
     "workload",
-    [SHORT, replace(SHORT, unequal=True), Workload(sessions=400, turns=4)],
+    [SHORT, replace(SHORT, unequal=True), Workload(sessions=200, turns=4)],
     ids=["equal engines", "unequal engines", "caches that evict and full slots"],
 )
 def test_search_replays_a_plan_like_the_world_does(workload: Workload) -> None:
@@ -68,7 +68,7 @@ def test_model_of_smg_follows_a_prefix_until_its_holder_is_crowded() -> None:
 
 
 def test_groups_share_engines_by_tenant_and_priority() -> None:
-    crowd = Workload(prefill_ms=0.4, sessions=sum(GROUPS.values()), turns=4, groups=GROUPS)
+    crowd = Workload(prefill_ms=0.4, sessions=sum(GROUPS.values()), turns=3, groups=GROUPS)
     found = World(crowd, ChoicePolicy.FIRST_TOKEN).by_group()
     assert list(found) == list(GROUPS)
     assert found["few"].p50 < found["many"].p50, "the few have half of the engines"
