@@ -120,8 +120,8 @@ class RouterService(Service):
         """For dispatchers in this process."""
         self.task_ended = self._loop.task_ended
         scheduler = self._loop.scheduler
-        self.shares = scheduler.shares
-        """Accounts to be stored for a restart, like `records`."""
+        self.memory = scheduler.memory
+        """To be stored for a restart, like `records`."""
         observer.show(
             RouterState(
                 queues=scheduler.queues,

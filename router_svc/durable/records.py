@@ -8,7 +8,7 @@ from router_svc.durable.limits import RecordLimits
 from router_svc.durable.request_records import ROWS_AT_ONCE, RequestStore, Writer
 from router_svc.durable.router_state import RouterState
 from router_svc.loop import RouterRecords
-from router_svc.policy.queue.fair_share import FairShare
+from router_svc.policy.scheduler import SchedulerMemory
 from router_svc.request_log import RequestLog
 from router_svc.store.database import RouterDatabase
 from weft.kernel.clock import Clock
@@ -42,14 +42,14 @@ class RecordService(Service):
         database: RouterDatabase,
         writer: Writer,
         records: RouterRecords,
-        shares: FairShare,
+        memory: SchedulerMemory,
         settings: RecordLimits,
         clock: Clock,
         observe: ObserveDropped = ignore_dropped,
     ) -> None:
         self._database = database
         self._records = records
-        self._shares = shares
+        self._shares = memory.shares
         self._settings = settings
         self._clock = clock
         self._observe = observe
@@ -60,7 +60,7 @@ class RecordService(Service):
             writer,
             settings,
             clock,
-            shares=shares,
+            memory=memory,
             clients=records.clients,
             figures=records.figures,
         )

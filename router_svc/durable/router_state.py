@@ -1,4 +1,4 @@
-"""A router's state besides requests, in its database: fair-share accounts, clients and figures.
+"""A router's state besides requests, in its database: fair-share accounts, turns, clients and figures.
 
 Changes are written every few seconds; a new process continues with them.
 """
@@ -10,7 +10,8 @@ from router_svc.client_registry import ClientRegistry, KeptClient
 from router_svc.durable.limits import RecordLimits
 from router_svc.durable.request_records import Writer
 from router_svc.figures import FigureLimits, FiguresRecorder
-from router_svc.policy.queue.fair_share import FairShare, KeptAccount, aged
+from router_svc.policy.queue.fair_share import KeptAccount, aged
+from router_svc.policy.scheduler import SchedulerMemory
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1.figure_step_pb2 import FigureStep
 from weft.api.router.v1.request_pb2 import ClientRecord
@@ -25,6 +26,7 @@ _PUT_ACCOUNT = upsert(
     "fair_accounts", ("router", "tenant"), "incarnation", "tokens", "mean_cost", "is_active", "saved_at"
 )
 _PUT_CLIENT = upsert("known_clients", ("router", "tenant", "client_id"), "last_seen_at", "cooldown_seconds", "record")
+_PUT_TURNS = upsert("further_turns", ("router", "pool"), "share", "prompts", "saved_at")
 _FORGET_STEP = """DELETE FROM figure_steps WHERE router = :router AND seconds = :seconds
     AND begins_at > :begins_at - :seconds / 2 AND begins_at < :begins_at + :seconds / 2"""
 """A process continues the step of the one before, whose row begins at a slightly different time."""
@@ -45,7 +47,7 @@ class RouterState:
         settings: RecordLimits,
         clock: Clock,
         *,
-        shares: FairShare,
+        memory: SchedulerMemory,
         clients: ClientRegistry,
         figures: FiguresRecorder,
     ) -> None:
@@ -53,7 +55,7 @@ class RouterState:
         self._writer = writer
         self._settings = settings
         self._clock = clock
-        self._shares = shares
+        self._shares, self._turns = memory
         self._clients = clients
         self._figures = figures
 
@@ -69,6 +71,8 @@ class RouterState:
             for recorder in self._figures.recorders
         ]
         self._restore_accounts(accounts)
+        turns = await self._database.rows("SELECT * FROM further_turns")
+        self._turns.restore({row.pool: (row.share, row.prompts) for row in turns})
         self._clients.restore(
             [
                 KeptClient(row.tenant, ClientRecord.FromString(row.record), row.cooldown_seconds)
@@ -81,18 +85,20 @@ class RouterState:
     async def save(self) -> None:
         """Writes the changes since the last call in one transaction. Raises SERVICE_UNAVAILABLE."""
         accounts, clients = self._shares.take_changed(), self._clients.take_changed()
+        turns = self._turns.take_changed()
         unwritten = [(recorder, *recorder.unwritten()) for recorder in self._figures.recorders]
-        if not (accounts or clients or any(steps for _, steps, _ in unwritten)):
+        if not (accounts or clients or turns or any(steps for _, steps, _ in unwritten)):
             return
         try:
             steps = [
                 row for at, (each, steps, _) in enumerate(unwritten) for row in self._step_rows(at, each.limits, steps)
             ]
-            rows = self._account_rows(accounts), [*map(self._client_row, clients)], steps
+            rows = self._account_rows(accounts), [*map(self._client_row, clients)], steps, self._turn_rows(turns)
             await self._database.run(lambda tx: self._write(tx, *rows))
         except BaseException:
             self._shares.give_back(accounts)
             self._clients.give_back(clients)
+            self._turns.give_back(turns)
             raise
         for recorder, _, upto in unwritten:
             recorder.note_written(upto)
@@ -109,6 +115,7 @@ class RouterState:
             await self._database.change(_SWEEP_STEPS, first=first, seconds=limits.step_seconds)
         for statement in (
             "DELETE FROM fair_accounts WHERE saved_at < :oldest",
+            "DELETE FROM further_turns WHERE saved_at < :oldest",
             "DELETE FROM known_clients WHERE last_seen_at < :oldest",
             """DELETE FROM known_clients WHERE last_seen_at <=
             (SELECT last_seen_at FROM known_clients ORDER BY last_seen_at DESC LIMIT 1 OFFSET :most)""",
@@ -126,13 +133,21 @@ class RouterState:
         ]
         self._shares.restore(aged(kept, age, ACCOUNT_MEMORY_SECONDS))
 
-    def _write(self, tx: Tx, accounts: Sequence[Values], clients: Sequence[Values], steps: Sequence[Values]) -> None:
+    def _write(
+        self,
+        tx: Tx,
+        accounts: Sequence[Values],
+        clients: Sequence[Values],
+        steps: Sequence[Values],
+        turns: Sequence[Values],
+    ) -> None:
         if accounts:
             # Accounts of an earlier process have another origin; the restored ones are written with the first change.
             earlier = "DELETE FROM fair_accounts WHERE incarnation <> :own"
             tx.execute(earlier, own=self._writer.incarnation)
         tx.many(_PUT_ACCOUNT, accounts)
         tx.many(_PUT_CLIENT, clients)
+        tx.many(_PUT_TURNS, turns)
         tx.many(_FORGET_STEP, steps)
         tx.many(_PUT_STEP, steps)
 
@@ -149,6 +164,13 @@ class RouterState:
                 "saved_at": now,
             }
             for account in accounts
+        ]
+
+    def _turn_rows(self, turns: Mapping[str, tuple[float, float]]) -> Sequence[Values]:
+        now, router = self._clock.utc_now().timestamp(), self._writer.router
+        return [
+            {"router": router, "pool": pool, "share": share, "prompts": prompts, "saved_at": now}
+            for pool, (share, prompts) in turns.items()
         ]
 
     def _client_row(self, kept: KeptClient) -> Values:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from router_svc.policy import refusals
 from router_svc.policy.decisions import Decision, Placed, Rejects, Served, StopsWaking, WakeFailure
@@ -18,6 +18,7 @@ from router_svc.policy.endpoints.capacity import Capacity
 from router_svc.policy.endpoints.choice import Choice
 from router_svc.policy.endpoints.cluster_view import ClusterView, MeshChange
 from router_svc.policy.endpoints.failing_prompts import FailingPrompts, FailureCause
+from router_svc.policy.endpoints.further_turns import FurtherTurns
 from router_svc.policy.endpoints.load_balancer import NOTHING_AHEAD
 from router_svc.policy.endpoints.retry import RetryBudget
 from router_svc.policy.estimates import Estimates
@@ -58,6 +59,15 @@ MAX_TENANTS_WAITING = 16
 """Priority classes of tenants that are looked at although the requests of those before wait for endpoints."""
 MAX_REVIEWS_AT_ONCE = 3
 """Maximum consecutive load plans in a step; the rest waits for the next step."""
+
+
+class SchedulerMemory(NamedTuple):
+    """What a scheduler knows that a new process continues with."""
+
+    shares: FairShare
+    """The fair-share accounts."""
+    further_turns: FurtherTurns
+    """Of the conversations of each pool."""
 
 
 class Scheduler:
@@ -112,9 +122,9 @@ class Scheduler:
         return self._queues.shares.known_account(tenant)
 
     @property
-    def shares(self) -> FairShare:
-        """The fair-share accounts, to be stored for a restart."""
-        return self._queues.shares
+    def memory(self) -> SchedulerMemory:
+        """What is stored for a restart."""
+        return SchedulerMemory(self._queues.shares, self._index.selector.further_turns)
 
     def queues(self) -> list[PoolQueue]:
         """Return the queue lengths of all pools and routes, sorted by name."""

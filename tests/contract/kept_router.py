@@ -14,8 +14,10 @@ from router_svc.durable.request_records import Writer
 from router_svc.loop import RouterRecords
 from router_svc.policy.decisions import Placed
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
+from router_svc.policy.endpoints.further_turns import FurtherTurns
 from router_svc.policy.queue.fair_share import FairShare
 from router_svc.policy.request import Request
+from router_svc.policy.scheduler import SchedulerMemory
 from router_svc.request_log import RequestLogLimits
 from router_svc.request_servicer import RequestServicer
 from router_svc.store.database import RouterDatabase
@@ -75,12 +77,13 @@ class KeptRouter:
         self.database = RouterDatabase(url)
         self.records = RouterRecords.empty(self.clock, clients=ClientsConfig(max_clients=8), request_log=log)
         self.shares = FairShare(weight_of, max_lag=1e9, max_remembered=100)
+        self.further_turns = FurtherTurns()
         self.dropped: list[int] = []
         self.service = RecordService(
             self.database,
             Writer.of(name),
             self.records,
-            self.shares,
+            SchedulerMemory(self.shares, self.further_turns),
             RecordLimits(**RARELY | settings),
             self.clock,
             self.dropped.append,

@@ -237,16 +237,30 @@ class TestFigures:
         await router.kill()
 
 
+async def test_further_turns_of_conversations_survive_a_kill(database_url: str) -> None:
+    router = await KeptRouter(database_url).start()
+    for number in range(1, 200):
+        router.further_turns.note("chat", tuple(range(number)), float(number))
+    known = router.further_turns.expected("chat")
+    assert known > 6.0
+    await router.flush()
+    again = await router.restarted()
+    assert again.further_turns.expected("chat") == known
+    await again.kill()
+
+
 async def test_failed_write_is_retried_with_the_next_write(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     router = await KeptRouter(database_url).start()
     router.shares.enter("ann")
     router.chat("r-1", client_id="laptop")
+    for number in (1, 2):
+        router.further_turns.note("chat", tuple(range(number)), 0.0)
     with monkeypatch.context() as broken:
         broken.setattr(router.database, "run", _failing)
         with pytest.raises(WeftError):
             await router.service.flush_state()
     await router.flush()
-    for table, count in (("fair_accounts", 1), ("known_clients", 1), ("figure_steps", 2)):
+    for table, count in (("fair_accounts", 1), ("known_clients", 1), ("further_turns", 1), ("figure_steps", 2)):
         assert await rows(router, table) == count
     await router.kill()
 

@@ -65,7 +65,7 @@ def record_service(
     dropped = None if page is None else page.counter(name, words, ("kind",))
     observe = ignore_dropped if dropped is None else dropped["request",].inc
     writer = Writer.of(router.name)
-    service = RecordService(database, writer, router.records, router.shares, settings, SystemClock(), observe)
+    service = RecordService(database, writer, router.records, router.memory, settings, SystemClock(), observe)
     router.look_back_in(service.store)
     return service
 

@@ -1,7 +1,7 @@
 """How many further turns a conversation has: the share of prompts of a pool that continue an earlier one."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 MAX_TURNS = 8.0
 PRIOR_SHARE, PRIOR_PROMPTS = 0.75, 16.0
@@ -20,6 +20,8 @@ class FurtherTurns:
         """When prompts were placed that no later one has continued yet, by their last digest."""
         self._shares: dict[str, tuple[float, float]] = {}
         """Share with a further turn, and the number of prompts."""
+        self._changed: set[str] = set()
+        """Pools whose shares changed since `take_changed`."""
 
     def note(self, pool: str, digests: Sequence[int], now: float) -> None:
         """Record a prompt that is placed."""
@@ -48,3 +50,17 @@ class FurtherTurns:
         share, count = self._shares.get(pool, (PRIOR_SHARE, PRIOR_PROMPTS))
         count = min(count + 1.0, MAX_COUNTED_PROMPTS)
         self._shares[pool] = share + (returned - share) / count, count
+        self._changed.add(pool)
+
+    def take_changed(self) -> Mapping[str, tuple[float, float]]:
+        """Return the shares to store that changed since the last call, with their numbers of prompts."""
+        changed, self._changed = self._changed, set()
+        return {pool: self._shares[pool] for pool in sorted(changed)}
+
+    def give_back(self, pools: Iterable[str]) -> None:
+        """Return these pools again from the next `take_changed`, as they could not be stored."""
+        self._changed.update(pools)
+
+    def restore(self, shares: Mapping[str, tuple[float, float]]) -> None:
+        """Restore what an earlier process has learned. Call it once, before the first request."""
+        self._shares.update(shares)
