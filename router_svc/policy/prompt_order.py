@@ -48,7 +48,7 @@ class PromptOrder:
         """Yield requests to compare with the endpoints, with what waits before them, in the order of their turns."""
         if first.passed_over >= MAX_PASSED_OVER:
             yield first, NOTHING_AHEAD
-        prompts.forget_lost(now)
+        prompts.forget_lost(self._index.table.pools[first.queue].losses, now)
         behind = Ahead(prompts.seconds, others)
         for _ in range(MAX_DECIDED):
             request = prompts.next_to_decide()

@@ -109,7 +109,7 @@ class CandidateIndex:
 
     def taking_prompts(self, queue: str, now: float) -> list[Endpoint]:
         """Return the members of a pool that take a prompt now."""
-        return [each for each in self.table.pools[queue].endpoints.values() if each.takes_prompt(now)]
+        return self.table.pools[queue].taking_prompts(now)
 
     def best(self, queue: str, pick: PickRequest, now: float, ahead: Ahead) -> Best | None:
         """Return the best member of a pool for a request, free or not; None: there is none."""

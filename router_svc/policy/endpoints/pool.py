@@ -221,6 +221,8 @@ class EndpointGroup:
         """Reorder a changed endpoint. Returns whether the change made it free."""
         was_usable, was_open, was_free = endpoint.is_usable, endpoint.is_open, endpoint.is_open or endpoint.is_spare
         endpoint.settle()
+        if (was_usable or was_open) and not endpoint.may_be_awaited:
+            endpoint.pool.losses += 1
         self.usable += endpoint.is_usable - was_usable
         if was_open and not endpoint.is_open:
             self._close(endpoint)
@@ -247,6 +249,7 @@ class EndpointGroup:
         del self.endpoints[endpoint.key]
         endpoint.is_open = endpoint.is_spare = endpoint.is_usable = False
         endpoint.group = None
+        endpoint.pool.losses += 1
 
     def first(self, excluded: Collection[CandidateKey]) -> Endpoint | None:
         """Return the open endpoint with the lowest rank that is not excluded; None: there is none."""
@@ -308,6 +311,8 @@ class Pool:
         """Requests on current and earlier members."""
         self.prefilling = 0
         """Current and earlier members with prompts without a first token."""
+        self.losses = 0
+        """How often a member came to take no more requests, so that none may wait for it."""
         self.breaks_in_a_row = 0
         """Requests that broke on its members since the last success."""
         self._rank = rank
@@ -347,6 +352,10 @@ class Pool:
                 if endpoint.engine_slots.line.ends_at < now + OPEN_LINE_SECONDS:
                     return True
         return False
+
+    def taking_prompts(self, now: float) -> list["Endpoint"]:
+        """Return the open members that are soon done with their prompts."""
+        return [each for group in self._groups.values() for each in group.open if each.takes_prompt(now)]
 
     def opens_at(self) -> float:
         """Return when the first free member, for which requests wait, is soon done with its prompts; infinity: none."""

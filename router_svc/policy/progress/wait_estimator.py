@@ -91,21 +91,21 @@ class RunningRequests:
         """Yield the seconds until each running request ends."""
         seen = 0
         for member in members:
-            # Per request, the lookups would take longer than the rest.
-            speeds: dict[WorkUnit, Speed | None] = {}
-            works: dict[tuple[str, int | None], float] = {}
+            # Looked up once for equal requests in a row, or the lookups would take longer than the rest.
+            speed: Speed | None = None
+            known: WorkUnit | None = None
+            asked: tuple[str, int | None] | None = None
+            work = 0.0
             for request in self._running.get(member.key, {}).values():
                 unit = UNITS.get(request.kind.needs.operation) or WorkUnit.TOKENS
-                if unit not in speeds:
-                    speeds[unit] = self._estimates.speed(member, unit)
-                speed = speeds[unit]
+                if unit is not known:
+                    known, speed, asked = unit, self._estimates.speed(member, unit), None
                 if speed is None or seen == MAX_SLOTS_LOOKED_AT:
                     continue
                 seen += 1
-                asked = (request.spec.tenant, request.spec.max_output_tokens)
-                work = works.get(asked)
-                if work is None or unit is not WorkUnit.TOKENS:
-                    work = works[asked] = self._estimates.expected_work(member.pool, request)
+                asks = (request.spec.tenant, request.spec.max_output_tokens)
+                if asks != asked or unit is not WorkUnit.TOKENS:
+                    asked, work = asks, self._estimates.expected_work(member.pool, request)
                 if request.content_at is None or unit is not WorkUnit.TOKENS:
                     expected, elapsed = speed.seconds_of(work), now - request.placed_at
                 else:

@@ -23,7 +23,7 @@ _SPARE_ENTRIES = 64
 class WaitingPrompts:
     """One tenant's waiting requests in a priority class of a request class."""
 
-    __slots__ = ("_by_endpoint", "requests", "seconds")
+    __slots__ = ("_by_endpoint", "_losses", "requests", "seconds")
 
     def __init__(self) -> None:
         self.requests: OrderedDict[int, Request] = OrderedDict()
@@ -32,6 +32,7 @@ class WaitingPrompts:
         """Their prefill on the engines that they wait for."""
         self._by_endpoint: dict[Endpoint, list[tuple[float, int]]] = {}
         """Heaps by rank, with lazy deletion."""
+        self._losses = 0
 
     def add(self, request: Request) -> None:
         """Add a request, which is decided next."""
@@ -65,8 +66,14 @@ class WaitingPrompts:
             # Rounding may leave a little less than nothing.
             self.seconds[engine.key] = max(0.0, self.seconds.get(engine.key, 0.0) - seconds)
 
-    def forget_lost(self, now: float) -> None:
-        """Let the requests be decided next that wait for endpoints which take none any more."""
+    def forget_lost(self, losses: int, now: float) -> None:
+        """Let the requests be decided next that wait for endpoints which take none any more.
+
+        `losses`: see `Pool.losses`.
+        """
+        if losses == self._losses:
+            return
+        self._losses = losses
         for endpoint in [each for each in self._by_endpoint if not each.may_be_awaited]:
             for _, key in self._valid_entries(endpoint):
                 self.release(self.requests[key], now)
