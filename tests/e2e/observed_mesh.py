@@ -72,7 +72,8 @@ def running_observed(folder: Path) -> Iterator[Observed]:
     `first` and `second` have memory for one of them, `broken` dies when it is loaded, `away` is a provider's model, and
     `pair` a pool of two runners with one slot each.
     """
-    box = fake_runner("box", pool="")
+    # Waiting requests are told once per second that their model loads.
+    box = fake_runner("box", pool="", load_seconds=1.5)
     sleeping = {"path": __file__, "slots": 2, "memory_mb": MODEL_MB}
     box["models"] = [{"name": FIRST, **sleeping}, {"name": SECOND, **sleeping, "start_asleep": True}]
     dying = fake_runner("dying", pool="", exit_at_start=3)
