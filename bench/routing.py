@@ -195,7 +195,7 @@ class World:
         self._obey(self._scheduler.submit(Queued.of(key, spec, now), now), now)
 
     def _place_planned(self, engine: Engine, now: float) -> None:
-        """Give an engine the shortest prefill of those that are planned for it, when it can begin at once."""
+        """Places the shortest prompt that is planned for an engine, if the engine can begin with it now."""
         planned = self._planned.get(engine)
         if planned and not engine.is_prefilling and engine.under_way < SLOTS:
             requests = [self._requests[key] for key in planned]

@@ -388,7 +388,10 @@ class SchedulingLoop:
     def report_first_content(self, key: int) -> None:
         """See Placement.report_first_content."""
         now = self._clock.monotonic()
-        self._deliver(self.scheduler.report_first_content(key, now), now)
+        decisions = self.scheduler.report_first_content(key, now)
+        # Nothing follows from it while no request waits, as usual.
+        if decisions or self.scheduler.waiting:
+            self._deliver(decisions, now)
 
     def report_failed(
         self, key: int, attempt: int, reason: Reason, message: str = "", retry_after_seconds: float | None = None

@@ -8,7 +8,7 @@ endpoint is that of `rank_of`; a request is passed over at most MAX_PASSED_OVER 
 from collections.abc import Iterator
 
 from router_svc.policy.endpoints.candidate_index import CandidateIndex
-from router_svc.policy.endpoints.load_balancer import NOTHING_AHEAD, Ahead, Best
+from router_svc.policy.endpoints.load_balancer import NOTHING_AHEAD, Ahead, BestEndpoint
 from router_svc.policy.progress.wait_estimator import WaitEstimator
 from router_svc.policy.queue.queues import Queues
 from router_svc.policy.queue.waiting_prompts import WaitingPrompts
@@ -30,7 +30,7 @@ class PromptOrder:
         self._queues = queues
         self._estimator = estimator
 
-    def next(self, prompts: WaitingPrompts, first: Request, now: float) -> tuple[Request, Best] | None:
+    def next(self, prompts: WaitingPrompts, first: Request, now: float) -> tuple[Request, BestEndpoint] | None:
         """Return the request of a tenant that is placed next, on its best endpoint; None: those take no prompt now.
 
         `first`: the request in turn by deadline and arrival.
@@ -68,7 +68,7 @@ class PromptOrder:
             seen.add(request.key)
             yield request, behind
 
-    def _decide(self, request: Request, prompts: WaitingPrompts, ahead: Ahead, now: float) -> Best | None:
+    def _decide(self, request: Request, prompts: WaitingPrompts, ahead: Ahead, now: float) -> BestEndpoint | None:
         """Return the best endpoint of a waiting request, which waits for it."""
         prompts.release(request, now)
         best = self._index.best(request.queue, self._estimator.pick(request), now, ahead)

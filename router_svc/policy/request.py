@@ -8,7 +8,7 @@ from math import inf
 from router_svc.policy.decisions import FailedAttempt, Loads, Noted, Placed, Rejects, Waits
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, Needs, needs_of
 from router_svc.policy.endpoints.first_token import FirstToken
-from router_svc.policy.endpoints.load_balancer import Best
+from router_svc.policy.endpoints.load_balancer import BestEndpoint
 from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.request import Operation
 from weft.kernel.value import value_class
@@ -150,7 +150,7 @@ class Request:
     content_at: float | None = None
     prefill_seconds: float = 0.0
     """How long its engine took for its prompt, without those before it."""
-    awaited: Best | None = None
+    awaited: BestEndpoint | None = None
     """While it waits: the endpoint with its earliest first token, usually not free; None: it is not decided."""
     estimate: Estimate | None = None
     """Its times as expected when it arrived; None: they are not estimated, or nothing is known."""

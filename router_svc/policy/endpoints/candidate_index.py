@@ -19,7 +19,7 @@ from router_svc.policy.endpoints.circuit_breaker import HealthState
 from router_svc.policy.endpoints.considered import ConsideredSamples, consider, count_of, gate, score_of_chosen
 from router_svc.policy.endpoints.endpoint_table import EndpointTable
 from router_svc.policy.endpoints.engine_load import NO_ENGINE_LOAD, EngineFigures, EngineLoad, engine_load
-from router_svc.policy.endpoints.load_balancer import Ahead, Best, Selection, Selector
+from router_svc.policy.endpoints.load_balancer import Ahead, BestEndpoint, Selection, Selector
 from router_svc.policy.endpoints.pool import Endpoint
 from router_svc.policy.endpoints.routes import PRIMARY, RouteStep
 from router_svc.policy.limits import SchedulerLimits
@@ -111,7 +111,7 @@ class CandidateIndex:
         """Return the members of a pool that take a prompt now."""
         return self.table.pools[queue].taking_prompts(now)
 
-    def best(self, queue: str, pick: PickRequest, now: float, ahead: Ahead) -> Best | None:
+    def best(self, queue: str, pick: PickRequest, now: float, ahead: Ahead) -> BestEndpoint | None:
         """Return the best member of a pool for a request, free or not; None: there is none."""
         self.health.advance(now)
         self.figures.advance(now)

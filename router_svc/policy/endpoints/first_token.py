@@ -54,7 +54,7 @@ TRANSFER_BYTES_PER_SECOND = 100e6
 
 @dataclass(slots=True)
 class Speed:
-    """Speed of a model on a host: least squares of the time to the first token over the processed prompt tokens.
+    """Speed of a model on a host: least squares of the time that its engine takes for a prompt over the new tokens.
 
     It starts with two assumed prompts, which are discounted like all others.
     """

@@ -75,7 +75,7 @@ class Selection(NamedTuple):
     expected: Mapping[CandidateKey, FirstToken] = {}
 
 
-class Best(NamedTuple):
+class BestEndpoint(NamedTuple):
     """The endpoint with the lowest expected time to the first token for a request, free or not."""
 
     selection: Selection
@@ -90,7 +90,7 @@ class Best(NamedTuple):
         """Return the endpoint."""
         return self.selection.endpoint
 
-    def without_others(self) -> "Best":
+    def without_others(self) -> "BestEndpoint":
         """Return it without the times of the other endpoints, which a waiting request does not need."""
         return self._replace(selection=Selection(self.endpoint, self.selection.policy))
 
@@ -206,7 +206,7 @@ class Selector:
             if pick.affinity_key and self.sessions.find(pool.name, pick.affinity_key) is None:
                 self.sessions.note(pool.name, pick.affinity_key, endpoint.key)
 
-    def best(self, pool: Pool, pick: PickRequest, now: float, ahead: Ahead | None) -> Best | None:
+    def best(self, pool: Pool, pick: PickRequest, now: float, ahead: Ahead | None) -> BestEndpoint | None:
         """Return the endpoint with the lowest expected time to the first token, or the session's; None: there is none.
 
         `ahead`: what waits before the request; None: only free endpoints are compared.
@@ -254,7 +254,7 @@ class Selector:
         time = expected[chosen.key]
         is_first = time.line_seconds <= chosen.engine_slots.line.seconds(now)
         is_free = ahead is None or (is_first and chosen.takes_prompt(now))
-        return Best(Selection(chosen, name, expected), time, is_free, elsewhere)
+        return BestEndpoint(Selection(chosen, name, expected), time, is_free, elsewhere)
 
 
 def _to_score(

@@ -18,7 +18,7 @@ from router_svc.policy.endpoints.capability import Profile, fits, profile_of
 from router_svc.policy.endpoints.choice import Considered, PickRequest
 from router_svc.policy.endpoints.circuit_breaker import EndpointHealth, HealthState
 from router_svc.policy.endpoints.engine_load import NO_ENGINE_LOAD, EngineFigures
-from router_svc.policy.endpoints.prompt_line import OPEN_LINE_SECONDS, PromptLine
+from router_svc.policy.endpoints.prompt_line import OPEN_LINE_SECONDS, OPENING_MARGIN_SECONDS, PromptLine
 from router_svc.policy.settings import PoolSettings
 
 MAX_STALE_SHARE = 2
@@ -365,7 +365,8 @@ class Pool:
                 line = endpoint.engine_slots.line
                 if line.waiting_seconds and line.ends_at < first:
                     first = line.ends_at
-        return first - OPEN_LINE_SECONDS
+        # Later than rounding may be wrong, as no other timer would ask before the next tick.
+        return first - OPEN_LINE_SECONDS + OPENING_MARGIN_SECONDS
 
     # -- membership
 

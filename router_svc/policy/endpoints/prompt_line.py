@@ -8,6 +8,8 @@ OPEN_LINE_SECONDS = 0.2
 """An engine gets the next prompt when it needs no longer than this for those before it. What waits longer waits in the
 router's queue, where priorities, shares, deadlines and cancellation hold, and where it may still go elsewhere."""
 
+OPENING_MARGIN_SECONDS = 0.001
+
 
 class PromptLine:
     """The line of an engine, as far as this router placed its prompts. Times are monotonic seconds."""

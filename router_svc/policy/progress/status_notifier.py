@@ -8,7 +8,7 @@ from router_svc.policy.decisions import Loads, WaitKind, Waits
 from router_svc.policy.endpoints.candidates import Candidate
 from router_svc.policy.endpoints.capacity import Capacity
 from router_svc.policy.endpoints.cluster_view import ClusterView
-from router_svc.policy.endpoints.load_balancer import Best
+from router_svc.policy.endpoints.load_balancer import BestEndpoint
 from router_svc.policy.loading.load_coordinator import LoadCoordinator
 from router_svc.policy.loading.wake_tracker import WakeStatus
 from router_svc.policy.progress.wait_estimator import WaitEstimator
@@ -34,7 +34,7 @@ def none_is_free(target: str, busy: int, unhealthy: Sequence[tuple[str, str]]) -
     return f"{target} accepts no requests now: {', '.join([*full, *named])}"
 
 
-def waits_for_endpoint(best: Best, seconds: float) -> str:
+def waits_for_endpoint(best: BestEndpoint, seconds: float) -> str:
     """Return why a request waits for an endpoint while others are free; `seconds`: until its first token."""
     expected, tokens = best.expected, best.expected.prompt_tokens - best.expected.uncached_tokens
     holds = f", which holds {tokens:,} of its {expected.prompt_tokens:,} prompt tokens" if tokens > 0 else ""
@@ -165,7 +165,7 @@ class StatusNotifier:
             kind, reason = WaitKind.SLOT, words
         return self._waits(request, queue, position, (kind, reason), eta, now)
 
-    def _endpoint_wait(self, request: Request, best: Best, queue: Queue, now: float) -> tuple[str, float]:
+    def _endpoint_wait(self, request: Request, best: BestEndpoint, queue: Queue, now: float) -> tuple[str, float]:
         """Return why a request waits for an endpoint, and how long until that takes it."""
         prompts = queue.classes[request.kind].prompts[request.spec.priority, request.spec.tenant]
         seconds = prompts.first_token_seconds(request, now)

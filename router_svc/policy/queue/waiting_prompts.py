@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
-from router_svc.policy.endpoints.load_balancer import Best
+from router_svc.policy.endpoints.load_balancer import BestEndpoint
 from router_svc.policy.endpoints.pool import Endpoint
 from router_svc.policy.request import Request
 
@@ -44,7 +44,7 @@ class WaitingPrompts:
         del self.requests[request.key]
         self.release(request, now)
 
-    def bind(self, request: Request, best: Best, now: float) -> None:
+    def bind(self, request: Request, best: BestEndpoint, now: float) -> None:
         """Let a request wait for an endpoint, which may be free."""
         endpoint, seconds = best.endpoint, best.expected.own_seconds
         engine = endpoint.engine_slots
