@@ -45,13 +45,7 @@ from runner_svc.session.session import RunnerSession
 from runner_svc.tools.mcp_servers import untracked_tag
 from runner_svc.tools.tool_box import build_tool_box
 from weft.api.registry.v1 import agent_pb2, runner_pb2, wake_pb2
-from weft.api.runner.v1 import (
-    embedding_service_pb2,
-    generation_service_pb2,
-    model_call_service_pb2,
-    runner_service_pb2,
-    runner_service_pb2_grpc,
-)
+from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
 from weft.dispatch.tickets import PermitGate, TicketGate
 from weft.kernel.clock import Clock, MeshClock, SystemClock
 from weft.kernel.failover_channel import FailoverChannel
@@ -193,13 +187,7 @@ class RunnerService(Service):
     @override
     @property
     def service_names(self) -> tuple[str, ...]:
-        return (
-            generation_service_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name,
-            embedding_service_pb2.DESCRIPTOR.services_by_name["EmbeddingService"].full_name,
-            model_call_service_pb2.DESCRIPTOR.services_by_name["ModelCallService"].full_name,
-            runner_service_pb2.DESCRIPTOR.services_by_name["RunnerService"].full_name,
-            CARRY.service,
-        )
+        return (runner_service_pb2.DESCRIPTOR.services_by_name["RunnerService"].full_name, CARRY.service)
 
     @override
     def register(self, server: grpc.aio.Server) -> None:

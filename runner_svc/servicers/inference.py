@@ -1,4 +1,4 @@
-"""gRPC servicers of the data plane: generation, embeddings, rerank, tokens, images, transcription, speech."""
+"""The data plane: generation, embeddings, rerank, tokens, images, transcription, speech, as calls on streams."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, aclosing
@@ -24,8 +24,7 @@ from weft.dispatch.operations import CHAT, IMAGE, OPERATIONS, SPEECH, TOKENIZE, 
 from weft.dispatch.parameter_checks import handling_of
 from weft.kernel.errors import WeftError, invalid_field
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import RpcMethod, add_methods, answering
-from weft.link.carried_calls import CarriedCalls
+from weft.link.carried_calls import CarriedCalls, CarriedContext
 
 MAX_HELD_EVENTS = 256
 """Maximum number of held-back events of a non-streaming answer, which limits the message size."""
@@ -108,15 +107,10 @@ def _receipt_in(frame: Frame) -> receipt_pb2.Receipt | None:
 
 
 MAX_SPEECH_MESSAGE_BYTES = 256 * 1024
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class DataPlane:
-    """The runner's services for requests, one method for each runner rpc of the table of operations.
-
-    Streamed methods write instead of yielding: if a fault ends the request while its caller reads slowly, it must end
-    inside the block of `admit`, and so with the fault's reason. gRPC would drop a generator without a status.
-    """
+    """The runner's services for requests, one method for each runner rpc of the table of operations."""
 
     def __init__(self, desk: RequestAdmission, chats: Mapping[str, ChatSetup]) -> None:
         """`chats`: the setup of conversations, by model."""
@@ -124,54 +118,46 @@ class DataPlane:
         self._chats = chats
 
     def add_to_server(self, server: grpc.aio.Server) -> CarriedCalls:
-        """Adds the services to a server. Returns the streams on which dispatchers call them."""
+        """Adds the streams on which dispatchers call the services to a server, and returns them."""
         unary = {spec.runner_rpc: partial(self._answer, spec) for spec in OPERATIONS.values() if not spec.streamed}
         media = {spec.runner_rpc: partial(self._stream, spec) for spec in (IMAGE, TRANSCRIPTION)}
-        methods: dict[RpcMethod, Callable[..., Any]] = {
-            CHAT.runner_rpc: self._generate,
-            SPEECH.runner_rpc: self._speak,
-            **unary,
-            **media,
-        }
-        add_methods(server, methods)
-        carried = CarriedCalls(methods)
+        carried = CarriedCalls({CHAT.runner_rpc: self._generate, SPEECH.runner_rpc: self._speak, **unary, **media})
         carried.add_to_server(server)
         return carried
 
-    async def _generate(self, request: generation_service_pb2.GenerateRequest, context: Context) -> None:
-        async with answering(context):
-            permit, instance = self._desk.admit(request.ticket)
-            setup = self._chats[permit.model]
-            call = call_info(
-                permit,
-                instance,
-                context,
-                whole=request.options.whole,
-                joins_texts=True,
-                ends_loops=kills_repetition(request.behaviour, setup.settings),
+    async def _generate(self, request: generation_service_pb2.GenerateRequest, context: CarriedContext) -> None:
+        permit, instance = self._desk.admit(request.ticket)
+        setup = self._chats[permit.model]
+        call = call_info(
+            permit,
+            instance,
+            context,
+            whole=request.options.whole,
+            joins_texts=True,
+            ends_loops=kills_repetition(request.behaviour, setup.settings),
+        )
+        chat = ChatRequest(
+            payload=_payload(request),
+            call=call,
+            behaviour=request.behaviour,
+            agent=request.agent,
+            allow_remote=permit.allow_remote,
+        )
+        with self._working(permit, instance, request.options, chat.payload, call) as work:
+            if request.agent or request.options.HasField("prefix_keep_alive"):
+                handling = handling_of(request.options)
+                work.notes = await instance.idle_work.note(chat, permit.model, permit.tenant, handling)
+            answer = AnswerWriter(
+                self._desk.started(permit), whole=call.whole, joined_texts=request.options.joined_texts
             )
-            chat = ChatRequest(
-                payload=_payload(request),
-                call=call,
-                behaviour=request.behaviour,
-                agent=request.agent,
-                allow_remote=permit.allow_remote,
-            )
-            with self._working(permit, instance, request.options, chat.payload, call) as work:
-                if request.agent or request.options.HasField("prefix_keep_alive"):
-                    handling = handling_of(request.options)
-                    work.notes = await instance.idle_work.note(chat, permit.model, permit.tenant, handling)
-                answer = AnswerWriter(
-                    self._desk.started(permit), whole=call.whole, joined_texts=request.options.joined_texts
-                )
-                work.note_prompt(chat.payload)
-                async with aclosing(converse(work, chat, setup)) as frames:
-                    async for frame in frames:
-                        if (receipt := _receipt_in(frame)) is not None:
-                            self._complete(receipt, permit, instance, work)
-                            self._desk.caches.note(permit.model, receipt.usage)
-                        if (message := answer.message_of(frame)) is not None:
-                            await context.write(message)
+            work.note_prompt(chat.payload)
+            async with aclosing(converse(work, chat, setup)) as frames:
+                async for frame in frames:
+                    if (receipt := _receipt_in(frame)) is not None:
+                        self._complete(receipt, permit, instance, work)
+                        self._desk.caches.note(permit.model, receipt.usage)
+                    if (message := answer.message_of(frame)) is not None:
+                        await context.write(message)
 
     def _complete(
         self, receipt: receipt_pb2.Receipt, permit: ticket_pb2.TicketClaims, instance: Instance, work: AdmittedRequest
@@ -181,68 +167,64 @@ class DataPlane:
         work.note_device_usage(receipt)
         self._desk.complete(receipt, permit, instance)
 
-    async def _stream(self, spec: OperationSpec[Any, Any], request: Any, context: Context) -> None:
-        async with answering(context):
-            permit, instance = self._desk.admit(request.ticket)
-            ENGINE_METHODS[spec.operation].check(request.payload)
-            if permit.model != instance.model:
-                raise not_offered(spec.operation)
-            call = call_info(permit, instance, context, whole=request.options.whole)
-            if spec is IMAGE and request.HasField("workflow"):
-                call = replace(call, workflow=_workflow(request, instance))
-            response = spec.runner_rpc.response
-            with self._working(permit, instance, request.options, request.payload, call) as work:
-                answer = WholeAnswerWriter(lambda frame: context.write(response(events=frame)), whole=call.whole)
-                await answer.put([self._desk.started(permit)])
-                async with aclosing(work.stream(spec.operation, request.payload, call)) as frames:
-                    async for frame in frames:
-                        if (receipt := _receipt_in(frame)) is not None:
-                            self._complete(receipt, permit, instance, work)
-                        await answer.put(frame)
+    async def _stream(self, spec: OperationSpec[Any, Any], request: Any, context: CarriedContext) -> None:
+        permit, instance = self._desk.admit(request.ticket)
+        ENGINE_METHODS[spec.operation].check(request.payload)
+        if permit.model != instance.model:
+            raise not_offered(spec.operation)
+        call = call_info(permit, instance, context, whole=request.options.whole)
+        if spec is IMAGE and request.HasField("workflow"):
+            call = replace(call, workflow=_workflow(request, instance))
+        response = spec.runner_rpc.response
+        with self._working(permit, instance, request.options, request.payload, call) as work:
+            answer = WholeAnswerWriter(lambda frame: context.write(response(events=frame)), whole=call.whole)
+            await answer.put([self._desk.started(permit)])
+            async with aclosing(work.stream(spec.operation, request.payload, call)) as frames:
+                async for frame in frames:
+                    if (receipt := _receipt_in(frame)) is not None:
+                        self._complete(receipt, permit, instance, work)
+                    await answer.put(frame)
 
-    async def _answer(self, spec: OperationSpec[Any, Any], request: Any, context: Context) -> Any:
-        async with answering(context):
-            permit, instance = self._desk.admit(request.ticket)
-            ENGINE_METHODS[spec.operation].check(request.payload)
-            if permit.model != instance.model and spec.operation not in instance.config.adapter_operations:
-                raise not_offered(spec.operation)
-            call = call_info(permit, instance, context)
-            with self._working(
-                permit, instance, request.options, request.payload, call, takes_slot=spec.takes_slot
-            ) as work:
-                result = await work.run(spec.operation, request.payload, call)
-                receipt = receipt_pb2.Receipt()
-                work.note_wall_time(receipt)
-            if isinstance(result, Message):
-                response = spec.runner_rpc.response(receipt=receipt, **{spec.field: result})
-            else:
-                receipt.usage.CopyFrom(result.usage)
-                response = spec.runner_rpc.response(receipt=receipt, **{spec.field: getattr(result, spec.field)})
-            if spec is TOKENIZE and not response.result.max_context_tokens:
-                response.result.max_context_tokens = instance.loader.context_tokens
-            work.note_device_usage(response.receipt)
-            self._desk.complete(response.receipt, permit, instance)
-            return response
-        raise AssertionError("abort raises")
+    async def _answer(self, spec: OperationSpec[Any, Any], request: Any, context: CarriedContext) -> Any:
+        permit, instance = self._desk.admit(request.ticket)
+        ENGINE_METHODS[spec.operation].check(request.payload)
+        if permit.model != instance.model and spec.operation not in instance.config.adapter_operations:
+            raise not_offered(spec.operation)
+        call = call_info(permit, instance, context)
+        with self._working(
+            permit, instance, request.options, request.payload, call, takes_slot=spec.takes_slot
+        ) as work:
+            result = await work.run(spec.operation, request.payload, call)
+            receipt = receipt_pb2.Receipt()
+            work.note_wall_time(receipt)
+        if isinstance(result, Message):
+            response = spec.runner_rpc.response(receipt=receipt, **{spec.field: result})
+        else:
+            receipt.usage.CopyFrom(result.usage)
+            response = spec.runner_rpc.response(receipt=receipt, **{spec.field: getattr(result, spec.field)})
+        if spec is TOKENIZE and not response.result.max_context_tokens:
+            response.result.max_context_tokens = instance.loader.context_tokens
+        work.note_device_usage(response.receipt)
+        self._desk.complete(response.receipt, permit, instance)
+        return response
 
-    async def _speak(self, request: pb.SpeakRequest, context: Context) -> None:
-        async with answering(context):
-            permit, instance = self._desk.admit(request.ticket)
-            call, told, receipt = call_info(permit, instance, context), "", receipt_pb2.Receipt()
-            with self._working(permit, instance, request.options, request.payload, call) as work:
-                async with aclosing(work.speak(request.payload, call)) as parts:
-                    async for part in parts:
-                        for start in range(0, len(part.data), MAX_SPEECH_MESSAGE_BYTES):
-                            piece = part.data[start : start + MAX_SPEECH_MESSAGE_BYTES]
-                            media_type = "" if told else part.media_type
-                            told = part.media_type
-                            await context.write(pb.SpeakResponse(data=piece, media_type=media_type))
-                        receipt = part.receipt or receipt
-                work.record.answered = True
-                work.note_wall_time(receipt)
-                work.note_device_usage(receipt)
-                self._desk.complete(receipt, permit, instance)
-                await context.write(pb.SpeakResponse(receipt=receipt))
+    async def _speak(self, request: pb.SpeakRequest, context: CarriedContext) -> None:
+        permit, instance = self._desk.admit(request.ticket)
+        call, told, receipt = call_info(permit, instance, context), "", receipt_pb2.Receipt()
+        with self._working(permit, instance, request.options, request.payload, call) as work:
+            async with aclosing(work.speak(request.payload, call)) as parts:
+                async for part in parts:
+                    for start in range(0, len(part.data), MAX_SPEECH_MESSAGE_BYTES):
+                        piece = part.data[start : start + MAX_SPEECH_MESSAGE_BYTES]
+                        media_type = "" if told else part.media_type
+                        told = part.media_type
+                        await context.write(pb.SpeakResponse(data=piece, media_type=media_type))
+                    receipt = part.receipt or receipt
+            work.record.answered = True
+            work.note_wall_time(receipt)
+            work.note_device_usage(receipt)
+            self._desk.complete(receipt, permit, instance)
+            await context.write(pb.SpeakResponse(receipt=receipt))
 
     def _working(
         self,

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-import grpc
-
 from runner_svc.backend.port import CallInfo
 from runner_svc.cache.manager import CacheManager
 from runner_svc.instance.admission import AdmittedRequest
@@ -25,6 +23,7 @@ from weft.kernel.failures import quotes_model
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
 from weft.kernel.telemetry import TRACEPARENT, trace_id_of, traceparent_of
+from weft.link.carried_calls import CarriedContext
 
 log = get_logger("weft.runner")
 
@@ -183,14 +182,14 @@ class _Attempt:
 def call_info(
     permit: ticket_pb2.TicketClaims,
     instance: Instance,
-    context: grpc.aio.ServicerContext[Any, Any],
+    context: CarriedContext,
     *,
     whole: bool = False,
     joins_texts: bool = False,
     ends_loops: bool = False,
 ) -> CallInfo:
     """Returns the call context for a backend. `whole`: the answer is not streamed. For the others see CallInfo."""
-    metadata = {key: str(value) for key, value in context.invocation_metadata() or () if key == TRACEPARENT}
+    metadata = {key: str(value) for key, value in context.invocation_metadata() if key == TRACEPARENT}
     left = context.time_remaining()
     answer_by = None if left is None else asyncio.get_running_loop().time() + left
     return CallInfo(

@@ -36,8 +36,8 @@ QUICK = within(
 )
 REGISTRY = "weft.api.registry.v1.RegistryService"
 PLACEMENT, TASKS = "weft.api.router.v1.PlacementService", "weft.api.router.v1.TaskService"
-GENERATION = "weft.api.runner.v1.GenerationService"
-SERVED = {"registry": REGISTRY, "router": PLACEMENT, "runner-a": GENERATION}
+RUNNER = "weft.api.runner.v1.RunnerService"
+SERVED = {"registry": REGISTRY, "router": PLACEMENT, "runner-a": RUNNER}
 
 
 class Watched:
@@ -221,5 +221,5 @@ async def test_runner_with_a_killed_engine_is_degraded_and_ready(watched: Watche
     os.kill(described.instances[0].process_id, signal.SIGKILL)
     await watched.until_component("runner", "engines", "degraded", "no_engine_ready")
     assert await watched.ask("runner", "/readyz") == (200, {"status": "degraded"})
-    assert await watched.status("runner-a", GENERATION) == "SERVING"
+    assert await watched.status("runner-a", RUNNER) == "SERVING"
     await watched.until_component("runner", "engines", "ok")

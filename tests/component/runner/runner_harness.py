@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import grpc
+import pytest
 from google.protobuf.duration_pb2 import Duration
 from grpc_status import rpc_status
 from kit.fake_backend import run_fake_backend
@@ -23,7 +24,6 @@ from weft.api.registry.v1 import runner_pb2, runner_session_service_pb2_grpc
 from weft.api.registry.v1 import runner_session_service_pb2 as session_pb
 from weft.api.runner.v1 import (
     generation_service_pb2,
-    generation_service_pb2_grpc,
     load_pb2,
     permit_pb2,
     runner_service_pb2,
@@ -35,10 +35,11 @@ from weft.documents.left_out import left_out
 from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call, error_to_status, new_server, open_channel
+from weft.kernel.rpc import calling, error_to_status, new_server, open_channel
+from weft.link.carried_calls import CallStream
+from weft_testing.carried import CarriedStub
 
 if TYPE_CHECKING:
-    from weft.api.runner.v1.generation_service_pb2_grpc import GenerationServiceAsyncStub
     from weft.api.runner.v1.runner_service_pb2_grpc import RunnerServiceAsyncStub
 
 State = runner_pb2.InstanceState
@@ -127,7 +128,7 @@ class RunningRunner:
     service: RunnerService
     registry: NotingRegistry
     control: "RunnerServiceAsyncStub"
-    generation: "GenerationServiceAsyncStub"
+    generation: CarriedStub
     tickets: int = field(default=0)
 
     async def until(self, phase: Phase, model: str = "m") -> State:
@@ -261,8 +262,8 @@ async def running_runner(folder: Path, models: Sequence[ServedModel], **settings
                 service=service,
                 registry=registry,
                 control=cast("RunnerServiceAsyncStub", runner_service_pb2_grpc.RunnerServiceStub(channel)),
-                generation=cast(
-                    "GenerationServiceAsyncStub", generation_service_pb2_grpc.GenerationServiceStub(channel)
+                generation=CarriedStub(
+                    CallStream(channel, Reason.WORKER_LOST, Reason.RUNNER_UNREACHABLE), generation_service_pb2
                 ),
             )
         finally:
@@ -312,11 +313,9 @@ class OtherServer:
 
 
 async def refusal(call: Any) -> WeftError:
-    try:
+    with pytest.raises(WeftError) as refused, calling(Reason.WORKER_LOST):
         await call
-    except grpc.aio.AioRpcError as error:
-        return error_from_call(error, Reason.WORKER_LOST)
-    raise AssertionError("a refusal was expected")
+    return refused.value
 
 
 async def events_of(call: Any) -> list[Any]:

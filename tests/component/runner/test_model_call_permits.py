@@ -1,4 +1,4 @@
-"""Operations beside text and embeddings need a permit of the router."""
+"""Calls of requests are served on streams only, and need a permit of the router."""
 
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,15 @@ from runner_harness import running_runner
 
 from weft.api.common.v1 import audio_pb2, chat_pb2, image_pb2, rerank_pb2, tokenize_pb2
 from weft.api.runner.v1 import model_call_service_pb2 as pb
-from weft.api.runner.v1 import model_call_service_pb2_grpc
+from weft.dispatch.operations import OPERATIONS
+from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call, open_channel
+from weft.kernel.rpc import open_channel
+from weft.link.carried_calls import CallStream
 from weft_app.compose.served_models import served_model
 from weft_app.config.loader import parse_section
 from weft_app.config.runners import ConfiguredRunner
+from weft_testing.carried import CarriedStub
 
 REQUESTS: list[tuple[str, Any]] = [
     ("Rerank", pb.RerankRequest(payload=rerank_pb2.RerankPayload(query="a", documents=["b"]))),
@@ -39,7 +42,16 @@ async def test_call_without_a_permit_is_rejected(method: str, request_: Any, tmp
             running_runner(tmp_path, [served_model(section, section.models[0], 1.0)]),
             open_channel(f"unix:{tmp_path}/runner.sock") as channel,
         ):
-            call = getattr(model_call_service_pb2_grpc.ModelCallServiceStub(channel), method)(request_, timeout=10)
+            stub = CarriedStub(CallStream(channel, Reason.WORKER_LOST, Reason.RUNNER_UNREACHABLE), pb)
+            with pytest.raises(WeftError) as refused:
+                await getattr(stub, method)(request_, timeout=10).read()
+    assert refused.value.reason is Reason.TICKET_INVALID
+
+
+async def test_separate_grpc_call_of_a_request_is_unimplemented(tmp_path: Path) -> None:
+    async with running_runner(tmp_path, []), open_channel(f"unix:{tmp_path}/runner.sock") as channel:
+        for spec in OPERATIONS.values():
+            rpc: Any = channel.unary_stream(spec.runner_rpc.path)
             with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await (call if method in ("Rerank", "Tokenize") else call.read())
-    assert error_from_call(refused.value, Reason.INTERNAL).reason is Reason.TICKET_INVALID
+                await rpc(b"", timeout=10).read()
+            assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED

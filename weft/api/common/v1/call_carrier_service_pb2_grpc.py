@@ -47,9 +47,9 @@ class CallCarrierServiceServicer(object):
     """
 
     def Carry(self, request_iterator, context):
-        """Carry opens such a stream. Its caller begins calls on it, of the methods that belong to one request: those with
-        tickets at a runner, those of placement at a router, and at a relay those of the runner that a call's metadata
-        names (`weft-runner`). The callee begins none. Each call has separate flow control.
+        """Carry opens such a stream. Its caller begins calls on it, of the methods that belong to one request, which are
+        served on streams only: those with tickets at a runner, those of placement at a router, and at a relay those of the
+        runner that a call's metadata names (`weft-runner`). The callee begins none. Each call has separate flow control.
 
         A call on it means what a separate call would mean: the access that its method needs, its ticket, its messages,
         its status with the same details, its deadline and its cancellation. The end of the stream ends every call on it.

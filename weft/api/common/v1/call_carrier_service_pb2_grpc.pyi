@@ -25,9 +25,9 @@ class CallCarrierServiceStub:
         weft.api.common.v1.call_carrier_service_pb2.CarryRequest,
         weft.api.common.v1.call_carrier_service_pb2.CarryResponse,
     ]
-    """Carry opens such a stream. Its caller begins calls on it, of the methods that belong to one request: those with
-    tickets at a runner, those of placement at a router, and at a relay those of the runner that a call's metadata
-    names (`weft-runner`). The callee begins none. Each call has separate flow control.
+    """Carry opens such a stream. Its caller begins calls on it, of the methods that belong to one request, which are
+    served on streams only: those with tickets at a runner, those of placement at a router, and at a relay those of the
+    runner that a call's metadata names (`weft-runner`). The callee begins none. Each call has separate flow control.
 
     A call on it means what a separate call would mean: the access that its method needs, its ticket, its messages,
     its status with the same details, its deadline and its cancellation. The end of the stream ends every call on it.
@@ -40,9 +40,9 @@ class CallCarrierServiceAsyncStub:
         weft.api.common.v1.call_carrier_service_pb2.CarryRequest,
         weft.api.common.v1.call_carrier_service_pb2.CarryResponse,
     ]
-    """Carry opens such a stream. Its caller begins calls on it, of the methods that belong to one request: those with
-    tickets at a runner, those of placement at a router, and at a relay those of the runner that a call's metadata
-    names (`weft-runner`). The callee begins none. Each call has separate flow control.
+    """Carry opens such a stream. Its caller begins calls on it, of the methods that belong to one request, which are
+    served on streams only: those with tickets at a runner, those of placement at a router, and at a relay those of the
+    runner that a call's metadata names (`weft-runner`). The callee begins none. Each call has separate flow control.
 
     A call on it means what a separate call would mean: the access that its method needs, its ticket, its messages,
     its status with the same details, its deadline and its cancellation. The end of the stream ends every call on it.
@@ -57,9 +57,9 @@ class CallCarrierServiceServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[weft.api.common.v1.call_carrier_service_pb2.CarryRequest],
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[weft.api.common.v1.call_carrier_service_pb2.CarryResponse], collections.abc.AsyncIterator[weft.api.common.v1.call_carrier_service_pb2.CarryResponse]]:
-        """Carry opens such a stream. Its caller begins calls on it, of the methods that belong to one request: those with
-        tickets at a runner, those of placement at a router, and at a relay those of the runner that a call's metadata
-        names (`weft-runner`). The callee begins none. Each call has separate flow control.
+        """Carry opens such a stream. Its caller begins calls on it, of the methods that belong to one request, which are
+        served on streams only: those with tickets at a runner, those of placement at a router, and at a relay those of the
+        runner that a call's metadata names (`weft-runner`). The callee begins none. Each call has separate flow control.
 
         A call on it means what a separate call would mean: the access that its method needs, its ticket, its messages,
         its status with the same details, its deadline and its cancellation. The end of the stream ends every call on it.

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class EmbeddingServiceStub(object):
-    """EmbeddingService is the data plane of a runner for embeddings. Called by dispatchers, never by end users.
+    """EmbeddingService is the data plane of a runner for embeddings. Called on CallCarrierService, by dispatchers.
     """
 
     def __init__(self, channel):
@@ -43,7 +43,7 @@ class EmbeddingServiceStub(object):
 
 
 class EmbeddingServiceServicer(object):
-    """EmbeddingService is the data plane of a runner for embeddings. Called by dispatchers, never by end users.
+    """EmbeddingService is the data plane of a runner for embeddings. Called on CallCarrierService, by dispatchers.
     """
 
     def Embed(self, request, context):
@@ -73,7 +73,7 @@ def add_EmbeddingServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class EmbeddingService(object):
-    """EmbeddingService is the data plane of a runner for embeddings. Called by dispatchers, never by end users.
+    """EmbeddingService is the data plane of a runner for embeddings. Called on CallCarrierService, by dispatchers.
     """
 
     @staticmethod

@@ -18,7 +18,7 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class EmbeddingServiceStub:
-    """EmbeddingService is the data plane of a runner for embeddings. Called by dispatchers, never by end users."""
+    """EmbeddingService is the data plane of a runner for embeddings. Called on CallCarrierService, by dispatchers."""
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     Embed: grpc.UnaryUnaryMultiCallable[
@@ -32,7 +32,7 @@ class EmbeddingServiceStub:
     """
 
 class EmbeddingServiceAsyncStub:
-    """EmbeddingService is the data plane of a runner for embeddings. Called by dispatchers, never by end users."""
+    """EmbeddingService is the data plane of a runner for embeddings. Called on CallCarrierService, by dispatchers."""
 
     Embed: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.runner.v1.embedding_service_pb2.EmbedRequest,
@@ -45,7 +45,7 @@ class EmbeddingServiceAsyncStub:
     """
 
 class EmbeddingServiceServicer(metaclass=abc.ABCMeta):
-    """EmbeddingService is the data plane of a runner for embeddings. Called by dispatchers, never by end users."""
+    """EmbeddingService is the data plane of a runner for embeddings. Called on CallCarrierService, by dispatchers."""
 
     @abc.abstractmethod
     def Embed(

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class GenerationServiceStub(object):
-    """GenerationService is the data plane of a runner for text generation. Called by dispatchers, never by end users.
+    """GenerationService is the data plane of a runner for text generation. Called on CallCarrierService, by dispatchers.
     """
 
     def __init__(self, channel):
@@ -43,7 +43,7 @@ class GenerationServiceStub(object):
 
 
 class GenerationServiceServicer(object):
-    """GenerationService is the data plane of a runner for text generation. Called by dispatchers, never by end users.
+    """GenerationService is the data plane of a runner for text generation. Called on CallCarrierService, by dispatchers.
     """
 
     def Generate(self, request, context):
@@ -75,7 +75,7 @@ def add_GenerationServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GenerationService(object):
-    """GenerationService is the data plane of a runner for text generation. Called by dispatchers, never by end users.
+    """GenerationService is the data plane of a runner for text generation. Called on CallCarrierService, by dispatchers.
     """
 
     @staticmethod

@@ -18,7 +18,7 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class GenerationServiceStub:
-    """GenerationService is the data plane of a runner for text generation. Called by dispatchers, never by end users."""
+    """GenerationService is the data plane of a runner for text generation. Called on CallCarrierService, by dispatchers."""
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     Generate: grpc.UnaryStreamMultiCallable[
@@ -34,7 +34,7 @@ class GenerationServiceStub:
     """
 
 class GenerationServiceAsyncStub:
-    """GenerationService is the data plane of a runner for text generation. Called by dispatchers, never by end users."""
+    """GenerationService is the data plane of a runner for text generation. Called on CallCarrierService, by dispatchers."""
 
     Generate: grpc.aio.UnaryStreamMultiCallable[
         weft.api.runner.v1.generation_service_pb2.GenerateRequest,
@@ -49,7 +49,7 @@ class GenerationServiceAsyncStub:
     """
 
 class GenerationServiceServicer(metaclass=abc.ABCMeta):
-    """GenerationService is the data plane of a runner for text generation. Called by dispatchers, never by end users."""
+    """GenerationService is the data plane of a runner for text generation. Called on CallCarrierService, by dispatchers."""
 
     @abc.abstractmethod
     def Generate(

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ModelCallServiceStub(object):
-    """ModelCallService is the data plane of a runner for all other operations. Called by dispatchers, never by end users.
+    """ModelCallService is the data plane of a runner for all other operations. Called on CallCarrierService, by dispatchers.
 
     Errors of all calls are those of GenerationService.Generate, and UNIMPLEMENTED / UNSUPPORTED_OPERATION if the model
     does not support the operation.
@@ -66,7 +66,7 @@ class ModelCallServiceStub(object):
 
 
 class ModelCallServiceServicer(object):
-    """ModelCallService is the data plane of a runner for all other operations. Called by dispatchers, never by end users.
+    """ModelCallService is the data plane of a runner for all other operations. Called on CallCarrierService, by dispatchers.
 
     Errors of all calls are those of GenerationService.Generate, and UNIMPLEMENTED / UNSUPPORTED_OPERATION if the model
     does not support the operation.
@@ -145,7 +145,7 @@ def add_ModelCallServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ModelCallService(object):
-    """ModelCallService is the data plane of a runner for all other operations. Called by dispatchers, never by end users.
+    """ModelCallService is the data plane of a runner for all other operations. Called on CallCarrierService, by dispatchers.
 
     Errors of all calls are those of GenerationService.Generate, and UNIMPLEMENTED / UNSUPPORTED_OPERATION if the model
     does not support the operation.

@@ -18,7 +18,7 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class ModelCallServiceStub:
-    """ModelCallService is the data plane of a runner for all other operations. Called by dispatchers, never by end users.
+    """ModelCallService is the data plane of a runner for all other operations. Called on CallCarrierService, by dispatchers.
 
     Errors of all calls are those of GenerationService.Generate, and UNIMPLEMENTED / UNSUPPORTED_OPERATION if the model
     does not support the operation.
@@ -58,7 +58,7 @@ class ModelCallServiceStub:
     """Speak streams generated speech. The last message has the receipt."""
 
 class ModelCallServiceAsyncStub:
-    """ModelCallService is the data plane of a runner for all other operations. Called by dispatchers, never by end users.
+    """ModelCallService is the data plane of a runner for all other operations. Called on CallCarrierService, by dispatchers.
 
     Errors of all calls are those of GenerationService.Generate, and UNIMPLEMENTED / UNSUPPORTED_OPERATION if the model
     does not support the operation.
@@ -97,7 +97,7 @@ class ModelCallServiceAsyncStub:
     """Speak streams generated speech. The last message has the receipt."""
 
 class ModelCallServiceServicer(metaclass=abc.ABCMeta):
-    """ModelCallService is the data plane of a runner for all other operations. Called by dispatchers, never by end users.
+    """ModelCallService is the data plane of a runner for all other operations. Called on CallCarrierService, by dispatchers.
 
     Errors of all calls are those of GenerationService.Generate, and UNIMPLEMENTED / UNSUPPORTED_OPERATION if the model
     does not support the operation.
