@@ -1,4 +1,4 @@
-"""First tokens through real routers: weft, sglang-router and vllm-router before the same eight engines, in one run.
+"""First tokens through real routers: weft, smg and vllm-router before the same eight engines, in one run.
 
 The engines and callers of `bench.routing`, over HTTP: an engine has a prefix cache, one prefill at a time and eight
 slots, and its costs are sleeps, so that the times depend on the router and not on this machine's speed. All routers
@@ -25,7 +25,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from bench.contender import SGLANG_ROUTER, VLLM_ROUTER, WEFT, Contender, ensure_installed
+from bench.contender import SMG, VLLM_ROUTER, WEFT, Contender, ensure_installed
 from bench.launch import LaunchError, answering, get, started
 from bench.load import percentile
 from bench.sessions import (
@@ -113,7 +113,7 @@ async def _listen(port: int, chat: Callable[[web.Request], Awaitable[web.StreamR
         return web.json_response({"object": "list", "data": [found]})
 
     async def healthy(_: web.Request) -> web.Response:
-        # What the two routers ask their workers.
+        # What the other routers ask their workers.
         return web.json_response({"status": "ok", "model_path": MODEL, "served_model_name": MODEL})
 
     app = web.Application(client_max_size=64 * 1024 * 1024)
@@ -155,9 +155,11 @@ def contenders(ports: list[int]) -> list[Contender]:
     )
     weft = f"port: {{port}}\nrunners:\n  - name: bench\n    runtime: openai_http\n    models:\n{models}"
     others = []
-    for peer in (SGLANG_ROUTER, VLLM_ROUTER):
+    for peer in (SMG, VLLM_ROUTER):
         at = peer.command.index("--worker-urls")
-        others.append(replace(peer, command=(*peer.command[: at + 1], *urls, *peer.command[at + 4 :])))
+        # Without their policy, which the other bench names.
+        end = at + 4 if peer.command[at + 2] == "--policy" else at + 2
+        others.append(replace(peer, command=(*peer.command[: at + 1], *urls, *peer.command[end:])))
     return [replace(WEFT, config=weft, key_command=(), ready_path="/health"), *others]
 
 
@@ -241,7 +243,7 @@ def main() -> None:
             f"{ms} ms, 160 sessions": replace(usual, sessions=160),
         }
         for title, workload in workloads.items():
-            for name in ("weft", SGLANG_ROUTER.name, VLLM_ROUTER.name):
+            for name in (WEFT.name, SMG.name, VLLM_ROUTER.name):
                 if not given.only or name in given.only:
                     _run(title, workload, name, root)
 

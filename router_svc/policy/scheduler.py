@@ -349,7 +349,8 @@ class Scheduler:
         """Place a request with no other ahead; None: no candidate is free for it."""
         pick = self._estimator.pick(request)
         best = None
-        if pick.prompt_tokens and self._index.awaits_prompts(queue.name):
+        # A prompt without digests is too short to be cached, and its prefill too short to wait for a certain engine.
+        if pick.prefix_digests and self._index.awaits_prompts(queue.name):
             best = self._index.best(queue.name, pick, now, NOTHING_AHEAD)
             if best is not None and not best.is_free:
                 if best.wait_seconds <= _patience_seconds(request):
@@ -480,7 +481,7 @@ class Scheduler:
         Also returns whether they wait for candidates that take no prompt now.
         """
         first = self._requests.live(chosen.head.key)
-        if not first.spec.prompt_tokens or not self._index.awaits_prompts(first.queue):
+        if not first.spec.prefix_digests or not self._index.awaits_prompts(first.queue):
             return self._take_free(chosen, first, now), False
         if self._is_urgent(first, now) and (decision := self._take_free(chosen, first, now)) is not None:
             return decision, False

@@ -61,6 +61,12 @@ def test_request_goes_elsewhere_if_the_line_is_longer_than_its_prompt() -> None:
     assert placed(mesh.submit(arrival(4, "p", arrived_at=40.0, prompt_tokens=1_000), 40.0)) == {4: away}
 
 
+def test_prompt_that_is_too_short_to_be_cached_takes_a_free_slot_at_once() -> None:
+    mesh = scheduler(candidate("a", "m", pool="p", slots=2))
+    assert placed(mesh.submit(arrival(1, "p", **LONG), 0.0)) == {1: "a"}
+    assert placed(mesh.submit(arrival(2, "p", **SHORT), 0.0)) == {2: "a"}
+
+
 def test_waiting_request_leaves_free_endpoints_to_other_tenants_and_lower_classes() -> None:
     mesh, _, away = pair()
     waits(mesh, 4, 40.0, **LONG)
