@@ -153,7 +153,7 @@ def _make_key(compose: Callable[..., str]) -> str:
         said = compose("exec", "-T", gateway, "sh", "-c", create, rc=None).strip()
         if said and " " not in said:
             return said
-        assert time.monotonic() < deadline, said + compose("ps", "--all", rc=None)
+        assert time.monotonic() < deadline, said + compose("ps", "--all") + compose("logs", "--tail", "8")
         time.sleep(POLL_SECONDS)
     raise AssertionError("it goes on until there is a key")
 
