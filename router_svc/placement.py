@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import grpc
 from typing_extensions import override
@@ -13,7 +13,6 @@ from router_svc.policy import quotes
 from router_svc.request_record import RequestHistory
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import placement_service_pb2 as pb
-from weft.api.router.v1 import placement_service_pb2_grpc
 from weft.api.router.v1.quote_pb2 import Quote
 from weft.dispatch.agents import require_target
 from weft.dispatch.media_work import MAX_WORK
@@ -25,7 +24,7 @@ from weft.dispatch.placement import (
     RouterPort,
     canceller_of,
 )
-from weft.dispatch.remote_router import PLACE, REPORT_END
+from weft.dispatch.remote_router import LIST_QUEUES, PLACE, QUOTE, REPORT_END
 from weft.durable.journal_policy import JournalPolicy
 from weft.kernel.abilities import ThinkingMode
 from weft.kernel.errors import WeftError, invalid_field
@@ -41,11 +40,11 @@ from weft.kernel.names import (
 from weft.kernel.placement_request import PlacementRequest, PoolQueue, PrefixHolder
 from weft.kernel.reasons import Reason, reason_of
 from weft.kernel.request import CALLER_CLASSES, PREFIX_ENDS, Operation, Priority, Skill
-from weft.kernel.rpc import AnsweringServicer
+from weft.kernel.rpc import add_methods, answering
 from weft.kernel.service import stop_tasks
 from weft.kernel.telemetry import carried_traceparent
 from weft.kernel.timestamps import optional_duration, optional_seconds, set_seconds
-from weft.link.carried_calls import CarriedCalls, Forward
+from weft.link.carried_calls import CarriedCalls, CarriedContext, Forward
 
 if TYPE_CHECKING:
     from router_svc.loop import Mailbox
@@ -148,10 +147,10 @@ MAX_ATTEMPTS_USED = 1_000
 MAX_AGE_SECONDS = 7 * 86_400.0
 """Maximum age of a request that is placed again; requests live for minutes."""
 
-PlaceContext = grpc.aio.ServicerContext[pb.PlaceRequest, pb.PlaceResponse]
+Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class PlacementServicer(AnsweringServicer, placement_service_pb2_grpc.PlacementServiceServicer):
+class PlacementServicer:
     """Implements PlacementService; translation only."""
 
     def __init__(self, placement: RouterPort, journal: JournalPolicy | None = None) -> None:
@@ -159,9 +158,8 @@ class PlacementServicer(AnsweringServicer, placement_service_pb2_grpc.PlacementS
         self._placement = placement
         self._journal = journal
 
-    # grpc.aio also accepts a coroutine that reads and writes through the context; the stub only has iterators.
-    @override
-    async def Place(self, _requests: object, context: PlaceContext) -> None:  # type: ignore[override]
+    async def place(self, _requests: object, context: CarriedContext) -> None:
+        """Serves Place."""
         first = await context.read()
         if not isinstance(first, pb.PlaceRequest) or first.WhichOneof("kind") != "open":
             raise invalid_field("open", "must be the first message of a placement")
@@ -180,31 +178,23 @@ class PlacementServicer(AnsweringServicer, placement_service_pb2_grpc.PlacementS
                 # Retrieve their exceptions, which asyncio would otherwise report after the caller disconnected.
                 await asyncio.gather(*ended, return_exceptions=True)
 
-    @override
-    async def ReportEnd(
-        self,
-        request: pb.ReportEndRequest,
-        context: grpc.aio.ServicerContext[pb.ReportEndRequest, pb.ReportEndResponse],
-    ) -> pb.ReportEndResponse:
+    async def report_end(self, request: pb.ReportEndRequest, context: CarriedContext) -> pb.ReportEndResponse:
+        """Serves ReportEnd."""
         if not request.finished.HasField("receipt"):
             raise invalid_field("finished.receipt", "must be set")
         ended = _request_from_proto(request.open, carried_traceparent(context.invocation_metadata()))
         return pb.ReportEndResponse(recorded=await self._placement.report_end(ended, request.finished.receipt))
 
-    @override
-    async def Quote(
-        self, request: pb.QuoteRequest, context: grpc.aio.ServicerContext[pb.QuoteRequest, pb.QuoteResponse]
-    ) -> pb.QuoteResponse:
-        asked = _request_from_proto(request.open, carried_traceparent(context.invocation_metadata()))
-        return pb.QuoteResponse(quotes=await self._placement.quote(asked))
+    async def quote(self, request: pb.QuoteRequest, context: Context) -> pb.QuoteResponse:
+        """Serves Quote."""
+        async with answering(context):
+            asked = _request_from_proto(request.open, carried_traceparent(context.invocation_metadata()))
+            return pb.QuoteResponse(quotes=await self._placement.quote(asked))
 
-    @override
-    async def ListQueues(
-        self,
-        request: pb.ListQueuesRequest,
-        context: grpc.aio.ServicerContext[pb.ListQueuesRequest, pb.ListQueuesResponse],
-    ) -> pb.ListQueuesResponse:
-        return pb.ListQueuesResponse(queues=map(_queue_to_proto, await self._placement.queues()))
+    async def list_queues(self, _request: pb.ListQueuesRequest, context: Context) -> pb.ListQueuesResponse:
+        """Serves ListQueues."""
+        async with answering(context):
+            return pb.ListQueuesResponse(queues=map(_queue_to_proto, await self._placement.queues()))
 
     def _require_unjournaled(self, wanted: PlacementRequest) -> None:
         """Raise SERVICE_UNAVAILABLE for a request that must be journaled, as tasks are placed inside the router.
@@ -220,7 +210,7 @@ class PlacementServicer(AnsweringServicer, placement_service_pb2_grpc.PlacementS
             retry_after_seconds=1,
         )
 
-    async def _read_reports(self, context: PlaceContext, place: Placement) -> None:
+    async def _read_reports(self, context: CarriedContext, place: Placement) -> None:
         """Read the dispatcher's reports until it reports the end of the request or disconnects."""
         while isinstance(request := await context.read(), pb.PlaceRequest):
             match request.WhichOneof("kind"):
@@ -239,7 +229,7 @@ class PlacementServicer(AnsweringServicer, placement_service_pb2_grpc.PlacementS
                 case _:
                     raise invalid_field("kind", "only reports may follow `open`")
 
-    async def _write_decisions(self, context: PlaceContext, place: Placement) -> None:
+    async def _write_decisions(self, context: CarriedContext, place: Placement) -> None:
         while True:
             try:
                 decision = await place.next_decision()
@@ -262,8 +252,8 @@ def add_placement_to_server(
 
     `forward` is asked first for each call on them.
     """
-    placement_service_pb2_grpc.add_PlacementServiceServicer_to_server(servicer, server)
-    carried = CarriedCalls({PLACE: servicer.Place, REPORT_END: servicer.ReportEnd}, forward)
+    add_methods(server, {QUOTE: servicer.quote, LIST_QUEUES: servicer.list_queues})
+    carried = CarriedCalls({PLACE: servicer.place, REPORT_END: servicer.report_end}, forward)
     carried.add_to_server(server)
     return carried
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 
+from weft.kernel.reasons import Reason
 from weft.kernel.rpc import RpcMethod
 from weft.link.carried_calls import CallStream, CarriedCalls
 from weft.link.frames import Metadata
@@ -41,10 +42,10 @@ async def _serve(serve: Callable[[Any, Any], Any], request: Any, context: Any) -
 
 
 class CarriedStub:
-    """A stub of the services in generated modules, whose calls go over a stream."""
+    """A stub of the services in generated modules, whose calls share a stream of a channel."""
 
-    def __init__(self, stream: CallStream, *modules: Any) -> None:
-        self._stream = stream
+    def __init__(self, channel: grpc.aio.Channel, *modules: Any) -> None:
+        self._stream = CallStream(channel, Reason.WORKER_LOST, Reason.RUNNER_UNREACHABLE)
         self._rpcs = {rpc.name: rpc for rpc in _methods(modules)}
 
     def __getattr__(self, name: str) -> Any:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import aiohttp
 import pytest
@@ -18,15 +18,12 @@ from mesh_process import MeshProcess, eventually, fake_runner, running_mesh, wri
 
 from weft.api.registry.v1 import model_pb2
 from weft.api.router.v1 import placement_service_pb2 as pb
-from weft.api.router.v1 import placement_service_pb2_grpc
 from weft.kernel.rpc import open_channel
+from weft_testing.carried import CarriedStub
 from weft_testing.certificates import Authority
 from weft_testing.fake_backend.dialect import Dialect
 from weft_testing.fake_backend.process import fake_backend_command
 from weft_testing.free_port import free_ports
-
-if TYPE_CHECKING:
-    from weft.api.router.v1.placement_service_pb2_grpc import PlacementServiceAsyncStub
 
 OBSERVABILITY = Path(__file__).parents[2] / "deploy" / "observability"
 POOL, FIRST, SECOND, BROKEN, AWAY, TELLING = "pair", "first", "second", "broken", "away", "telling"
@@ -184,12 +181,10 @@ async def _shows_cache(http: aiohttp.ClientSession, mesh: MeshProcess) -> bool:
 async def _vanish_with_a_slot(mesh: MeshProcess) -> None:
     """A dispatcher gets a slot, and its stream is closed without a word on how the request ended."""
     async with open_channel(mesh.grpc) as channel:
-        stub = cast("PlacementServiceAsyncStub", placement_service_pb2_grpc.PlacementServiceStub(channel))
         opening = pb.PlaceOpen(
             request_id="vanished", tenant="default", model=FIRST, operation=model_pb2.MODEL_OPERATION_CHAT
         )
-        call = stub.Place(timeout=DEADLINE_SECONDS)
-        await call.write(pb.PlaceRequest(open=opening))
+        call = CarriedStub(channel, pb).Place(pb.PlaceRequest(open=opening), timeout=DEADLINE_SECONDS)
         async for response in call:
             if response.HasField("granted"):
                 break

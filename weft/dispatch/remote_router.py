@@ -47,8 +47,8 @@ LEADER_WAIT_SECONDS = 1.0
 """How long a request waits for a leader before it is placed again."""
 NO_ROUTER = "no router of the mesh leads"
 _SERVICE = pb.DESCRIPTOR.services_by_name["PlacementService"]
-PLACE, REPORT_END = (RpcMethod(_SERVICE.methods_by_name[name]) for name in ("Place", "ReportEnd"))
-"""Methods that belong to one request, which share a stream."""
+PLACE, REPORT_END, QUOTE, LIST_QUEUES = map(RpcMethod, _SERVICE.methods)
+"""The first two belong to one request: calls of them share a stream."""
 
 
 class RouterSource(Protocol):

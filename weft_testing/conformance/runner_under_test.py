@@ -31,7 +31,6 @@ from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_from_call, open_channel
 from weft.kernel.tls_channel import ChannelSecurity
 from weft.kernel.unknown_names import MODEL, RUNNER, unknown_name
-from weft.link.carried_calls import CallStream
 from weft_testing.carried import CarriedStub
 
 if TYPE_CHECKING:
@@ -72,8 +71,7 @@ class RunnerUnderTest:
         self.own_requests: set[str] = set()
         """Ids of this suite's requests; all other requests of the runner belong to other callers."""
         self._metadata = metadata_of(runner.address)
-        stream = CallStream(channel, Reason.WORKER_LOST, Reason.RUNNER_UNREACHABLE)
-        self._requests = CarriedStub(stream, generation_service_pb2, embedding_service_pb2)
+        self._requests = CarriedStub(channel, generation_service_pb2, embedding_service_pb2)
         self._control = cast("RunnerServiceAsyncStub", runner_service_pb2_grpc.RunnerServiceStub(channel))
         self._health: Any = health_pb2_grpc.HealthStub(channel)
 

@@ -9,9 +9,8 @@ import pytest
 from test_authorization_table import OUTCOMES, RING, SCOPES, credentials_of, rpc_outcome
 
 from weft.api.registry.v1 import registry_service_pb2
-from weft.api.router.v1 import placement_service_pb2
 from weft.dispatch.operations import OPERATIONS
-from weft.dispatch.remote_router import PLACE, REPORT_END
+from weft.dispatch.remote_router import LIST_QUEUES, PLACE, REPORT_END
 from weft.kernel.errors import WeftError
 from weft.kernel.principal import KeyRing
 from weft.kernel.rpc import RpcMethod, new_server, open_channel
@@ -24,8 +23,7 @@ from weft_testing.fake_clock import FakeClock
 
 CARRIED = (PLACE, REPORT_END, *dict.fromkeys(spec.runner_rpc for spec in OPERATIONS.values()))
 READ = RpcMethod(registry_service_pb2.DESCRIPTOR.services_by_name["RegistryService"].methods_by_name["ListResources"])
-QUEUES = RpcMethod(placement_service_pb2.DESCRIPTOR.services_by_name["PlacementService"].methods_by_name["ListQueues"])
-"""No stream carries these two; they need less than a stream itself."""
+"""No stream carries this and LIST_QUEUES; they need less than a stream itself."""
 
 
 async def _refuse(call: LinkCall) -> Any:
@@ -43,7 +41,7 @@ async def carrying(
         served.append(caller().name)
 
     server = new_server((AuthInterceptor(ring, FakeClock()),))
-    CarriedCalls(dict.fromkeys((*CARRIED, QUEUES), serve)).add_to_server(server)
+    CarriedCalls(dict.fromkeys((*CARRIED, LIST_QUEUES), serve)).add_to_server(server)
     port = server.add_insecure_port(address)
     await server.start()
     async with open_channel(address.replace(":0", f":{port}")) as channel:
@@ -73,7 +71,7 @@ async def outcome(link: Link, rpc: RpcMethod) -> str:
 async def test_each_call_on_a_stream_is_admitted_as_the_separate_call(who: str, tmp_path: Any) -> None:
     address = f"unix:{tmp_path}/s" if who == "local" else "127.0.0.1:0"
     async with carrying(who, address=address) as (link, served, _):
-        for rpc in (*CARRIED, QUEUES):
+        for rpc in (*CARRIED, LIST_QUEUES):
             assert (rpc.path, await outcome(link, rpc)) == (rpc.path, rpc_outcome(rpc.path, who))
         assert await outcome(link, READ) == "UNSUPPORTED_OPERATION"
     assert len(served) == len(CARRIED) + 1

@@ -5,18 +5,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 from gateway_script import FixedFleet, ScriptedDispatcher, delta, finished, hello, model, started
 from inference_stage import conversation, embedding, inference, outcome, refused, stub_of
 from kit.grpc_server import served
 from task_script import ScriptedTasks, output
 
-from router_svc.placement import PlacementServicer
+from router_svc.placement import PlacementServicer, add_placement_to_server
 from weft.api.common.v1 import rerank_pb2
 from weft.api.registry.v1 import model_pb2
 from weft.api.router.v1 import inference_service_pb2 as pb
-from weft.api.router.v1 import placement_service_pb2, placement_service_pb2_grpc
+from weft.api.router.v1 import placement_service_pb2
 from weft.dispatch.call import LayeredDispatcher
 from weft.durable.durable_call import durable_calls
 from weft.durable.journal_policy import JournalPolicy, JournalRules
@@ -25,7 +24,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.request import JournalMode
-from weft.kernel.rpc import error_from_call
+from weft_testing.carried import CarriedStub
 
 ANSWER = output([started()], [delta("Hello", finish="STOP"), finished()])
 TENANTS = JournalRules(tenants={"ann": JournalMode.KEEP})
@@ -90,10 +89,8 @@ async def test_router_rejects_unjournaled_placements_of_an_older_gateway(
     opening = placement_service_pb2.PlaceOpen(
         request_id="r", tenant=tenant, model="tiny", operation=model_pb2.MODEL_OPERATION_CHAT
     )
-    async with served(partial(placement_service_pb2_grpc.add_PlacementServiceServicer_to_server, servicer)) as channel:
-        stub: Any = placement_service_pb2_grpc.PlacementServiceStub(channel)
-        call = stub.Place()
-        await call.write(placement_service_pb2.PlaceRequest(open=opening))
-        with pytest.raises(grpc.aio.AioRpcError) as told:
+    async with served(partial(add_placement_to_server, servicer)) as channel:
+        call = CarriedStub(channel, placement_service_pb2).Place(placement_service_pb2.PlaceRequest(open=opening))
+        with pytest.raises(WeftError) as told:
             await call.read()
-    assert (error_from_call(told.value, Reason.INTERNAL).reason, router.asked) == (reason, asked)
+    assert (told.value.reason, router.asked) == (reason, asked)

@@ -39,7 +39,7 @@ from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import CHANNEL_OPTIONS, answering, error_from_call, new_server, open_channel
-from weft.link.carried_calls import CallStream, CarriedCalls
+from weft.link.carried_calls import CarriedCalls
 from weft.link.link import LINK_CHANNEL_OPTIONS, LINK_SERVER_OPTIONS
 from weft_testing.carried import CarriedStub, carry
 
@@ -208,8 +208,7 @@ class Mesh:
     @property
     def requests(self) -> CarriedStub:
         if self._requests is None:
-            stream = CallStream(self.channel, Reason.WORKER_LOST, Reason.RUNNER_UNREACHABLE)
-            self._requests = CarriedStub(stream, generation_service_pb2, embedding_service_pb2)
+            self._requests = CarriedStub(self.channel, generation_service_pb2, embedding_service_pb2)
         return self._requests
 
     @property

@@ -5,9 +5,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import grpc
 import pytest
 from kit.refusals import refused
 from kit.waiting import until
@@ -16,7 +14,6 @@ from leader_mesh import CLOCK, Mesh, Router, a_request, granted, running
 from router_svc.request_record import EndedRequest
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import placement_service_pb2 as pb
-from weft.api.router.v1 import placement_service_pb2_grpc
 from weft.dispatch.end_reporter import EndReporter, ReportLimits
 from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
 from weft.dispatch.remote_router import RemoteRouter
@@ -24,6 +21,7 @@ from weft.kernel.errors import WeftError
 from weft.kernel.placement_request import PlacementRequest
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import open_channel
+from weft_testing.carried import CarriedStub
 
 TOKENS = 7
 
@@ -174,9 +172,8 @@ async def test_cancellation_with_a_receipt_is_not_replaced(tmp_path: Path) -> No
 
 async def test_end_without_a_receipt_is_rejected_and_error_names_the_field(tmp_path: Path) -> None:
     async with running(tmp_path) as there, open_channel(there.routers["r1"].address) as channel:
-        stub: Any = placement_service_pb2_grpc.PlacementServiceStub(channel)
-        with pytest.raises(grpc.aio.AioRpcError, match=r"finished\.receipt"):
-            await stub.ReportEnd(pb.ReportEndRequest(finished=pb.PlaceFinished()))
+        with pytest.raises(WeftError, match=r"finished\.receipt"):
+            await CarriedStub(channel, pb).ReportEnd(pb.ReportEndRequest(finished=pb.PlaceFinished()))
 
 
 async def test_concurrent_end_reports_of_one_request_are_recorded_once(tmp_path: Path) -> None:

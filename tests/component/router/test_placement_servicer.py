@@ -12,12 +12,12 @@ from router_svc.placement import MAX_ATTEMPTS_USED, MAX_NEEDED_TOOLS, PlacementS
 from weft.api.common.v1 import priority_pb2
 from weft.api.registry.v1 import model_pb2
 from weft.api.router.v1 import placement_service_pb2 as pb
-from weft.api.router.v1 import placement_service_pb2_grpc
+from weft.dispatch.remote_router import PLACE, REPORT_END
 from weft.kernel.abilities import ThinkingMode
 from weft.kernel.errors import WeftError
 from weft.kernel.placement_request import PlacementRequest, PoolQueue
 from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call
+from weft_testing.carried import CarriedStub
 
 PLACED = WeftError(Reason.QUEUE_FULL, "it came to be placed")
 
@@ -47,12 +47,19 @@ async def _placed(folder: Path, **fields: Any) -> tuple[WeftError, list[Placemen
     opening = {"request_id": "r", "tenant": "t", "model": "m", "operation": model_pb2.MODEL_OPERATION_CHAT, **fields}
     add = add_placement_to_server
     async with served(folder / "router.sock", (add, PlacementServicer(router))) as channel:
-        stub: Any = placement_service_pb2_grpc.PlacementServiceStub(channel)
-        call = stub.Place()
-        await call.write(pb.PlaceRequest(open=pb.PlaceOpen(**opening)))
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
+        call = CarriedStub(channel, pb).Place(pb.PlaceRequest(open=pb.PlaceOpen(**opening)))
+        with pytest.raises(WeftError) as refused:
             await call.read()
-    return error_from_call(refused.value, Reason.INTERNAL), router.asked
+    return refused.value, router.asked
+
+
+async def test_separate_grpc_call_of_a_placement_is_unimplemented(tmp_path: Path) -> None:
+    servicer = PlacementServicer(NobodyIsPlaced())
+    async with served(tmp_path / "router.sock", (add_placement_to_server, servicer)) as channel:
+        for rpc in (PLACE, REPORT_END):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await channel.stream_stream(rpc.path)(timeout=1).read()
+            assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 @pytest.mark.parametrize(

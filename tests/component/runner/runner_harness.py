@@ -36,7 +36,6 @@ from weft.kernel.clock import Clock, SystemClock
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import calling, error_to_status, new_server, open_channel
-from weft.link.carried_calls import CallStream
 from weft_testing.carried import CarriedStub
 
 if TYPE_CHECKING:
@@ -262,9 +261,7 @@ async def running_runner(folder: Path, models: Sequence[ServedModel], **settings
                 service=service,
                 registry=registry,
                 control=cast("RunnerServiceAsyncStub", runner_service_pb2_grpc.RunnerServiceStub(channel)),
-                generation=CarriedStub(
-                    CallStream(channel, Reason.WORKER_LOST, Reason.RUNNER_UNREACHABLE), generation_service_pb2
-                ),
+                generation=CarriedStub(channel, generation_service_pb2),
             )
         finally:
             await channel.close(grace=None)

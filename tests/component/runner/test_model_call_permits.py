@@ -14,7 +14,6 @@ from weft.dispatch.operations import OPERATIONS
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import open_channel
-from weft.link.carried_calls import CallStream
 from weft_app.compose.served_models import served_model
 from weft_app.config.loader import parse_section
 from weft_app.config.runners import ConfiguredRunner
@@ -42,9 +41,9 @@ async def test_call_without_a_permit_is_rejected(method: str, request_: Any, tmp
             running_runner(tmp_path, [served_model(section, section.models[0], 1.0)]),
             open_channel(f"unix:{tmp_path}/runner.sock") as channel,
         ):
-            stub = CarriedStub(CallStream(channel, Reason.WORKER_LOST, Reason.RUNNER_UNREACHABLE), pb)
+            call = getattr(CarriedStub(channel, pb), method)(request_, timeout=10)
             with pytest.raises(WeftError) as refused:
-                await getattr(stub, method)(request_, timeout=10).read()
+                await call.read()
     assert refused.value.reason is Reason.TICKET_INVALID
 
 

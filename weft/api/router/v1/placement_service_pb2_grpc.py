@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class PlacementServiceStub(object):
-    """PlacementService decides where requests run; it never carries tokens. Called by dispatchers.
+    """PlacementService decides where requests run; it never carries tokens. Called by dispatchers: Place and
+    ReportEnd on CallCarrierService.
     """
 
     def __init__(self, channel):
@@ -58,7 +59,8 @@ class PlacementServiceStub(object):
 
 
 class PlacementServiceServicer(object):
-    """PlacementService decides where requests run; it never carries tokens. Called by dispatchers.
+    """PlacementService decides where requests run; it never carries tokens. Called by dispatchers: Place and
+    ReportEnd on CallCarrierService.
     """
 
     def Place(self, request_iterator, context):
@@ -130,7 +132,8 @@ def add_PlacementServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class PlacementService(object):
-    """PlacementService decides where requests run; it never carries tokens. Called by dispatchers.
+    """PlacementService decides where requests run; it never carries tokens. Called by dispatchers: Place and
+    ReportEnd on CallCarrierService.
     """
 
     @staticmethod

@@ -18,7 +18,9 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class PlacementServiceStub:
-    """PlacementService decides where requests run; it never carries tokens. Called by dispatchers."""
+    """PlacementService decides where requests run; it never carries tokens. Called by dispatchers: Place and
+    ReportEnd on CallCarrierService.
+    """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     Place: grpc.StreamStreamMultiCallable[
@@ -58,7 +60,9 @@ class PlacementServiceStub:
     """
 
 class PlacementServiceAsyncStub:
-    """PlacementService decides where requests run; it never carries tokens. Called by dispatchers."""
+    """PlacementService decides where requests run; it never carries tokens. Called by dispatchers: Place and
+    ReportEnd on CallCarrierService.
+    """
 
     Place: grpc.aio.StreamStreamMultiCallable[
         weft.api.router.v1.placement_service_pb2.PlaceRequest,
@@ -97,7 +101,9 @@ class PlacementServiceAsyncStub:
     """
 
 class PlacementServiceServicer(metaclass=abc.ABCMeta):
-    """PlacementService decides where requests run; it never carries tokens. Called by dispatchers."""
+    """PlacementService decides where requests run; it never carries tokens. Called by dispatchers: Place and
+    ReportEnd on CallCarrierService.
+    """
 
     @abc.abstractmethod
     def Place(
