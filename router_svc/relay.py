@@ -173,10 +173,10 @@ class RelayLink:
         """Waits until no model call is being forwarded."""
         await self._idle.wait()
 
-    async def serve(self, method: str, requests: AsyncIterator[bytes], context: Context) -> None:
+    async def serve(self, method: str, request: bytes, context: Context) -> None:
         """Forward a gRPC call to the runner."""
         metadata = _for_runners(forwardable(cast("Any", context.invocation_metadata())))
-        await finish(context, await forward_to_link(self.link, method, metadata, requests, context))
+        await finish(context, await forward_to_link(self.link, method, metadata, request, context))
 
     async def carry(self, call: LinkCall, metadata: Metadata) -> link_pb2.CallEnd:
         """Forward a model call to the runner.
@@ -381,10 +381,10 @@ class Relay:
             return None
         return await (await self._find(metadata)).carry(call, metadata)
 
-    async def _serve(self, method: str, requests: AsyncIterator[bytes], context: Context) -> None:
+    async def _serve(self, method: str, request: bytes, context: Context) -> None:
         async with answering(context):
             standing = await self._find(cast("Any", context.invocation_metadata()) or ())
-            await standing.serve(method, requests, context)
+            await standing.serve(method, request, context)
 
     async def _find(self, metadata: Metadata) -> RelayLink:
         named = [value for key, value in metadata if key == RUNNER_KEY]

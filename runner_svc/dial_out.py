@@ -1,7 +1,7 @@
 """The dial-out link of a runner: one outbound stream for calls in both directions between the runner and the mesh."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
@@ -275,7 +275,7 @@ class DialOut(Service):
         assert self._local is not None, "a call before start"
         return redact_status(await forward_to_channel(call, self._local))
 
-    async def _serve_registry(self, method: str, requests: AsyncIterator[bytes], context: Context) -> None:
+    async def _serve_registry(self, method: str, request: bytes, context: Context) -> None:
         async with answering(context):
             link, name = self._link, method.rpartition("/")[2]
             if link is None:
@@ -284,7 +284,7 @@ class DialOut(Service):
                 # The relay has no session for a new link yet, and its address may have changed.
                 raise WeftError(Reason.SESSION_UNKNOWN, "the link was re-established; open the session again")
             metadata = forwardable(cast("Any", context.invocation_metadata()))
-            status = await forward_to_link(link, method, metadata, requests, context)
+            status = await forward_to_link(link, method, metadata, request, context)
             if link is not self._link:
                 raise WeftError(Reason.SERVICE_UNAVAILABLE, "the link to the mesh was lost")
             if name == "OpenSession":

@@ -1,11 +1,10 @@
 """Forwards calls between gRPC and a link, or two links, as raw bytes.
 
-Every gRPC method is treated as bidirectional streaming, since all kinds are the same on the wire.
+Each call has one request message, as those of the forwarded services.
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 import grpc
 from typing_extensions import override
@@ -19,38 +18,27 @@ from weft.link.link import Link, LinkCall
 Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
-async def forward_to_link(
-    link: Link, method: str, metadata: Metadata, requests: AsyncIterator[bytes], context: Context
-) -> pb.CallEnd:
+async def forward_to_link(link: Link, method: str, metadata: Metadata, request: bytes, context: Context) -> pb.CallEnd:
     """Forwards a gRPC call to a link. Returns its status, for `finish`."""
-    call = link.call(method, metadata, context.time_remaining())
-    sending = asyncio.create_task(_send_requests(call, requests))
-    try:
-        while (message := await call.read()) is not None:
-            await context.write(message)
-        return _status(call)
-    finally:
-        sending.cancel()
-        call.close()
-        await asyncio.gather(sending, return_exceptions=True)
+    return await _forward(link.call(method, metadata, context.time_remaining()), request, context.write)
 
 
 async def forward_call(call: LinkCall, link: Link, metadata: Metadata) -> pb.CallEnd:
-    """Forwards a call with one request to another link. Returns its status."""
-    onward = link.call(call.start.method, metadata, timeout_of(call.start))
+    """Forwards a call to another link. Returns its status."""
+    request = await call.read() or b""
+    return await _forward(link.call(call.start.method, metadata, timeout_of(call.start)), request, call.send)
+
+
+async def _forward(onward: LinkCall, request: bytes, write: Callable[[bytes], Awaitable[None]]) -> pb.CallEnd:
     try:
-        await onward.send(await call.read() or b"")
+        await onward.send(request)
         while (message := await onward.read()) is not None:
-            await call.send(message)
-        return _status(onward)
+            await write(message)
+        if onward.status is None:
+            raise WeftError(Reason.INTERNAL, "a call on a link ended without a status")
+        return onward.status
     finally:
         onward.close()
-
-
-def _status(call: LinkCall) -> pb.CallEnd:
-    if call.status is None:
-        raise WeftError(Reason.INTERNAL, "a call on a link ended without a status")
-    return call.status
 
 
 async def finish(context: Context, status: pb.CallEnd) -> None:
@@ -65,9 +53,9 @@ async def finish(context: Context, status: pb.CallEnd) -> None:
 
 async def forward_to_channel(call: LinkCall, channel: grpc.aio.Channel) -> pb.CallEnd:
     """Forwards a call from a link to a gRPC channel, reading the channel only while the link accepts more."""
-    method: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(call.start.method, None, None)
-    outward = method(timeout=timeout_of(call.start), metadata=metadata_of(call.start.metadata))
-    sending = asyncio.create_task(_write_requests(call, outward))
+    rpc: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(call.start.method, None, None)
+    metadata = metadata_of(call.start.metadata)
+    outward = rpc(await call.read() or b"", timeout=timeout_of(call.start), metadata=metadata)
     try:
         while isinstance(message := await outward.read(), bytes):
             await call.send(message)
@@ -75,8 +63,6 @@ async def forward_to_channel(call: LinkCall, channel: grpc.aio.Channel) -> pb.Ca
         pass
     finally:
         outward.cancel()
-        sending.cancel()
-        await asyncio.gather(sending, return_exceptions=True)
     code, message = (await outward.code()).value[0], await outward.details() or ""
     return new_status(code, message, forwardable(await outward.trailing_metadata()))
 
@@ -87,12 +73,12 @@ class RawServices(grpc.GenericRpcHandler):
     def __init__(
         self,
         service_names: tuple[str, ...],
-        serve: Callable[[str, AsyncIterator[bytes], Context], Any],
+        serve: Callable[[str, bytes, Context], Awaitable[None]],
         *,
         keyed_names: tuple[str, ...] = (),
         key: str = "",
     ) -> None:
-        """`serve` gets the method, the requests and the context.
+        """`serve` gets the method, the request and the context.
 
         `keyed_names` are services that the server also implements; calls to them are served here if their metadata has
         `key`.
@@ -110,23 +96,4 @@ class RawServices(grpc.GenericRpcHandler):
         )
         if not ((is_keyed or method.startswith(self._prefixes)) and is_method(method)):
             return None
-
-        async def serve(requests: AsyncIterator[bytes], context: Context) -> None:
-            await self._serve(method, requests, context)
-
-        return grpc.stream_stream_rpc_method_handler(serve)
-
-
-async def _send_requests(call: LinkCall, requests: AsyncIterator[bytes]) -> None:
-    try:
-        async for message in requests:
-            await call.send(message)
-    except WeftError as error:
-        call.fail(error)
-    call.half_close()
-
-
-async def _write_requests(call: LinkCall, outward: grpc.aio.StreamStreamCall[bytes, bytes]) -> None:
-    while (message := await call.read()) is not None:
-        await outward.write(message)
-    await outward.done_writing()
+        return grpc.unary_stream_rpc_method_handler(partial(self._serve, method))

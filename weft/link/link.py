@@ -73,10 +73,6 @@ class LinkCall(Call):
             self._writable = asyncio.get_running_loop().create_future()
             await self._writable
 
-    def half_close(self) -> None:
-        """Declares that no more messages follow on an own call."""
-        self._mux.half_close(self)
-
     def end(self, status: pb.CallEnd) -> None:
         """Ends a call of the peer."""
         self._mux.end(self, status)

@@ -153,12 +153,6 @@ class Multiplexer:
             raise WeftError(Reason.NO_SLOT_AVAILABLE, "too much waits to be sent over the link")
         self._schedule.put(call, message)
 
-    def half_close(self, call: Call) -> None:
-        """Declares that no more messages follow on an own call."""
-        if call.status is None and not call.unsent.is_closed:
-            call.unsent.close(pb.LinkFrame(call_id=call.call_id, half_close=pb.HalfClose()))
-            self._schedule.add(call)
-
     def end(self, call: Call, status: pb.CallEnd) -> None:
         """Ends a call of the peer, after its unsent messages."""
         if call.status is None:

@@ -23,6 +23,8 @@ from relay_harness import (
     text_of,
 )
 
+from router_svc.relay import PROCESS_SERVICE, RELAYED_SERVICES
+from runner_svc.dial_out import REGISTRY_SERVICES
 from runner_svc.policy.joined_calls import JOINED_CALLS
 from weft.api.runner.v1 import runner_service_pb2
 from weft.dispatch.operations import OPERATIONS
@@ -46,6 +48,12 @@ async def _text(call: Any) -> str:
     while (response := await call.read()) is not grpc.aio.EOF:
         texts.append(text_of(response))
     return "".join(texts)
+
+
+def test_calls_of_forwarded_services_have_one_request() -> None:
+    for service in (*RELAYED_SERVICES, PROCESS_SERVICE, *REGISTRY_SERVICES):
+        methods = descriptor_pool.Default().FindServiceByName(service).methods
+        assert [method.name for method in methods if method.client_streaming] == []
 
 
 @pytest.mark.usefixtures("laptop")
@@ -204,7 +212,6 @@ async def test_calls_per_link_are_limited(tmp_path: Path) -> None:
 async def test_mesh_can_call_only_runner_services(mesh: Mesh) -> None:
     standing = mesh.relay._links[RUNNER]
     call = standing.link.call("/weft.api.registry.v1.RunnerSessionService/CloseSession")
-    call.half_close()
     assert await soon(call.read()) is None
     assert call.status is not None
     assert call.status.code == grpc.StatusCode.UNIMPLEMENTED.value[0]

@@ -70,12 +70,12 @@ def test_call_round_trips_over_the_link() -> None:
     pair = Pair()
     call = pair.router.begin(METHOD, (("a", "b"),), timeout_seconds=3.0)
     pair.router.send(call, b"question")
-    pair.router.half_close(call)
     began, *_ = pair.to_runner()
     assert isinstance(began, CallBegan)
     peer = began.call
     assert (peer.start.method, metadata_of(peer.start.metadata), timeout_of(peer.start)) == (METHOD, (("a", "b"),), 3.0)
     assert pair.runner.read(peer) == b"question"
+    pair.runner.receive(half_close(call.call_id))
     assert peer.peer_is_done
     pair.runner.send(peer, b"answer")
     pair.runner.end(peer, OK)

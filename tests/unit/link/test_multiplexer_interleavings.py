@@ -70,13 +70,6 @@ class LinkHistory(RuleBasedStateMachine):
             assert message == way.expected.popleft()
 
     @rule(data=st.data())
-    def half_close(self, data: st.DataObject) -> None:
-        way = self._some(data, [way for way in self.there.values() if not way.is_closed])
-        if way is not None:
-            way.is_closed = True
-            way.sender.half_close(way.sending)
-
-    @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
         way = self._some(data, [way for way in self.back.values() if not way.is_closed])
         if way is not None:
@@ -112,8 +105,6 @@ class LinkHistory(RuleBasedStateMachine):
         """Nothing may be stuck: with everybody reading, every byte arrives."""
         if not hasattr(self, "ends"):
             return
-        for way in self.there.values():
-            way.sender.half_close(way.sending)
         while self._drain():
             pass
         assert not [way for way in [*self.there.values(), *self.back.values()] if way.expected]
