@@ -66,7 +66,7 @@ class Instance:
     blocks: OrderedDict[int, None] = field(default_factory=OrderedDict)
     """Blocks of prompts in its cache, least recently used first."""
     prefilled_at: float = 0.0
-    """When its engine has processed all its prompts, if it processes one at a time."""
+    """When its engine has processed all its prompts, one after the other."""
     figures: EngineFigures | None = None
     """The last sample of its engine's figures; None: none was taken, or it had no request."""
 

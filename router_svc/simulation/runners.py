@@ -138,13 +138,10 @@ class Runners:
             attempt.cached_tokens = int(request.arrival.spec.prompt_tokens * request.cached_share)
         fresh_tokens = request.arrival.spec.prompt_tokens - attempt.cached_tokens
         work_seconds = kind.answer_seconds(request.output_tokens, request.arrival.spec.work)
-        attempt.content_at = now + host.slowness * kind.prefill_seconds(fresh_tokens)
-        if kind.cache_tokens:
-            attempt.content_at += max(0.0, instance.prefilled_at - now)
-            instance.prefilled_at = attempt.content_at
-        ends_at = attempt.content_at + host.slowness * work_seconds
-        if kind.is_media:
-            attempt.content_at = ends_at
+        begins_at = max(now, instance.prefilled_at)
+        instance.prefilled_at = begins_at + host.slowness * kind.prefill_seconds(fresh_tokens)
+        ends_at = instance.prefilled_at + host.slowness * work_seconds
+        attempt.content_at = ends_at if kind.is_media else instance.prefilled_at
         deadline_at = request.deadline_at
         attempt.in_time = deadline_at is None or ends_at <= deadline_at
         attempt.ends_at = ends_at if attempt.in_time or deadline_at is None else deadline_at

@@ -139,7 +139,7 @@ class ModelKind:
     slots: Annotated[int, Ge(1), Le(10_000)] = 4
     """Concurrent requests on each host."""
     prefill_tokens_per_second: Positive = 2000.0
-    """Prompt speed of one slot while all are busy."""
+    """Prompt speed of an engine, which processes one prompt after the other, while all slots are busy."""
     decode_tokens_per_second: Positive = 40.0
     """Output speed of one slot while all are busy."""
     operation: Annotated[
@@ -151,8 +151,7 @@ class ModelKind:
     context_tokens: Annotated[int, Ge(0), Le(100_000_000)] = 0
     """Context of a slot. 0: unknown."""
     cache_tokens: Annotated[int, Ge(0), Le(1_000_000_000)] = 0
-    """Prompt tokens that the prefix cache of each host keeps; its engine then processes one prompt at a time.
-    0: only `Traffic.sessions` are cached."""
+    """Prompt tokens that the prefix cache of each host keeps. 0: only `Traffic.sessions` are cached."""
     skills: Skills | None = None
     """Its skills. Default: unknown."""
     remote: bool = False
@@ -175,7 +174,7 @@ class ModelKind:
         return self.operation in MEDIA_UNITS
 
     def prefill_seconds(self, fresh_tokens: float) -> float:
-        """Returns the time to the first content in a slot, while all are busy."""
+        """Returns how long an engine processes a prompt, while all slots are busy."""
         return 0.0 if self.is_media else fresh_tokens / self.prefill_tokens_per_second
 
     def answer_seconds(self, output_tokens: float, work: float) -> float:

@@ -239,7 +239,9 @@ def longest_turn(scenario: Scenario) -> float:
     prompt = max([each.prompt_tokens.largest_likely for each in drawn] + [each.prompt_tokens for each in traced])
     output = max([each.output_tokens.largest_likely for each in drawn] + [each.output_tokens for each in traced])
     work = max((traffic.work.largest_likely for traffic in scenario.traffic if traffic.work is not None), default=0.0)
-    serve = max(kind.prefill_seconds(prompt) + kind.answer_seconds(output, work) for kind in scenario.models)
+    serve = max(
+        kind.slots * kind.prefill_seconds(prompt) + kind.answer_seconds(output, work) for kind in scenario.models
+    )
     load = slowest * max(kind.load_seconds.largest_likely for kind in scenario.models)
     limits, delays = scenario.limits, scenario.delays
     turn = max(limits.min_turn_seconds, min(limits.swap_quantum_ratio * load, limits.max_cold_wait_seconds))
