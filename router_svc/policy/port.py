@@ -62,6 +62,14 @@ class SchedulerPort(Protocol):
         """Report the end of a wake."""
         ...
 
+    def opens_at(self, now: float) -> float | None:
+        """Return when `proceed` places a waiting request, as an engine is soon done with its prompts; None: unknown."""
+        ...
+
+    def proceed(self, now: float) -> list[Decision]:
+        """Place waiting requests, when `opens_at` is reached."""
+        ...
+
     def tick(self, now: float) -> list[Decision]:
         """Let the scheduler act on passed time."""
         ...

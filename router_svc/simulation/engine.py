@@ -153,6 +153,7 @@ class Simulation:
         self._ledgers = {host.name: host.memory() for host in self.world.hosts.values() if host.has_ledger}
         self._changed_ledgers: set[str] = set()
         self._ticking = False
+        self._opens_at: float | None = None
         self._all_arrived = False
         self._begin()
 
@@ -305,6 +306,20 @@ class Simulation:
         if self._scheduler.waiting and not self._ticking:
             self._ticking = True
             self.events.after(TICK_SECONDS, self._tick)
+        self._await_opening()
+
+    def _await_opening(self) -> None:
+        """Schedules the moment at which an engine gets its next prompt before it idles."""
+        at = self._scheduler.opens_at(self.events.now)
+        if at != self._opens_at:
+            self._opens_at = at
+            if at is not None:
+                self.events.at(at, partial(self._proceed, at))
+
+    def _proceed(self, at: float) -> None:
+        if at == self._opens_at:
+            self._opens_at = None
+            self._carry_out_decisions(self._scheduler.proceed(self.events.now))
 
     def _tick(self) -> None:
         self._ticking = False

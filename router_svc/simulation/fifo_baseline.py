@@ -139,6 +139,14 @@ class FifoScheduler(SchedulerPort):
         return self._serve(self._queues, now)
 
     @override
+    def opens_at(self, now: float) -> None:
+        """It ignores the prompts of engines."""
+
+    @override
+    def proceed(self, now: float) -> list[Decision]:
+        return []
+
+    @override
     def tick(self, now: float) -> list[Decision]:
         decisions: list[Decision] = []
         # Stop draining hosts for models that no request waits for.

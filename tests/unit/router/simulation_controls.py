@@ -57,6 +57,12 @@ class Sound:
     ) -> list[Decision]:
         return self.heard(self.inner.wake_finished(model, failure, now, self_reported=self_reported))
 
+    def opens_at(self, now: float) -> float | None:
+        return self.inner.opens_at(now)
+
+    def proceed(self, now: float) -> list[Decision]:
+        return self.heard(self.inner.proceed(now))
+
     def tick(self, now: float) -> list[Decision]:
         return self.heard(self.inner.tick(now))
 

@@ -7,10 +7,11 @@ from statistics import fmean, pstdev
 from typing import Any
 
 import pytest
-from kit.random_scenario import check_scenario
+from kit.random_scenario import check_scenario, real_scheduler
 
 from router_svc.policy.decisions import WakeFailure
 from router_svc.policy.settings import RemotePermission, Settings, TenantSettings
+from router_svc.simulation.engine import Simulation
 from router_svc.simulation.event_queue import EventQueue
 from router_svc.simulation.figures import jain_index, max_min_shares
 from router_svc.simulation.hosts import Instance, Phase, World
@@ -230,6 +231,17 @@ def test_engine_processes_one_prompt_after_the_other(cache_tokens: int) -> None:
     run = check_scenario(traced((1.0, 1024, (1, 2)), (1.5, 512, (3,)), cache_tokens=cache_tokens))
     total = run.metrics.total()
     assert list(total.first_tokens) == [2.0, 2.5]
+
+
+def test_engine_gets_its_next_prompt_at_the_moment_when_its_line_is_short() -> None:
+    earlier = [(20.0 * number, 4096, tuple(range(8 * number, 8 * number + 8))) for number in range(20)]
+    known = tuple(range(152, 160))
+    made = traced(*earlier, (400.0, 5120, (*known, 1, 2)), (400.1, 4608, (*known, 3)), cache_tokens=512_000)
+    made = replace(made, hosts=(HostGroup(name="h", count=2),), duration_seconds=500.0)
+    simulation = Simulation(made, real_scheduler(made), explained=(22,))
+    simulation.run()
+    (placed_at,) = (at for at, text in simulation.decision_log.lines[22] if text.startswith("attempt"))
+    assert 401.6 < placed_at < 401.85, "between two ticks, about 0.2 s before the prompt ahead ends"
 
 
 def test_traced_prompts_share_full_blocks_until_the_cache_evicts_them() -> None:
