@@ -5,7 +5,7 @@ conversations and one of tool-using agents. Two of these have their numbers of r
 blocks that an earlier prompt had. Eight engines replay them. A scenario takes the public files as well.
 
     python -m bench.traces FOLDER
-    weft mesh simulate FOLDER/conversation.yaml --against least_loaded --against oracle
+    weft mesh simulate FOLDER/conversation.yaml --against least_loaded
 """
 
 import itertools

@@ -5,7 +5,7 @@ model is not loaded, room is made immediately: the models in its way accept no r
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from typing_extensions import override
@@ -15,7 +15,6 @@ from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, Read
 from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.port import SchedulerPort
 from router_svc.policy.request import Request
-from router_svc.simulation.engine import Simulation
 from router_svc.simulation.hosts import Targets, World, lacks
 from router_svc.simulation.scenario import Scenario
 from weft.kernel.failures import FailureKind, classify
@@ -173,17 +172,14 @@ class FifoScheduler(SchedulerPort):
         queues = [self._queues.get(target, {}) for target in targets]
         for queue in queues:
             for request in tuple(queue.values()):
-                free = [each for each in self._usable(request) if self._is_free(each)]
-                if not free:
+                free = next(filter(self._is_free, self._usable(request)), None)
+                if free is None:
                     break
-                decisions.append(self._place(request, self._choose(request.arrival.key, free, now)))
+                decisions.append(self._place(request, free))
         heads = [next(iter(queue.values())) for queue in queues if queue]
         for head in sorted(heads, key=lambda request: request.arrival.arrived_at):
             decisions += self._load_for(head, now)
         return decisions
-
-    def _choose(self, _key: int, free: Sequence[Candidate], _now: float) -> Candidate:
-        return free[0]
 
     def _load_for(self, request: _Request, now: float) -> list[Decision]:
         """Loads a model for the first request of a queue, or makes room for it."""
@@ -244,25 +240,6 @@ class FifoScheduler(SchedulerPort):
         most = candidate.runner_max_requests
         has_room = not most or self._on_runner[candidate.key[1:]] < most
         return has_room and self._in_flight[candidate.key] < candidate.slots
-
-
-class OracleScheduler(FifoScheduler):
-    """First come, first served, where the first token is soonest: it sees all caches and prompts in progress."""
-
-    simulation: Simulation
-    """The run that it decides for."""
-
-    @override
-    def _choose(self, key: int, free: Sequence[Candidate], now: float) -> Candidate:
-        request = self.simulation.open[key].request
-
-        def first_token(candidate: Candidate) -> float:
-            instance = self.simulation.world.instances[candidate.model]
-            fresh = request.arrival.spec.prompt_tokens - instance.cached_tokens(request.blocks)
-            prefill = instance.host.slowness * instance.kind.prefill_seconds(fresh)
-            return max(0.0, instance.prefilled_at - now) + prefill
-
-        return min(free, key=first_token)
 
 
 def _refuse(request: _Request, reason: Reason) -> Rejects:

@@ -14,7 +14,7 @@ from router_svc.policy.port import SchedulerPort
 from router_svc.policy.scheduler import Scheduler
 from router_svc.policy.settings import ChoicePolicy
 from router_svc.simulation.engine import Simulation
-from router_svc.simulation.fifo_baseline import FifoScheduler, OracleScheduler
+from router_svc.simulation.fifo_baseline import FifoScheduler
 from router_svc.simulation.figures import Figures, GroupFigures, HostFigures, figures_of
 from router_svc.simulation.invariants import InvariantChecker
 from router_svc.simulation.metrics import Waits
@@ -35,7 +35,6 @@ class Rival(StrEnum):
     """What the router is compared with."""
 
     FIFO = "fifo"
-    ORACLE = "oracle"
     FIRST_TOKEN = ChoicePolicy.FIRST_TOKEN.value
     LEAST_LOADED = ChoicePolicy.LEAST_LOADED.value
     ROUND_ROBIN = ChoicePolicy.ROUND_ROBIN.value
@@ -43,8 +42,8 @@ class Rival(StrEnum):
 
 
 def _scheduler(scenario: Scenario, name: str) -> SchedulerPort:
-    if name in {Rival.FIFO, Rival.ORACLE}:
-        return FifoScheduler(scenario) if name == Rival.FIFO else OracleScheduler(scenario)
+    if name == Rival.FIFO:
+        return FifoScheduler(scenario)
     settings = scenario.settings
     if name != OURS:
         policy = ChoicePolicy(name)
@@ -73,8 +72,8 @@ def simulate(  # noqa: PLR0917 - options are parameters in typer
         list[Rival] | None,
         typer.Option(
             metavar="SCHEDULER",
-            help="Also run this one and compare (repeatable): fifo, oracle (sees all caches and prompts in progress), "
-            "or the router with a policy: first_token, least_loaded, round_robin, random.",
+            help="Also run this one and compare (repeatable): fifo, or the router with a policy: first_token, "
+            "least_loaded, round_robin, random.",
         ),
     ] = None,
     explain: Annotated[
@@ -110,8 +109,6 @@ def _run(scenario: Scenario, name: str, explained: tuple[int, ...], *, check: bo
     checker = InvariantChecker(scenario) if check else None
     scheduler = _scheduler(scenario, name)
     simulation = Simulation(scenario, scheduler, checker=checker, explained=explained)
-    if isinstance(scheduler, OracleScheduler):
-        scheduler.simulation = simulation
     was_interrupted = False
     try:
         simulation.run(_progress(simulation, name))
