@@ -55,3 +55,9 @@ TASK_CLAIM = {
 }
 TASK_CLAIM_RATIO = Measure("durable tasks: the same with 100,000 waiting, beside 1,000", "", 1.1, 3)
 PLACEMENT_RATE = Measure("placements on one core, 1,000 runners, 10,000 queued", "1/s", 20_000, 0, at_most=False)
+PROMPT_RATE = {
+    (engines, waiting): Measure(
+        f"placements of prompts on one core, {engines} engines, {waiting:,} waiting", "1/s", None, 0, at_most=False
+    )
+    for engines, waiting in ((8, 60), (200, 1_000))
+}

@@ -6,6 +6,7 @@ from statistics import fmean
 import pytest
 
 from bench.offline_search import Line, Trace, objective, play, search
+from bench.placements import PromptCrowd
 from bench.routing import GROUPS, Rival, World, outcome
 from bench.sessions import Engine, Workload, engines_of
 from bench.smg_model import SmgModel
@@ -73,3 +74,7 @@ def test_groups_share_engines_by_tenant_and_priority() -> None:
     assert list(found) == list(GROUPS)
     assert found["few"].p50 < found["many"].p50, "the few have half of the engines"
     assert found["many"].p95 < found["low"].p95
+
+
+def test_placements_of_prompts_are_measured_with_a_queue_that_stays_as_long() -> None:
+    assert PromptCrowd(2, 5).placements_per_second(0.05) > 0
