@@ -15,12 +15,15 @@ from typing_extensions import override
 
 from router_svc.policy.endpoints.candidates import HostMemory, MemoryHolder
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2, lease_service_pb2_grpc
+from weft.gpu.eviction import NEVER
 from weft.kernel.clock import Clock, wait_for_event
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
 from weft.kernel.reasons import Reason
+from weft.kernel.request import Priority
 from weft.kernel.rpc import calling
 from weft.kernel.service import BackgroundLoop
+from weft.kernel.timestamps import optional_datetime
 
 if TYPE_CHECKING:
     from weft.api.registry.v1.lease_service_pb2_grpc import LeaseServiceAsyncStub
@@ -161,6 +164,7 @@ def host_memory_of(memory: lease_service_pb2.HostMemory) -> HostMemory:
 def _holders_of(leases: Iterable[lease_pb2.Lease]) -> Iterable[MemoryHolder]:
     for lease in leases:
         booked = sum(share.bytes for share in lease.shares)
+        last_used = optional_datetime(lease, "last_used_time")
         is_model = lease.holder.kind == lease_pb2.LeaseHolder.KIND_RUNNER
         yield MemoryHolder(
             name=lease.purpose or lease.holder.name if is_model else lease.holder.name or lease.purpose,
@@ -172,4 +176,6 @@ def _holders_of(leases: Iterable[lease_pb2.Lease]) -> Iterable[MemoryHolder]:
             is_lost=lease.state == lease_pb2.Lease.STATE_ORPHANED,
             active_requests=lease.active_requests,
             unowned=lease.unowned,
+            priority=Priority.from_wire(lease.priority) or Priority.NORMAL,
+            last_used_at=NEVER if last_used is None else last_used.timestamp(),
         )

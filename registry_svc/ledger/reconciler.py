@@ -11,14 +11,6 @@ from typing import TYPE_CHECKING
 from registry_svc.config import LedgerConfig
 from registry_svc.ledger.lease_store import LeaseStore
 from registry_svc.ledger.lease_table import LeaseTable
-from registry_svc.ledger.policy.eviction import (
-    REFUSAL_KEPT_SECONDS,
-    EvictionAttempt,
-    EvictionState,
-    QueuePlan,
-    Reclaim,
-    plan_queue,
-)
 from registry_svc.ledger.policy.leases import (
     Grant,
     Lease,
@@ -30,6 +22,14 @@ from registry_svc.ledger.policy.leases import (
     is_over,
     orphaned,
     released,
+)
+from registry_svc.ledger.policy.reclaim import (
+    REFUSAL_KEPT_SECONDS,
+    EvictionAttempt,
+    EvictionState,
+    QueuePlan,
+    Reclaim,
+    plan_queue,
 )
 from registry_svc.ledger.wait_queue import WaitQueue, wait_status, wait_timeout
 from registry_svc.mesh.runner_calls import EvictionAnswer, EvictionRequest, RunnerCalls

@@ -196,6 +196,8 @@ class Host:
                 held_bytes=instance.kind.memory_bytes,
                 pinned=instance.kind.pinned,
                 is_leaving=instance.phase is Phase.STOPPING,
+                priority=instance.last_band,
+                last_used_at=instance.last_used_at,
             )
             for instance in self.instances
             if instance.kind.memory_bytes and instance.phase in HOLDS_MEMORY

@@ -4,7 +4,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from zlib import crc32
 
 from router_svc.policy.decisions import Placed, Served, WakeFailure
@@ -13,6 +12,7 @@ from router_svc.simulation.event_queue import EventQueue
 from router_svc.simulation.hosts import Host, Instance, Phase
 from router_svc.simulation.scenario import Delays
 from router_svc.simulation.traffic import SimulatedRequest
+from weft.gpu.eviction import Standing, victims
 from weft.kernel.reasons import Reason
 from weft.kernel.request import Priority
 
@@ -241,11 +241,7 @@ class Runners:
 
 
 class Loader:
-    """Loads and evicts models.
-
-    Eviction follows the registry: idle, not pinned, no higher priority class; lower classes first, then the least
-    recently used.
-    """
+    """Loads and evicts models, by the registry's rule."""
 
     def __init__(self, events: EventQueue, delays: Delays, seed: int, changed: Callable[[Instance], None]) -> None:
         self._events = events
@@ -295,23 +291,15 @@ class Loader:
         host, wanted = instance.host, instance.kind.memory_bytes
         if not wanted or not host.has_ledger:
             return []
-        missing = wanted - self._promised(host)
-        if missing <= 0:
-            return []
-        idle = [
-            other
-            for other in host.instances
-            if other.phase is Phase.READY
-            and not other.active
-            and not other.kind.pinned
-            and other.kind.memory_bytes
-            and other.last_band >= band
-        ]
-        idle.sort(key=lambda other: (-other.last_band, other.last_used_at, other.name))
-        for count, given_up in enumerate(accumulate(other.kind.memory_bytes for other in idle), start=1):
-            if given_up >= missing:
-                return idle[:count]
-        return None
+        loaded = [other for other in host.instances if other.phase is Phase.READY and not other.active]
+        found = victims(
+            [other for other in loaded if other.kind.memory_bytes and _standing(other).may_leave(band)],
+            self._promised(host),
+            standing=_standing,
+            fits=lambda free: wanted <= free,
+            freed=lambda free, other, sign: free + sign * other.kind.memory_bytes,
+        )
+        return None if found is None else list(found)
 
     def unload(self, instance: Instance) -> None:
         """Unloads an idle model."""
@@ -366,3 +354,13 @@ class Loader:
         instance.phase = phase
         instance.life += 1
         self._changed(instance)
+
+
+def _standing(instance: Instance) -> Standing:
+    return Standing(
+        name=instance.name,
+        priority=instance.last_band,
+        last_used_at=instance.last_used_at,
+        in_use=instance.active > 0,
+        pinned=instance.kind.pinned,
+    )

@@ -60,7 +60,7 @@ def host_account(snapshot: HostSnapshot, leases: Sequence[Lease], margin: int) -
         for device in snapshot.devices
     }
     for taken in takes.values():
-        books = _changed(books, taken, sign=1)
+        books = changed(books, taken, sign=1)
     known = {lease_id: None if each is None else sum(each.values()) for lease_id, each in seen.items()}
     if all(device.used_bytes is None for device in snapshot.devices):
         known = dict.fromkeys(known, None)
@@ -71,32 +71,25 @@ def without(
     devices: Mapping[int, DeviceAccount], account: HostAccount, lease_ids: Iterable[str]
 ) -> Mapping[int, DeviceAccount]:
     """Returns the devices without these leases."""
-    changed = devices
     for lease_id in lease_ids:
-        changed = _changed(changed, account.takes[lease_id], sign=-1)
-    return changed
-
-
-def with_again(
-    devices: Mapping[int, DeviceAccount], account: HostAccount, lease_id: str
-) -> Mapping[int, DeviceAccount]:
-    """Returns the devices with a lease that `without` removed."""
-    return _changed(devices, account.takes[lease_id], sign=1)
+        devices = changed(devices, account.takes[lease_id], sign=-1)
+    return devices
 
 
 def with_shares(devices: Mapping[int, DeviceAccount], shares: Shares) -> Mapping[int, DeviceAccount]:
     """Returns the devices with an additional lease that holds no memory yet."""
-    return _changed(devices, [(index, size, size) for index, size in shares], sign=1)
+    return changed(devices, [(index, size, size) for index, size in shares], sign=1)
 
 
-def _changed(
+def changed(
     devices: Mapping[int, DeviceAccount], taken: Iterable[tuple[int, int, int]], *, sign: int
 ) -> dict[int, DeviceAccount]:
-    changed = dict(devices)
+    """Returns the devices with (sign 1) or without (-1) what a lease takes of them."""
+    found = dict(devices)
     for index, booked, held in taken:
-        if (device := changed.get(index)) is not None:
-            changed[index] = replace(device, booked=device.booked + sign * booked, held=device.held + sign * held)
-    return changed
+        if (device := found.get(index)) is not None:
+            found[index] = replace(device, booked=device.booked + sign * booked, held=device.held + sign * held)
+    return found
 
 
 def _taken(shares: Shares, seen: Mapping[int, int]) -> Iterable[tuple[int, int, int]]:

@@ -4,9 +4,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from router_svc.policy.endpoints.engine_load import EngineFigures
+from weft.gpu.eviction import NEVER
 from weft.kernel.abilities import ThinkingMode
 from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.request import Operation, Skill
+from weft.kernel.request import Operation, Priority, Skill
 from weft.kernel.value import value_class
 
 SURE_SHARE_OF_PROMPT = 0.5
@@ -165,6 +166,10 @@ class MemoryHolder:
     """Running requests in its runner's last report."""
     unowned: bool = False
     """Whether its owner left the mesh, so that no load can rely on its eviction."""
+    priority: Priority = Priority.NORMAL
+    """Priority class of its last request."""
+    last_used_at: float = NEVER
+    """End of its last request in its runner's last report, in Unix seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

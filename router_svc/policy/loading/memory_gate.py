@@ -1,12 +1,14 @@
 """The memory gate: whether a load fits on a host, which models would be evicted for it, and messages about that.
 
-It only counts bytes; the ledger decides.
+It only counts bytes; the ledger decides, by the same rule (weft.gpu.eviction).
 """
 
 from collections.abc import Callable, Container, Iterable, Sequence
 
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, HostMemory, MemoryHolder
 from router_svc.policy.loading.load_plan import Resident
+from weft.gpu.eviction import NEVER, Standing, victims
+from weft.kernel.request import Priority
 from weft.kernel.units import size_words
 
 
@@ -46,12 +48,21 @@ class HostSpace:
 
     def is_evictable(self, resident: Resident) -> bool:
         """Whether it may be evicted and no other load relies on its memory."""
-        return resident.candidate.key not in self._reserved and not self.is_pinned(resident)
+        return resident.candidate.key not in self._reserved and self._standing(resident).may_leave(Priority.SYSTEM)
 
-    def is_pinned(self, resident: Resident) -> bool:
-        """Whether it is pinned by its runner or in the ledger."""
-        holder = self._models.get(resident.candidate.model)
-        return resident.candidate.pinned or (holder is not None and holder.pinned)
+    def _standing(self, resident: Resident, turn_left: float = 0.0, loss: float = 0.0) -> Standing:
+        """Return what counts for it: its use as the router knows it, the rest as the ledger does."""
+        model = resident.candidate.model
+        holder = self._models.get(model)
+        return Standing(
+            name=model,
+            priority=Priority.NORMAL if holder is None else holder.priority,
+            last_used_at=NEVER if holder is None else holder.last_used_at,
+            in_use=resident.is_wanted,
+            pinned=resident.candidate.pinned or (holder is not None and holder.pinned),
+            turn_left=turn_left,
+            loss=loss,
+        )
 
     def fits(self, candidate: Candidate) -> bool:
         """Whether it probably fits beside all holders."""
@@ -65,24 +76,19 @@ class HostSpace:
     def victims(
         self, candidate: Candidate, among: Iterable[Resident], price: Callable[[Resident], tuple[float, float]]
     ) -> tuple[Resident, ...] | None:
-        """Return the cheapest of `among` to evict for it, none needlessly; None: all together are not enough."""
+        """Return those of `among` to evict for it, none needlessly; None: all together are not enough.
+
+        `price`: the time left of a resident's turn, and what its eviction costs.
+        """
         if candidate.model in self._doubted:
             return self._all_on_its_devices(candidate, among)
-        missing = candidate.memory_bytes - self.free_bytes
-        chosen: list[Resident] = []
-        for resident in sorted(among, key=lambda each: (price(each), each.candidate.model)):
-            if missing <= 0:
-                break
-            if self.bytes_of(resident) > 0:
-                chosen.append(resident)
-                missing -= self.bytes_of(resident)
-        if missing > 0:
-            return None
-        for resident in chosen[::-1]:
-            if missing + self.bytes_of(resident) <= 0:
-                chosen.remove(resident)
-                missing += self.bytes_of(resident)
-        return tuple(chosen)
+        return victims(
+            among,
+            self.free_bytes,
+            standing=lambda each: self._standing(each, *price(each)),
+            fits=lambda free: candidate.memory_bytes <= free,
+            freed=lambda free, each, sign: free + sign * self.bytes_of(each),
+        )
 
     def _all_on_its_devices(self, candidate: Candidate, among: Iterable[Resident]) -> tuple[Resident, ...]:
         """Return its runner's residents if they hold enough, else all; the ledger evicts only as many as needed."""
@@ -113,7 +119,7 @@ class HostSpace:
 
     def unevictable(self) -> list[MemoryHolder]:
         """Return the holders that are never evicted (programs, pinned and unowned models), the largest first."""
-        pinned = {model for model, resident in self._residents.items() if self.is_pinned(resident)}
+        pinned = {model for model, resident in self._residents.items() if self._standing(resident).pinned}
         kept = [
             each
             for each in self.memory.holders

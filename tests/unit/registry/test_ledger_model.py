@@ -11,8 +11,8 @@ from ledger_values import GIB, MARGIN, lease, runner, wish
 
 from registry_svc.ledger.policy import leases as lease_policy
 from registry_svc.ledger.policy.device_memory import choose, host_account, largest_lease
-from registry_svc.ledger.policy.eviction import Reclaim, plan_queue
 from registry_svc.ledger.policy.leases import Lease, LeaseState, orphaned, processes_after, released, renewed, with_gone
+from registry_svc.ledger.policy.reclaim import Reclaim, plan_queue
 from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, ProcessId, ProcessSnapshot, Source
 from weft.kernel.request import Priority
 

@@ -187,17 +187,6 @@ def test_pinned_or_busy_models_are_not_evicted(why: str) -> None:
     assert loads.phases()["a"] is Phase.READY
 
 
-def test_least_recently_used_model_is_evicted_first() -> None:
-    loads = Loads(scenario(hosts=(HostGroup(name="h", memory_gib=11),)))
-    loads.wake("a")
-    loads.wake("b")
-    loads.run()
-    loads.world.instances["a"].last_used_at = 50.0
-    loads.wake("c")
-    loads.run()
-    assert loads.phases() == {"a": Phase.READY, "b": Phase.ASLEEP, "c": Phase.READY}
-
-
 def test_host_time_accounting_is_complete() -> None:
     made = scenario(failures=(Failure(mode=FailureMode.DIES, at_seconds=30.0, for_seconds=20.0),))
     simulation = check_scenario(made)

@@ -1,25 +1,22 @@
-"""Eviction of idle models for requests that need their memory, and the order of grants."""
+"""Memory that is being freed for the requests that wait, the next model to evict for them, and the order of grants."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from enum import Enum, auto
 
 from registry_svc.ledger.policy.device_memory import (
     DeviceAccount,
     HostAccount,
+    changed,
     choose,
-    with_again,
     with_shares,
     without,
 )
 from registry_svc.ledger.policy.leases import HolderKind, Lease, LeaseState, MemoryRequest, Shares
-from weft.kernel.request import Priority
+from weft.gpu.eviction import NEVER, Standing, victims
 
 REFUSAL_KEPT_SECONDS = 5.0
 """Time before a runner that refused an eviction is asked again; long enough to try all other runners first."""
-
-_NEVER = datetime.min.replace(tzinfo=UTC)
 
 
 class EvictionState(Enum):
@@ -74,24 +71,6 @@ class Reclaim:
         return attempt.state is EvictionState.GIVEN_UP and self.now - attempt.at < self.wait_seconds
 
 
-def candidates(leases: Sequence[Lease], request: MemoryRequest, devices: frozenset[int]) -> list[Lease]:
-    """Returns the leases on `devices` that `request` may evict: lower priority first, then least recently used.
-
-    As a last choice, SYSTEM requests may also evict leases recorded as active: the router has drained them, but their
-    runner only reports that with its next renewal. A runner with active requests refuses.
-    """
-    found = [lease for lease in leases if _may_be_evicted(lease, request) and _touches(lease, devices)]
-    return sorted(
-        found,
-        key=lambda lease: (
-            lease.active_requests > 0,
-            -lease.priority,
-            lease.last_used_at or _NEVER,
-            lease.grant.fencing_number,
-        ),
-    )
-
-
 def next_victim(
     request: MemoryRequest,
     usable: Mapping[int, DeviceAccount],
@@ -108,33 +87,23 @@ def next_victim(
     freed = without(usable, account, [lease.grant.id for lease in going])
     if _fits(freed, request) or any(_was_requested(lease, frozenset(usable), reclaim) for lease in going):
         return None
-    chosen: list[Lease] = []
-    left, on_their_way = freed, {lease.grant.id for lease in going}
-    for lease in candidates(leases, request, frozenset(usable)):
-        if lease.grant.id in on_their_way or not reclaim.may_be_evicted(lease):
-            continue
-        chosen.append(lease)
-        left = without(left, account, [lease.grant.id])
-        if _fits(left, request):
-            return _first_needed(chosen, left, account, request)
-    return None
-
-
-def _first_needed(
-    chosen: Sequence[Lease], left: Mapping[int, DeviceAccount], account: HostAccount, request: MemoryRequest
-) -> Lease:
-    """Returns the first of `chosen` that is needed for the request to fit; spares the most valuable leases first.
-
-    `left` are the devices without all of `chosen`. Changes one account at a time, as there may be a thousand leases.
-    """
-    needed = chosen[0]
-    for lease in reversed(chosen):
-        spared = with_again(left, account, lease.grant.id)
-        if _fits(spared, request):
-            left = spared
-        else:
-            needed = lease
-    return needed
+    on_their_way = {lease.grant.id for lease in going}
+    able = [
+        lease
+        for lease in leases
+        if lease.grant.id not in on_their_way
+        and _may_be_evicted(lease, request)
+        and _touches(lease, frozenset(usable))
+        and reclaim.may_be_evicted(lease)
+    ]
+    found = victims(
+        able,
+        freed,
+        standing=_standing,
+        fits=lambda devices: _fits(devices, request),
+        freed=lambda devices, lease, sign: changed(devices, account.takes[lease.grant.id], sign=-sign),
+    )
+    return found[0] if found else None
 
 
 def _fits(devices: Mapping[int, DeviceAccount], request: MemoryRequest) -> bool:
@@ -146,13 +115,18 @@ def _was_requested(lease: Lease, devices: frozenset[int], reclaim: Reclaim) -> b
 
 
 def _may_be_evicted(lease: Lease, request: MemoryRequest) -> bool:
-    return (
-        lease.grant.holder.kind is HolderKind.RUNNER
-        and lease.state is LeaseState.HELD
-        and lease.filled
-        and not lease.pinned
-        and (lease.active_requests == 0 or request.priority is Priority.SYSTEM)
-        and lease.priority >= request.priority
+    is_loaded = lease.grant.holder.kind is HolderKind.RUNNER and lease.state is LeaseState.HELD and lease.filled
+    return is_loaded and _standing(lease).may_leave(request.priority)
+
+
+def _standing(lease: Lease) -> Standing:
+    return Standing(
+        name=lease.grant.purpose,
+        priority=lease.priority,
+        last_used_at=NEVER if lease.last_used_at is None else lease.last_used_at.timestamp(),
+        # A drained model counts as used until its runner's next renewal.
+        in_use=lease.active_requests > 0,
+        pinned=lease.pinned,
     )
 
 

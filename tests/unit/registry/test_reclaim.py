@@ -11,17 +11,16 @@ from ledger_values import GIB, MARGIN, lease, program, runner, snapshot, wish
 
 from registry_svc.ledger.policy import device_memory
 from registry_svc.ledger.policy.device_memory import choose, host_account, without
-from registry_svc.ledger.policy.eviction import (
+from registry_svc.ledger.policy.leases import Lease, LeaseState, MemoryRequest
+from registry_svc.ledger.policy.reclaim import (
     REFUSAL_KEPT_SECONDS,
     EvictionAttempt,
     EvictionState,
     QueuePlan,
     Reclaim,
-    candidates,
     next_victim,
     plan_queue,
 )
-from registry_svc.ledger.policy.leases import Lease, LeaseState, MemoryRequest
 from weft.kernel.request import Priority
 
 HIGH, NORMAL, LOW = Priority.HIGH, Priority.NORMAL, Priority.LOW
@@ -188,7 +187,11 @@ def test_sequential_eviction_frees_enough_whenever_evicting_all_candidates_would
             leases.append(lease(number, (index, gib * GIB), holder=runner(f"r{number}"), **known))
     wanted = wish(size * GIB, priority=priority, max_devices=max_devices)
     account = host_account(snapshot(*[10 * GIB + MARGIN] * 4), leases, MARGIN)
-    may = candidates(leases, wanted, frozenset(range(4)))
+    may = [
+        each
+        for each in leases
+        if not each.pinned and (not each.active_requests or priority is Priority.SYSTEM) and each.priority >= priority
+    ]
     emptied = without(account.devices, account, [each.grant.id for each in may])
     possible = choose(tuple(emptied.values()), wanted.size, max_devices) is not None
     remaining = list(leases)
@@ -210,7 +213,7 @@ def test_sequential_eviction_frees_enough_whenever_evicting_all_candidates_would
 def test_thousand_idle_models_are_each_removed_and_restored_at_most_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """One joined runner may have so many, and while they are judged the registry does nothing else."""
     changes = 0
-    change = device_memory._changed
+    change = device_memory.changed
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         nonlocal changes
@@ -220,7 +223,7 @@ def test_thousand_idle_models_are_each_removed_and_restored_at_most_once(monkeyp
     size = 10 * GIB // 1_000
     leases = [lease(number, (0, size), used=number) for number in range(1, 1_001)]
     account = host_account(snapshot(10 * GIB + MARGIN), leases, MARGIN)
-    monkeypatch.setattr(device_memory, "_changed", counted)
+    monkeypatch.setattr("registry_svc.ledger.policy.reclaim.changed", counted)
     found = next_victim(wish(10 * GIB), account.devices, account, leases, reclaim())
     assert found is not None
     assert found.grant.id == "lease-1"
