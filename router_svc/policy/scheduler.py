@@ -280,8 +280,8 @@ class Scheduler:
         if not self._queues.waiting:
             return None
         pools = (self._index.table.pools.get(queue.name) for queue in self._queues.backlogged())
-        at = min((pool.opens_at() for pool in pools if pool is not None), default=inf)
-        return at if now < at < inf else None
+        at = min((pool.opens_at(now) for pool in pools if pool is not None), default=inf)
+        return at if at < inf else None
 
     def proceed(self, now: float) -> list[Decision]:
         """Place waiting requests, when `opens_at` is reached."""

@@ -138,7 +138,8 @@ class Runners:
             attempt.cached_tokens = int(request.arrival.spec.prompt_tokens * request.cached_share)
         fresh_tokens = request.arrival.spec.prompt_tokens - attempt.cached_tokens
         work_seconds = kind.answer_seconds(request.output_tokens, request.arrival.spec.work)
-        begins_at = max(now, instance.prefilled_at)
+        # A cloud has more than one engine.
+        begins_at = now if kind.remote else max(now, instance.prefilled_at)
         instance.prefilled_at = begins_at + host.slowness * kind.prefill_seconds(fresh_tokens)
         ends_at = instance.prefilled_at + host.slowness * work_seconds
         attempt.content_at = ends_at if kind.is_media else instance.prefilled_at

@@ -139,7 +139,8 @@ class ModelKind:
     slots: Annotated[int, Ge(1), Le(10_000)] = 4
     """Concurrent requests on each host."""
     prefill_tokens_per_second: Positive = 2000.0
-    """Prompt speed of an engine, which processes one prompt after the other, while all slots are busy."""
+    """Prompt speed of an engine, which processes one prompt after the other, while all slots are busy; a remote model
+    processes each at this speed."""
     decode_tokens_per_second: Positive = 40.0
     """Output speed of one slot while all are busy."""
     operation: Annotated[

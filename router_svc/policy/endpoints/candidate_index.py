@@ -204,21 +204,28 @@ class CandidateIndex:
         """Add a prompt to an engine's line: the tokens and time that it takes; 0 seconds: unknown."""
         endpoint = self.table.by_key[candidate.key]
         slots = endpoint.engine_slots
-        slots.line.add(seconds, now, is_first=not slots.owed_tokens)
+        # A cloud has more than one engine.
+        if not candidate.remote:
+            slots.line.add(seconds, now, is_first=not slots.owed_tokens)
         endpoint.pool.prefilling += endpoint.owed_tokens <= 0 < tokens
         endpoint.owed_tokens += tokens
         slots.owed_tokens += tokens
 
     def end_prompt(self, candidate: Candidate, tokens: float, now: float) -> float:
-        """Remove a prompt that is processed, or whose request has ended. Returns how long its engine took for it."""
+        """Remove a prompt that is processed, or whose request has ended.
+
+        Returns how long its engine took for it; infinity: no longer than since it was placed.
+        """
         endpoint = self.table.by_key.get(candidate.key)
         if endpoint is None:
-            return 0.0
+            return inf
         was, slots = endpoint.owed_tokens > 0, endpoint.engine_slots
         # Rounding may leave a little less than nothing.
         endpoint.owed_tokens = max(0.0, endpoint.owed_tokens - tokens)
         slots.owed_tokens = max(0.0, slots.owed_tokens - tokens)
         endpoint.pool.prefilling += (endpoint.owed_tokens > 0) - was
+        if candidate.remote:
+            return inf
         _, per_token = self.selector.speeds.of(candidate, now).prefill()
         return slots.line.advance(slots.owed_tokens * per_token, now)
 

@@ -357,16 +357,20 @@ class Pool:
         """Return the open members that are soon done with their prompts."""
         return [each for group in self._groups.values() for each in group.open if each.takes_prompt(now)]
 
-    def opens_at(self) -> float:
-        """Return when the first free member, for which requests wait, is soon done with its prompts; infinity: none."""
-        first = inf
+    def opens_at(self, now: float) -> float:
+        """Return when the next free member that requests may want is soon done with its prompts; infinity: none.
+
+        While some member takes prompts, each request wants a certain one; otherwise some may not have been compared.
+        """
+        first, any_wanted = inf, not self.takes_prompts(now)
         for group in self._groups.values():
             for endpoint in group.open:
                 line = endpoint.engine_slots.line
-                if line.waiting_seconds and line.ends_at < first:
-                    first = line.ends_at
-        # Later than rounding may be wrong, as no other timer would ask before the next tick.
-        return first - OPEN_LINE_SECONDS + OPENING_MARGIN_SECONDS
+                # Later than rounding may be wrong, as no other timer would ask before the next tick.
+                at = line.ends_at - OPEN_LINE_SECONDS + OPENING_MARGIN_SECONDS
+                if now < at < first and (any_wanted or line.waiting_seconds):
+                    first = at
+        return first
 
     # -- membership
 

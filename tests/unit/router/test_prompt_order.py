@@ -11,7 +11,7 @@ from router_svc.policy.endpoints.further_turns import MAX_TURNS, RETURN_SECONDS,
 from router_svc.policy.endpoints.prompt_line import OPEN_LINE_SECONDS, PromptLine
 from router_svc.policy.endpoints.routes import Route
 from router_svc.policy.prompt_order import MAX_PASSED_OVER
-from router_svc.policy.settings import PoolSettings, Settings, TenantSettings
+from router_svc.policy.settings import PoolSettings, RemotePermission, Settings, TenantSettings
 from weft.kernel.reasons import Reason
 from weft.kernel.request import CHARS_PER_TOKEN, PREFIX_ENDS, Priority
 
@@ -150,6 +150,27 @@ def test_engine_gets_its_next_prompt_before_the_one_before_has_ended() -> None:
     assert not placed(mesh.proceed(at - 0.01))
     assert placed(mesh.proceed(at + 0.001)) == {4: home}
     assert mesh.opens_at(at + 0.001) is None
+
+
+def test_engine_is_given_a_prompt_that_arrived_while_none_took_prompts() -> None:
+    """The router looked again at the next tick only, and the engine idled until then."""
+    mesh = scheduler(candidate("a", "m", pool="p", slots=3))
+    assert placed(mesh.submit(arrival(1, "p", **LONG), 0.0)) == {1: "a"}
+    assert not placed(mesh.submit(arrival(2, "p", **OTHER), 0.0))
+    at = mesh.opens_at(0.0)
+    assert at is not None
+    assert at == pytest.approx(5.0 - OPEN_LINE_SECONDS, abs=0.05)
+    assert placed(mesh.proceed(at)) == {2: "a"}
+
+
+def test_prompts_for_a_remote_model_do_not_wait_for_each_other() -> None:
+    settings = Settings(tenants={"default": TenantSettings(allow_remote=RemotePermission.ALWAYS)})
+    mesh = scheduler(candidate("a", "m", pool="p", slots=3, remote=True), settings=settings)
+    for key in (1, 2, 3):
+        assert placed(mesh.submit(arrival(key, "p", allow_remote=True, **LONG), 0.0)) == {key: "a"}
+    mesh.report_first_content(1, 6.0)
+    mesh.finish(1, 6.0, DONE)
+    assert placed(mesh.submit(arrival(4, "p", arrived_at=6.0, allow_remote=True, **LONG), 6.0)) == {4: "a"}
 
 
 def test_requests_of_a_route_take_the_first_free_slot() -> None:

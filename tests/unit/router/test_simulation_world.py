@@ -206,13 +206,18 @@ def test_conversation_returning_to_its_model_has_a_cached_prompt() -> None:
     assert fresh.served_cost > 0.9 * fresh.offered_cost
 
 
-def traced(*requests: tuple[float, int, tuple[int, ...]], cache_tokens: int = 3 * 512) -> Scenario:
+def traced(*requests: tuple[float, int, tuple[int, ...]], **changes: Any) -> Scenario:
     trace = tuple(
         TracedRequest(at_seconds=at, prompt_tokens=tokens, output_tokens=1, blocks=blocks)
         for at, tokens, blocks in requests
     )
-    kind = ModelKind(name="a", prefill_tokens_per_second=512.0, cache_tokens=cache_tokens, loaded=True)
-    return scenario(models=(kind,), traffic=(Traffic(tenant="t", target="a", recorded=trace),))
+    fields = {"prefill_tokens_per_second": 512.0, "cache_tokens": 3 * 512, "loaded": True, **changes}
+    traffic = Traffic(tenant="t", target="a", recorded=trace)
+    return scenario(
+        models=(ModelKind(name="a", **fields),),
+        traffic=(traffic,),
+        settings=Settings(tenants={"t": TenantSettings(allow_remote=RemotePermission.ALWAYS)}),
+    )
 
 
 @pytest.mark.parametrize("cache_tokens", [0, 3 * 512])
@@ -220,6 +225,11 @@ def test_engine_processes_one_prompt_after_the_other(cache_tokens: int) -> None:
     run = check_scenario(traced((1.0, 1024, (1, 2)), (1.5, 512, (3,)), cache_tokens=cache_tokens))
     total = run.metrics.total()
     assert list(total.first_tokens) == [2.0, 2.5]
+
+
+def test_remote_model_processes_prompts_side_by_side() -> None:
+    run = check_scenario(traced((1.0, 1024, (1, 2)), (1.5, 512, (3,)), remote=True, loaded=False))
+    assert list(run.metrics.total().first_tokens) == [1.0, 2.0]
 
 
 def test_engine_gets_its_next_prompt_at_the_moment_when_its_line_is_short() -> None:
