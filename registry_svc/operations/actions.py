@@ -1,21 +1,15 @@
-"""Validation of operation actions, and the models that an action affects."""
+"""Checks of operation actions that need no mesh."""
 
-from collections.abc import Iterable
 from types import MappingProxyType
 
-from registry_svc.operations.model_sources import choose_runner, load_target, source_of
-from registry_svc.operations.runner_presence import RunnerDirectory
 from registry_svc.wire_values import check_options
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import runner_service_pb2
-from weft.documents.rights import visible_names
-from weft.kernel.errors import WeftError, invalid_field
+from weft.kernel.errors import invalid_field
 from weft.kernel.field_rules import check_message
-from weft.kernel.model_source import server_source
+from weft.kernel.load_parameters import API_KEY_ENV, REMOTE
+from weft.kernel.model_source import ModelSource, ServerSource, UrlSource, asked_source, server_source
 from weft.kernel.names import MODEL_NAME_WORDS, is_model_name
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc_auth import caller
-from weft.kernel.unknown_names import MODEL, MODEL_OR_POOL, RUNNER, unknown_name
 from weft.signing.tokens import has_unknown_fields
 
 MAX_ACTION_BYTES = 16 * 1024
@@ -89,125 +83,43 @@ def _check_flush(flush: operation_pb2.FlushCache, field: str) -> None:
         raise invalid_field(f"{field}.tag", "must be empty unless scope is tag")
 
 
-def require_known(action: operation_pb2.OperationAction, directory: RunnerDirectory) -> None:
-    """Raises MODEL_NOT_FOUND or NOT_FOUND for unknown names, INVALID_ARGUMENT for names that do not fit together."""
+def source_of(action: operation_pb2.OperationAction) -> tuple[ModelSource | ServerSource, str] | None:
+    """Returns the source in an action, and its field; None if it has none. Raises INVALID_ARGUMENT."""
     match action.WhichOneof("kind"):
-        case "load_model":
-            _require_loadable(action.load_model, "action.load_model", directory)
-        case "unload_model":
-            _require_unloadable(action.unload_model.model, "action.unload_model.model", directory)
+        case "load_model" if action.load_model.source:
+            text, field = action.load_model.source, "action.load_model.source"
+            server = server_source(text, field)
+            if server is not None:
+                _check_attach(action.load_model)
+                return server, field
         case "pull_model":
-            choose_runner(action.pull_model.runner, "action.pull_model.runner", directory)
-        case "remove_model":
-            _require_removable(action.remove_model.model, "action.remove_model.model", directory)
+            text, field = action.pull_model.source, "action.pull_model.source"
         case _:
-            _require_flushable(action.flush_cache, "action.flush_cache", directory)
-
-
-def subjects_of(action: operation_pb2.OperationAction, directory: RunnerDirectory) -> frozenset[str]:
-    """Returns the names that an action changes. Operations on the same name do not run concurrently."""
-    match action.WhichOneof("kind"):
-        case "load_model":
-            load = action.load_model
-            if load.source:
-                return frozenset({_name_of(load, directory), *([load.evict_model] if load.evict_model else [])})
-            pool = () if is_single(load, directory) else _member_names(load.model, directory)
-            return frozenset({load.model, *pool, *([load.evict_model] if load.evict_model else [])})
-        case "unload_model":
-            return frozenset({action.unload_model.model, *models_to_unload(action.unload_model.model, directory)})
-        case "pull_model":
-            return frozenset()
-        case "remove_model":
-            return frozenset({action.remove_model.model})
-        case _:
-            model = action.flush_cache.model
-            return frozenset({model, *models_named(model, directory)} if model else ())
-
-
-def _name_of(load: operation_pb2.LoadModel, directory: RunnerDirectory) -> str:
-    """Returns the name of a load by source; the source if its runner is not active, for example after a restart."""
-    try:
-        return load_target(load, directory).model
-    except WeftError:
-        return load.model or load.source
-
-
-def models_named(name: str, directory: RunnerDirectory) -> list[str]:
-    """Returns the models that an unload or flush of `name` affects: all of the pool, or the model with this name."""
-    if directory.names_pool(name) or directory.runner_of(name) is None:
-        return _member_names(name, directory)
-    return [name]
-
-
-def models_to_unload(name: str, directory: RunnerDirectory) -> list[str]:
-    """As `models_named`, but also returns a model that its runner has loaded but no longer publishes."""
-    named = models_named(name, directory)
-    return named if named or directory.holder_of(name) is None else [name]
-
-
-def is_single(load: operation_pb2.LoadModel, directory: RunnerDirectory) -> bool:
-    """Whether a load is for one model, not for members of a pool."""
-    return bool(load.source) or (not load.replicas and directory.runner_of(load.model) is not None)
-
-
-def _require_model(name: str, field: str, directory: RunnerDirectory) -> None:
-    if directory.runner_of(name) is None and not directory.pool(name):
-        raise unknown_name(MODEL_OR_POOL, name, _visible(directory), field=field)
-
-
-def _require_unloadable(name: str, field: str, directory: RunnerDirectory) -> None:
-    if directory.holder_of(name) is None:
-        _require_model(name, field, directory)
-
-
-def _require_removable(name: str, field: str, directory: RunnerDirectory) -> None:
-    if any(each.model == name for each in directory.added_models()) or directory.runner_of_server(name) is not None:
-        return
-    runner = directory.runner_of(name)
-    if runner is None:
-        raise unknown_name(MODEL, name, _visible(directory), field=field)
-    if runner and not directory.is_active(runner):
-        raise WeftError(
-            Reason.NO_RUNNER_AVAILABLE,
-            f"the runner {runner!r} of {name} is not there; start it",
-            metadata={"field": field},
+            return None
+    source = asked_source(text, field)
+    if isinstance(source, UrlSource) and source.shown != str(source):
+        # The query may contain a credential, and operations are shown, logged and audited unchanged.
+        raise invalid_field(
+            field, "must not have a query in the URL, because operations are shown; use weft pull on that machine"
         )
-    raise invalid_field(field, f"{name} was not loaded by its source: its runner's configuration names it")
+    return source, field
 
 
-def _require_loadable(load: operation_pb2.LoadModel, field: str, directory: RunnerDirectory) -> None:
-    if load.source:
-        if server_source(load.source, f"{field}.source") is not None and load.evict_model:
-            raise invalid_field(f"{field}.evict_model", "must be empty: an attached server takes no memory of the mesh")
-        members = [load_target(load, directory).model]
-    else:
-        _require_model(load.model, f"{field}.model", directory)
-        members = [load.model] if is_single(load, directory) else _member_names(load.model, directory)
-    if load.replicas and not members:
-        raise invalid_field(f"{field}.replicas", "must be 0 for a model that is in a pool of another name")
-    if load.replicas > len(members):
-        raise invalid_field(f"{field}.replicas", f"must be at most {len(members)}: the pool has so many members")
-    if load.evict_model in members:
-        raise invalid_field(f"{field}.evict_model", "must not be what is to be loaded")
-    if load.evict_model and directory.runner_of(load.evict_model) is None:
-        raise unknown_name(MODEL, load.evict_model, _visible(directory), field=f"{field}.evict_model")
-
-
-def _require_flushable(flush: operation_pb2.FlushCache, field: str, directory: RunnerDirectory) -> None:
-    if flush.model:
-        _require_model(flush.model, f"{field}.model", directory)
-    if not flush.runner:
-        return
-    if flush.runner not in directory.runner_names():
-        raise unknown_name(RUNNER, flush.runner, directory.runner_names(), field=f"{field}.runner")
-    served_by = {directory.runner_of(model) for model in models_named(flush.model, directory)} if flush.model else set()
-    if flush.model and flush.runner not in served_by:
-        raise invalid_field(f"{field}.runner", "must be the runner of `model`, or empty")
-
-
-def _visible(directory: RunnerDirectory) -> Iterable[str]:
-    return visible_names(caller(), directory.known_names())
-
-
-def _member_names(pool: str, directory: RunnerDirectory) -> list[str]:
-    return [member.model for member in directory.pool(pool)]
+def _check_attach(load: operation_pb2.LoadModel) -> None:
+    """Raises INVALID_ARGUMENT for options that a load that attaches a server cannot have."""
+    options, field = load.options, "action.load_model"
+    if load.evict_model:
+        raise invalid_field(f"{field}.evict_model", "must be empty: an attached server takes no memory of the mesh")
+    parameters = options.parameters
+    unknown = sorted(parameters.keys() - {API_KEY_ENV, REMOTE})
+    if unknown:
+        raise invalid_field(f"{field}.options.parameters.{unknown[0]}", f"is not {API_KEY_ENV} or {REMOTE}")
+    if API_KEY_ENV in parameters and parameters[API_KEY_ENV].WhichOneof("kind") != "word":
+        raise invalid_field(f"{field}.options.parameters.{API_KEY_ENV}", "must be the name of a variable")
+    if REMOTE in parameters and parameters[REMOTE].WhichOneof("kind") != "flag":
+        raise invalid_field(f"{field}.options.parameters.{REMOTE}", "must be true or false")
+    for given, _ in options.ListFields():
+        if given.name != "parameters":
+            raise invalid_field(
+                f"{field}.options.{given.name}", "cannot be set: weft does not load the models of external servers"
+            )

@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC
 from enum import Enum
 
 from weft.api.operations.v1.operation_service_pb2 import AuditEntry, AuditHead
@@ -24,13 +24,6 @@ def empty_head() -> AuditHead:
 def head_of(entry: AuditEntry) -> AuditHead:
     """Returns the head of a log that ends with this entry."""
     return AuditHead(sequence=entry.sequence, hash=entry.hash)
-
-
-def entry_draft(*, at: datetime, event: str, actor: str, operation: str, detail: str) -> AuditEntry:
-    """Returns an entry that is not chained yet. `detail` is a JSON object; see `detail_json`."""
-    draft = AuditEntry(event=event, actor=actor, operation=operation, detail=detail)
-    draft.time.FromDatetime(at)
-    return draft
 
 
 class Damage(Enum):

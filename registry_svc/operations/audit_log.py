@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from google.protobuf import json_format
 
 from registry_svc.operations.actions import action_bytes
-from registry_svc.operations.audit_chain import detail_json, empty_head, entry_draft
+from registry_svc.operations.audit_chain import detail_json, empty_head
 from registry_svc.operations.operation_store import OperationStore
 from registry_svc.operations.policy.governance import Refused
 from weft.api.operations.v1 import operation_pb2
@@ -196,3 +196,10 @@ def _counted_detail(counted: CountedRefusals, by: str) -> dict[str, object]:
         "until": counted.until.isoformat(),
         by: counted.reasons,
     }
+
+
+def entry_draft(*, at: datetime, event: str, actor: str, operation: str, detail: str) -> AuditEntry:
+    """Returns an entry that is not chained yet. `detail` is a JSON object; see `detail_json`."""
+    draft = AuditEntry(event=event, actor=actor, operation=operation, detail=detail)
+    draft.time.FromDatetime(at)
+    return draft

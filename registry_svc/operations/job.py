@@ -11,11 +11,18 @@ from typing import Any, TypeVar
 from google.protobuf import duration_pb2
 
 from registry_svc.mesh.runner_calls import RunnerCalls
-from registry_svc.operations.actions import is_single, models_named, models_to_unload
 from registry_svc.operations.live_operations import OPERATION_PREFIX
-from registry_svc.operations.model_sources import SourceTarget, choose_runner, load_target
 from registry_svc.operations.policy.loads import LoadTimes, plan_pool
-from registry_svc.operations.runner_presence import RunnerDirectory, RunnerPresence
+from registry_svc.operations.runner_presence import RunnerPresence
+from registry_svc.operations.targets import (
+    RunnerDirectory,
+    SourceTarget,
+    choose_runner,
+    is_single,
+    load_target,
+    models_named,
+    models_to_unload,
+)
 from weft.api.operations.v1 import operation_pb2 as pb
 from weft.api.runner.v1 import added_model_pb2, load_pb2, model_store_pb2
 from weft.api.runner.v1 import runner_service_pb2 as runner_pb

@@ -7,7 +7,7 @@ from datetime import timedelta
 from registry_svc.config import OperationLimits
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.runner_calls import RunnerCalls
-from registry_svc.operations.actions import action_bytes, action_summary, check_action, require_known, subjects_of
+from registry_svc.operations.actions import action_bytes, action_summary, check_action
 from registry_svc.operations.audit_log import AuditLog, action_detail, action_hash
 from registry_svc.operations.executor import Executor, cancelled_operation, end_step
 from registry_svc.operations.governance import Admission, Gatekeeper
@@ -19,12 +19,12 @@ from registry_svc.operations.live_operations import (
     OperationTable,
     OperationWatcher,
 )
-from registry_svc.operations.model_sources import load_target
 from registry_svc.operations.operation_spans import OperationSpans
 from registry_svc.operations.operation_store import NonceUsed, OperationStore, RequestKnown, Saved
 from registry_svc.operations.policy.governance import Refused
 from registry_svc.operations.policy.loads import LoadTimes
-from registry_svc.operations.runner_presence import RunnerDirectory, RunnerPresence
+from registry_svc.operations.runner_presence import RunnerPresence
+from registry_svc.operations.targets import RunnerDirectory, load_target, require_known, subjects_of
 from registry_svc.watchers import Watcher
 from registry_svc.writer import SingleWriter
 from weft.api.operations.v1.operation_pb2 import (
@@ -43,7 +43,6 @@ from weft.api.operations.v1.operation_service_pb2 import (
 from weft.documents.load_values import require_loadable
 from weft.kernel.errors import WeftError
 from weft.kernel.log import get_logger
-from weft.kernel.model_source import server_source
 from weft.kernel.names import new_id
 from weft.kernel.reasons import Reason
 from weft.kernel.timestamps import stamp_of
@@ -255,11 +254,13 @@ class Operations:
 
     async def _require_options(self, load: LoadModel) -> None:
         """Raises INVALID_ARGUMENT naming a parameter that no engine for the load's source is known to have."""
-        if not (load.source and load.options.parameters) or server_source(load.source, "source") is not None:
+        if not (load.source and load.options.parameters):
             return
         try:
-            runner = load_target(load, self._deps.directory).runner
-            engines = await self._deps.calls.source_engines(runner, load.source)
+            target = load_target(load, self._deps.directory)
+            if target.is_server:
+                return
+            engines = await self._deps.calls.source_engines(target.runner, load.source)
         except WeftError as error:
             # Other faults are found when the operation is accepted or executed.
             log.info("options not checked before the load", source=load.source, why=error.message)

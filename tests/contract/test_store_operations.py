@@ -10,7 +10,8 @@ from kit.refusals import refused
 from stored_values import ELSEWHERE, NOW, WORDS
 
 from registry_svc.mesh.store import SqlStore
-from registry_svc.operations.audit_chain import AuditCheck, Damage, Fault, empty_head, entry_draft
+from registry_svc.operations.audit_chain import AuditCheck, Damage, Fault, empty_head
+from registry_svc.operations.audit_log import entry_draft
 from registry_svc.operations.governance import Admission
 from registry_svc.operations.operation_store import NonceUsed, OperationStore, RequestKnown, Saved
 from weft.api.operations.v1.operation_pb2 import LoadModel, Operation, OperationAction, OperationResult

@@ -291,9 +291,11 @@ def names_gguf(source: ModelSource) -> bool:
             assert_never(source)
 
 
-def suggested_name(source: ModelSource) -> str:
-    """Returns a short valid name for a source's model, such as "qwen3-8b-q4_k_m"."""
+def suggested_name(source: ModelSource | ServerSource) -> str:
+    """Returns a short valid name for a source's model, such as "qwen3-8b-q4_k_m", or for a server."""
     match source:
+        case ServerSource():
+            return suggested_server_name(source)
         case HubSource() | LmStudioSource():
             words = _repository_words(source.repository, source.wanted)
         case UrlSource():

@@ -12,7 +12,8 @@ from cli_harness import refuse, served_home
 from kit.home_gateway import home_gateway
 from typer.testing import CliRunner, Result
 
-from registry_svc.operations.audit_chain import chained, empty_head, entry_draft
+from registry_svc.operations.audit_chain import chained, empty_head
+from registry_svc.operations.audit_log import entry_draft
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2_grpc
 from weft.api.operations.v1 import operation_service_pb2 as pb
 from weft.kernel.errors import WeftError

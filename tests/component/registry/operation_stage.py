@@ -14,7 +14,8 @@ from registry_svc.operations.job import JobDeps
 from registry_svc.operations.operation_store import OperationStore
 from registry_svc.operations.operations import Operations
 from registry_svc.operations.policy.loads import LoadTimes, PoolMember
-from registry_svc.operations.runner_presence import AddedModelView, RunnerDirectory, RunnerPresence
+from registry_svc.operations.runner_presence import RunnerPresence
+from registry_svc.operations.targets import AddedModelView, RunnerDirectory
 from weft.api.operations.v1 import operation_pb2
 from weft.api.operations.v1.operation_pb2 import Operation
 from weft.api.operations.v1.operation_service_pb2 import AuditEntry, CreateOperationRequest

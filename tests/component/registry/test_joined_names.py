@@ -9,8 +9,7 @@ from kit.failures import fails
 from kit.refusals import refused
 from registry_harness import RunningRegistry, SomeRunner, an_agent, an_alias, declare, manifest, running_registry
 
-from registry_svc.operations.model_sources import load_target
-from registry_svc.operations.runner_presence import RunnerDirectory
+from registry_svc.operations.targets import RunnerDirectory, load_target
 from weft.api.operations.v1.operation_pb2 import LoadModel
 from weft.api.registry.v1.join_token_service_pb2 import (
     CheckJoinTokenRequest,

@@ -18,7 +18,7 @@ from registry_svc.config import RegistryConfig
 from registry_svc.mesh.domain import Session
 from registry_svc.mesh.runner_calls import EvictionAnswer, EvictionRequest, RunnerCalls
 from registry_svc.operations.policy.loads import PoolMember
-from registry_svc.operations.runner_presence import RunnerDirectory
+from registry_svc.operations.targets import RunnerDirectory
 from weft.api.common.v1 import priority_pb2
 from weft.api.registry.v1.model_pb2 import MODEL_OPERATION_CHAT, ModelManifest
 from weft.api.registry.v1.runner_pb2 import Capability, InstanceState, Runner

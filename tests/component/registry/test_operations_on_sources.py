@@ -9,8 +9,7 @@ from kit.refusals import refused
 from operation_stage import Action, FakeDirectory, Stage, loaded, running_stage, said
 
 from registry_svc.operations.actions import check_action
-from registry_svc.operations.model_sources import load_target
-from registry_svc.operations.runner_presence import AddedModelView
+from registry_svc.operations.targets import AddedModelView, load_target
 from weft.api.operations.v1 import operation_pb2
 from weft.api.operations.v1.operation_pb2 import Operation
 from weft.api.runner.v1 import load_pb2

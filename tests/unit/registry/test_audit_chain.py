@@ -20,10 +20,10 @@ from registry_svc.operations.audit_chain import (
     chained,
     detail_json,
     empty_head,
-    entry_draft,
     entry_hash,
     head_of,
 )
+from registry_svc.operations.audit_log import entry_draft
 from weft.api.operations.v1.operation_service_pb2 import AuditEntry, AuditHead
 
 AT = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=UTC)
