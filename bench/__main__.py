@@ -24,7 +24,6 @@ ROOT = Path(__file__).resolve().parent.parent
 ORDER = (
     *(value for value in vars(measures).values() if isinstance(value, Measure)),
     *measures.TASK_CLAIM.values(),
-    *measures.PROMPT_RATE.values(),
 )
 
 OWN_SCENARIOS: Mapping[str, Callable[[Options, Figures, Path], None]] = {

@@ -3,9 +3,9 @@
 A placement is one request from its arrival to its end: it is submitted and waits, another one ends, the one whose turn
 it is gets the slot. Ten tenants share one pool; every answer is told with the tokens that it took.
 
-Placements of prompts, with the policy `first_token`, also beside another tree of weft, in turns:
+Placements of prompts, with the policy `first_token`, alone or beside another tree of weft, in turns:
 
-    python -m bench.placements --beside TREE [--runs 5]
+    python -m bench.placements [--beside TREE] [--runs 5]
 """
 
 import argparse
@@ -203,7 +203,6 @@ def measure_placements(options: Options, figures: Figures, folder: Path) -> None
     crowd = Crowd(RUNNERS, QUEUED)
     for _ in range(options.repetitions):
         figures.add(measures.PLACEMENT_RATE, WEFT.name, 1 / crowd.placements_seconds(PLACEMENTS))
-    _measure_prompts(figures, {WEFT.name: options.root}, options.repetitions)
 
 
 def _measure_prompts(figures: Figures, trees: dict[str, Path], runs: int) -> None:
