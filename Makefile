@@ -77,7 +77,7 @@ test-deploy: $(VENV)/.dev .venv-deploy/.done ## check the files of deploy/ again
 	@$(PYTEST) -m deploy tests/deploy $(ARGS)
 
 torture: $(VENV)/.dev ## kill everything 1,000 times under 10,000 tasks, and check the history (about 20 min; ARGS="--store postgres")
-	@PYTHONPATH=tests $(BIN)/python -m weft_testing.torture --kills 1000 --tasks 10000 $(ARGS)
+	@PYTHONPATH=tests $(BIN)/python -m tools.torture --kills 1000 --tasks 10000 $(ARGS)
 
 test-workbench: $(VENV)/.workbench ## check the types of the page at /ui, and try it in a real browser
 	@PATH="$$($(NODE_HOME))/bin:$$PATH" $(NODE) .workbench/node_modules/typescript/bin/tsc -p .workbench

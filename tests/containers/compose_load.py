@@ -13,8 +13,8 @@ from typing import Any, Self
 
 import aiohttp
 
-from weft_testing.torture.checker import STREAM_PREFIX
-from weft_testing.torture.history import Event, EventFile, KeptTask, Kind, read_events
+from tools.torture.checker import STREAM_PREFIX
+from tools.torture.history import Event, EventFile, KeptTask, Kind, read_events
 
 MODEL = "smollm2-135m"
 TASKS = "/api/v1/inference-tasks"

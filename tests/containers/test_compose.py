@@ -23,9 +23,9 @@ from compose_load import MODEL, STREAMS, Load
 from docker_engine import Docker, missing, project, running_docker
 from podman import ROOT
 
-from weft_testing.torture.checker import check, rules_broken
-from weft_testing.torture.final_state import ATTEMPTS, TASKS, kept_tasks
-from weft_testing.torture.history import COMPLETED, History, KeptTask, Kind
+from tools.torture.checker import check, rules_broken
+from tools.torture.final_state import ATTEMPTS, TASKS, kept_tasks
+from tools.torture.history import COMPLETED, History, KeptTask, Kind
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from grpc.aio import AioRpcError
 from mesh_process import fake_runner
 from task_mesh import LEASE_SECONDS, MODEL, TaskMesh, Tasks, running_task_mesh, task_service
 
+from tools.torture.history import Kind, expected_text
 from weft.api.common.v1 import error_reason_pb2
 from weft.api.router.v1 import task_pb2
-from weft_testing.torture.history import Kind, expected_text
 
 TOKENS = 5
 

@@ -10,11 +10,11 @@ import pytest
 from mesh_process import eventually, fake_runner
 from task_mesh import TaskMesh, Tasks, running_task_mesh, task_service
 
+from tools.torture.history import expected_text
 from weft.api.common.v1 import chat_pb2, sampling_pb2
 from weft.api.router.v1 import inference_service_pb2, inference_service_pb2_grpc, task_pb2
 from weft.durable.requests import RequestClient
 from weft.kernel.rpc import open_channel
-from weft_testing.torture.history import expected_text
 
 SLOW, ABSENT, FAST, KEPT = "m-slow", "m-absent", "m-fast", "m-kept"
 

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from weft_testing.torture.network import CutKind, Network, Place, joined
+from tools.torture.network import CutKind, Network, Place, joined
 
 PORT = 7400
 SENT_BYTES = 20_000

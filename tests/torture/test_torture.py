@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from tools.torture.checker import rules_broken
+from tools.torture.database import RunDatabase
+from tools.torture.history import Kind
+from tools.torture.mesh import Folder
+from tools.torture.network import network_missing
+from tools.torture.plan import CLUSTER_WEIGHTS, EVERYTHING_WEIGHTS, STALE_ROUTERS, Plan
+from tools.torture.run import Outcome, torture
 from weft_testing.postgres_server import PYTHON_OF_THE_WHEEL, running_postgres
-from weft_testing.torture.checker import rules_broken
-from weft_testing.torture.database import RunDatabase
-from weft_testing.torture.history import Kind
-from weft_testing.torture.mesh import Folder
-from weft_testing.torture.network import network_missing
-from weft_testing.torture.plan import CLUSTER_WEIGHTS, EVERYTHING_WEIGHTS, STALE_ROUTERS, Plan
-from weft_testing.torture.run import Outcome, torture
 
 NIGHTLY = pytest.mark.nightly("kills processes for minutes")
 SEED = 20261120
@@ -136,7 +136,7 @@ def test_partitions_of_any_two_services_lose_no_task_and_end_none_twice(folder: 
         pytest.skip(f"services cannot be apart here: {missing}")
     mesh = ("--routers", "2", "--registries", "2", "--gateways", "1", "--streams", "2", "--store", "postgres")
     size = ("--kills", "12", "--tasks", "80", "--seed", str(SEED), "--minutes", "5", "--folder", str(folder.root))
-    command = [sys.executable, "-m", "weft_testing.torture", "--apart", *mesh, *size]
+    command = [sys.executable, "-m", "tools.torture", "--apart", *mesh, *size]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=400)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-2000:]}"
 

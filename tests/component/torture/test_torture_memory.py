@@ -4,7 +4,7 @@ import mmap
 import os
 from pathlib import Path
 
-from weft_testing.torture.growth import written_bytes
+from tools.torture.growth import written_bytes
 
 SIZE = 32 * 1024 * 1024
 

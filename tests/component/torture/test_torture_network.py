@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from weft_testing.torture.network import CutKind, network_missing
+from tools.torture.network import CutKind, network_missing
 
 TESTS = Path(__file__).parents[2]
 

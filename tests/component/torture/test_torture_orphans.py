@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tools.torture.orphans import engines, ownerless, wrong_leases
 from weft.api.registry.v1 import lease_pb2
-from weft_testing.torture.orphans import engines, ownerless, wrong_leases
 
 MODELS = {"m-steady": "steady", "m-rare": "rare"}
 

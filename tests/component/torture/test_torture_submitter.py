@@ -10,13 +10,13 @@ from grpc import StatusCode
 from grpc.aio import AioRpcError
 from grpc_status import rpc_status
 
+from tools.torture.history import Event, EventFile, Kind, read_events
+from tools.torture.plan import submission
+from tools.torture.submitter import SubmitterOptions, submit
 from weft.api.router.v1 import task_pb2, task_service_pb2, task_service_pb2_grpc
 from weft.kernel.errors import WeftError
 from weft.kernel.reasons import Reason
 from weft.kernel.rpc import error_to_status, new_server
-from weft_testing.torture.history import Event, EventFile, Kind, read_events
-from weft_testing.torture.plan import submission
-from weft_testing.torture.submitter import SubmitterOptions, submit
 
 SEED = 7
 NAME = "s0"

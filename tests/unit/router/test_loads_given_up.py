@@ -24,7 +24,7 @@ def book(*holders: MemoryHolder) -> dict[str, HostMemory]:
     return {"gpu": HostMemory(host="gpu", total_bytes=6 * GIB, free_bytes=6 * GIB - held, holders=holders)}
 
 
-def program(gib: int, **other: bool) -> MemoryHolder:
+def program(gib: int, **other: Any) -> MemoryHolder:
     return MemoryHolder(name="train.py", is_model=False, held_bytes=gib * GIB, **other)
 
 

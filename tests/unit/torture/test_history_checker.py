@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from weft_testing.torture.checker import check, rules_broken
-from weft_testing.torture.history import (
+from tools.torture.checker import check, rules_broken
+from tools.torture.history import (
     CANCELLED,
     COMPLETED,
     FAILED,
@@ -18,7 +18,7 @@ from weft_testing.torture.history import (
     Kind,
     expected_text,
 )
-from weft_testing.torture.plan import MAX_ATTEMPTS, MAX_FREE_ATTEMPTS
+from tools.torture.plan import MAX_ATTEMPTS, MAX_FREE_ATTEMPTS
 
 PENDING, RUNNING = 1, 2
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from weft_testing.torture.checker import rules_broken
-from weft_testing.torture.growth import Sample, grown, growths
+from tools.torture.checker import rules_broken
+from tools.torture.growth import Sample, grown, growths
 
 FIRST = Sample(
     seconds=0.0, processes=9, memory_bytes=500_000_000, descriptors=300, threads=120, disk_bytes=10_000_000, tasks=0

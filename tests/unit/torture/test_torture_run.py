@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from weft_testing.torture.checker import Violation
-from weft_testing.torture.history import (
+from tools.torture.checker import Violation
+from tools.torture.history import (
     COMPLETED,
     EventFile,
     Kind,
@@ -21,8 +21,8 @@ from weft_testing.torture.history import (
     read_events,
     read_router_log,
 )
-from weft_testing.torture.mesh import Folder
-from weft_testing.torture.plan import (
+from tools.torture.mesh import Folder
+from tools.torture.plan import (
     APART_WEIGHTS,
     CLOCK_WEIGHTS,
     CLUSTER_WEIGHTS,
@@ -35,8 +35,8 @@ from weft_testing.torture.plan import (
     kills,
     submission,
 )
-from weft_testing.torture.record import HEAD, record, row
-from weft_testing.torture.run import Outcome, _ended_by_ctrl_c
+from tools.torture.record import HEAD, record, row
+from tools.torture.run import Outcome, _ended_by_ctrl_c
 
 PLAN = Plan(seed=7, kills=3, tasks=5)
 ENOUGH = Outcome(

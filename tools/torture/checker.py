@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from weft_testing.torture.history import (
+from tools.torture.history import (
     BACKEND_PREFIX,
     BEGINS,
     CANCELLED,
@@ -23,7 +23,7 @@ from weft_testing.torture.history import (
     Kind,
     expected_text,
 )
-from weft_testing.torture.plan import MAX_ATTEMPTS, MAX_FREE_ATTEMPTS
+from tools.torture.plan import MAX_ATTEMPTS, MAX_FREE_ATTEMPTS
 
 STREAM_PREFIX = "stream-"
 """Prefix of request ids that are streams instead of tasks."""

@@ -1,6 +1,6 @@
 """The network of a torture run: each service has a network namespace, joined to the others by links that can be cut.
 
-The run itself is the hub, in a namespace of its own (`python -m weft_testing.torture --apart` makes it): all links end
+The run itself is the hub, in a namespace of its own (`python -m tools.torture --apart` makes it): all links end
 there, and it forwards what goes from one service to another. PostgreSQL listens at the hub.
 """
 

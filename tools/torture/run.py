@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from weft.kernel.rpc import open_channel
-from weft.kernel.service import start_task, stop_tasks
-from weft_testing.torture.checker import Violation, check, rules_broken
-from weft_testing.torture.database import DatabaseFaults, RunDatabase
-from weft_testing.torture.final_state import is_any_open, read_database, read_service, read_usage
-from weft_testing.torture.growth import Growth, Recorder, grown, growths
-from weft_testing.torture.history import (
+from tools.torture.checker import Violation, check, rules_broken
+from tools.torture.database import DatabaseFaults, RunDatabase
+from tools.torture.final_state import is_any_open, read_database, read_service, read_usage
+from tools.torture.growth import Growth, Recorder, grown, growths
+from tools.torture.history import (
     BACKEND_PREFIX,
     BEGINS,
     ENDS,
@@ -31,7 +29,7 @@ from weft_testing.torture.history import (
     read_events,
     read_router_log,
 )
-from weft_testing.torture.mesh import (
+from tools.torture.mesh import (
     Folder,
     Member,
     Mesh,
@@ -41,10 +39,10 @@ from weft_testing.torture.mesh import (
     router_names,
     runner_names,
 )
-from weft_testing.torture.network import HUB_NAME, CutKind, Network
-from weft_testing.torture.orphans import SETTLE_SECONDS as SETTLE_ORPHANS_SECONDS
-from weft_testing.torture.orphans import lasting, read_leases, wrong_leases
-from weft_testing.torture.plan import (
+from tools.torture.network import HUB_NAME, CutKind, Network
+from tools.torture.orphans import SETTLE_SECONDS as SETTLE_ORPHANS_SECONDS
+from tools.torture.orphans import lasting, read_leases, wrong_leases
+from tools.torture.plan import (
     CLOCK_SECONDS,
     CLOCK_STEP_SECONDS,
     CUT_SECONDS,
@@ -58,8 +56,10 @@ from weft_testing.torture.plan import (
     Target,
     kills,
 )
-from weft_testing.torture.streams import Streams
-from weft_testing.torture.submitter import task_stub
+from tools.torture.streams import Streams
+from tools.torture.submitter import task_stub
+from weft.kernel.rpc import open_channel
+from weft.kernel.service import start_task, stop_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable

@@ -1,4 +1,4 @@
-"""A submitter process: `python -m weft_testing.torture.submitter`. Killed at any time, it resumes on restart.
+"""A submitter process: `python -m tools.torture.submitter`. Killed at any time, it resumes on restart.
 
 Its state is its history file: it writes an intent, makes the call, and writes the answer. An unacknowledged submission
 is sent again with the same key, and must return the same task. Calls use plain stubs instead of `weft.client`.
@@ -22,13 +22,13 @@ from grpc import StatusCode
 from grpc.aio import AioRpcError, Channel
 from grpc_status import rpc_status
 
+from tools.torture.history import NO_REASON, Event, EventFile, Kind, read_events
+from tools.torture.plan import CONCURRENCY, MAX_ATTEMPTS, STEADY_MODEL, Submission, submission
 from weft.api.common.v1 import chat_pb2, priority_pb2, sampling_pb2
 from weft.api.router.v1 import inference_service_pb2, task_pb2, task_service_pb2, task_service_pb2_grpc
 from weft.kernel.rpc import open_channel
 from weft.kernel.tls import TlsFiles
 from weft.kernel.tls_channel import ChannelSecurity
-from weft_testing.torture.history import NO_REASON, Event, EventFile, Kind, read_events
-from weft_testing.torture.plan import CONCURRENCY, MAX_ATTEMPTS, STEADY_MODEL, Submission, submission
 
 if TYPE_CHECKING:
     from weft.api.router.v1.task_service_pb2_grpc import TaskServiceAsyncStub
@@ -298,7 +298,7 @@ def _security(certificate: Path | None) -> ChannelSecurity | None:
 def command_line(options: SubmitterOptions) -> list[str]:
     """Returns the command line of a submitter, without the interpreter."""
     return [
-        *("-m", "weft_testing.torture.submitter"),
+        *("-m", "tools.torture.submitter"),
         *("--seed", str(options.seed)),
         *("--name", options.name),
         *("--address", options.address),
@@ -312,7 +312,7 @@ def command_line(options: SubmitterOptions) -> list[str]:
 
 def main(arguments: Sequence[str]) -> None:
     """Runs the program."""
-    parser = argparse.ArgumentParser(prog="weft_testing.torture.submitter", allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="tools.torture.submitter", allow_abbrev=False)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--name", required=True)
     parser.add_argument("--address", required=True)

@@ -16,18 +16,18 @@ from typing import Any
 
 import psutil
 
+from tools.torture import submitter
+from tools.torture.database import RunDatabase
+from tools.torture.final_state import SQLITE_PREFIX
+from tools.torture.network import HUB_NAME, MESH, Network
+from tools.torture.orphans import DEATH_SECONDS, engines, lasting, ownerless
+from tools.torture.plan import DEMO_MODEL, DEMO_RUNNER, TOKENS_PER_SECOND, Plan
+from tools.torture.streams import GatewayAddress
+from tools.torture.submitter import SubmitterOptions
 from weft.kernel.address import without_tls
 from weft.kernel.tls_channel import ChannelSecurity
 from weft_testing.fake_backend.process import fake_backend_command
 from weft_testing.free_port import free_ports
-from weft_testing.torture import submitter
-from weft_testing.torture.database import RunDatabase
-from weft_testing.torture.final_state import SQLITE_PREFIX
-from weft_testing.torture.network import HUB_NAME, MESH, Network
-from weft_testing.torture.orphans import DEATH_SECONDS, engines, lasting, ownerless
-from weft_testing.torture.plan import DEMO_MODEL, DEMO_RUNNER, TOKENS_PER_SECOND, Plan
-from weft_testing.torture.streams import GatewayAddress
-from weft_testing.torture.submitter import SubmitterOptions
 
 MAX_LOG_BYTES = 1_073_741_824
 """Log size limit, so large that histories are never cut."""

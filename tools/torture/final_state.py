@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from grpc import StatusCode
 from grpc.aio import AioRpcError
 
+from tools.torture.history import TERMINAL, AttemptRow, KeptTask
+from tools.torture.submitter import CALL_SECONDS, until_known
 from weft.api.router.v1 import task_pb2, task_service_pb2
-from weft_testing.torture.history import TERMINAL, AttemptRow, KeptTask
-from weft_testing.torture.submitter import CALL_SECONDS, until_known
 
 if TYPE_CHECKING:
     from weft.api.router.v1.task_service_pb2_grpc import TaskServiceAsyncStub

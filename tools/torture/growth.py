@@ -12,8 +12,8 @@ from statistics import fmean, linear_regression
 
 import psutil
 
-from weft_testing.torture.checker import Violation
-from weft_testing.torture.mesh import Mesh, children
+from tools.torture.checker import Violation
+from tools.torture.mesh import Mesh, children
 
 SAMPLE_SECONDS = 5.0
 WARM_UP_SHARE = 0.25

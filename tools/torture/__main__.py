@@ -1,4 +1,4 @@
-"""The torture program: `python -m weft_testing.torture --kills 1000 --tasks 10000 --seed 7`. Exit codes: `main`."""
+"""The torture program: `python -m tools.torture --kills 1000 --tasks 10000 --seed 7`. Exit codes: `main`."""
 
 import argparse
 import asyncio
@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from weft_testing.postgres_server import SETTINGS, NoPostgresError, running_postgres
-from weft_testing.torture.database import RunDatabase
-from weft_testing.torture.mesh import Folder, namespaces_missing, place_names
-from weft_testing.torture.network import (
+from tools.torture.database import RunDatabase
+from tools.torture.mesh import Folder, namespaces_missing, place_names
+from tools.torture.network import (
     DATABASE_PORT,
     HUB,
     WITHIN,
@@ -24,7 +23,7 @@ from weft_testing.torture.network import (
     joined,
     network_missing,
 )
-from weft_testing.torture.plan import (
+from tools.torture.plan import (
     APART_WEIGHTS,
     CLOCK_WEIGHTS,
     CLUSTER_WEIGHTS,
@@ -36,8 +35,9 @@ from weft_testing.torture.plan import (
     Plan,
     Target,
 )
-from weft_testing.torture.record import record
-from weft_testing.torture.run import torture
+from tools.torture.record import record
+from tools.torture.run import torture
+from weft_testing.postgres_server import SETTINGS, NoPostgresError, running_postgres
 
 MAX_SEED = 2**32
 USAGE = 2
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
         _report(wrong)
         return USAGE
     if given.apart and WITHIN not in os.environ:
-        enter_own_network([sys.executable, "-m", "weft_testing.torture", *arguments])
+        enter_own_network([sys.executable, "-m", "tools.torture", *arguments])
     seed = secrets.randbelow(MAX_SEED) if given.seed is None else given.seed
     # Under /tmp, because the path of a Unix socket must be short.
     folder = Folder(given.folder or Path(tempfile.mkdtemp(prefix="weft-torture-", dir="/tmp")))
@@ -173,7 +173,7 @@ def _report(text: str) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="weft_testing.torture", allow_abbrev=False, description=__doc__)
+    parser = argparse.ArgumentParser(prog="tools.torture", allow_abbrev=False, description=__doc__)
     parser.add_argument("--kills", type=int, default=40, help="minimum number of SIGKILLs that hit a process")
     parser.add_argument("--tasks", type=int, default=400, help="minimum number of acknowledged tasks")
     parser.add_argument("--seed", type=int, help="default: a random one, which is printed")

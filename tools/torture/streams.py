@@ -15,9 +15,9 @@ from random import Random
 
 import aiohttp
 
-from weft_testing.torture.checker import STREAM_PREFIX
-from weft_testing.torture.history import EventFile, Kind
-from weft_testing.torture.plan import DEMO_MODEL, Plan
+from tools.torture.checker import STREAM_PREFIX
+from tools.torture.history import EventFile, Kind
+from tools.torture.plan import DEMO_MODEL, Plan
 
 MIN_TOKENS, MAX_STREAM_TOKENS = 5, 100
 RETRY_SECONDS = 0.2

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from weft_testing.cut_socket import CutSocket, cut_socket
-from weft_testing.postgres_server import PostgresServer, PostgresStartError
-from weft_testing.torture.history import BEGINS, ENDS, EventFile, Kind
-from weft_testing.torture.plan import (
+from tools.torture.history import BEGINS, ENDS, EventFile, Kind
+from tools.torture.plan import (
     DATABASE_PAUSE_SECONDS,
     DatabaseFault,
     DatabaseFaultKind,
     Plan,
     database_faults,
 )
+from weft_testing.cut_socket import CutSocket, cut_socket
+from weft_testing.postgres_server import PostgresServer, PostgresStartError
 
 START_ATTEMPTS = 10
 

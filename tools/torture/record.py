@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from weft_testing.torture.history import Kind
-from weft_testing.torture.plan import NO_KILLS
-from weft_testing.torture.run import Outcome
+from tools.torture.history import Kind
+from tools.torture.plan import NO_KILLS
+from tools.torture.run import Outcome
 
 HEAD = """# Recorded runs with faults
 
-Each row is written by the run itself. `PYTHONPATH=tests python -m weft_testing.torture` with the arguments of a row and
+Each row is written by the run itself. `PYTHONPATH=tests python -m tools.torture` with the arguments of a row and
 its seed, in a checkout of its commit, plans the same kills and faults again. Kills are SIGKILLs. Failed runs stay here.
 
 | date | commit | seed | database | kills | other faults | tasks | streams, failed | violations | minutes | arguments |

@@ -1,0 +1,1 @@
+"""Tools for developers of weft, which are not in the wheel: `tools.torture`."""
