@@ -222,7 +222,6 @@ class Quotes:
             # A request that waits for a slot takes that of one that has ended.
             busy = Busy(
                 requests=max(0, endpoint.engine_slots.requests - (1 if wait else 0)),
-                owed_tokens=0.0 if wait else endpoint.engine_slots.owed_tokens,
                 load=endpoint.engine_load,
                 line=Line(0.0 if wait else endpoint.engine_slots.line.seconds(now)),
             )

@@ -157,8 +157,6 @@ class FirstToken:
     prefill_seconds: float
     decode_seconds: float
     wait_seconds: float
-    owed_tokens: float
-    """Prompt tokens of the requests before it on the engine."""
     prompt_tokens: int
     uncached_tokens: int
     """Prompt tokens of this request that the endpoint has to process."""
@@ -228,8 +226,6 @@ class Busy:
 
     requests: int
     """Requests that this router has granted its engine."""
-    owed_tokens: float
-    """Prompt tokens of requests without a first token."""
     load: EngineLoad
     """What the engine's figures add."""
     line: Line = NO_LINE
@@ -269,7 +265,6 @@ def first_token(
         prefill_seconds=per_token * uncached,
         decode_seconds=0.0 if speed.is_known else running * speed.between_seconds,
         wait_seconds=0.0 if ahead < 0 else (ahead + 0.5) * speed.service_seconds / (candidate.slots or 1),
-        owed_tokens=busy.owed_tokens,
         prompt_tokens=prompt_tokens,
         uncached_tokens=uncached,
         hit=hit,

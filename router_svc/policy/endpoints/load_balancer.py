@@ -227,7 +227,6 @@ class Selector:
             line = Line(engine.line.seconds(now)) if ahead is None else ahead.line_of(endpoint, now)
             busy = Busy(
                 requests=max(engine.requests, endpoint.candidate.slots) if endpoint.runner_is_full else engine.requests,
-                owed_tokens=engine.owed_tokens,
                 load=endpoint.engine_load,
                 line=line,
             )

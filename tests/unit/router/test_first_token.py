@@ -166,7 +166,7 @@ def test_unloaded_model_has_no_cached_prefixes() -> None:
 
 def test_no_slot_is_free_while_requests_wait_in_the_engine() -> None:
     def wait_seconds(waiting: int) -> float:
-        busy = Busy(requests=110, owed_tokens=0.0, load=EngineLoad(waiting=waiting))
+        busy = Busy(requests=110, load=EngineLoad(waiting=waiting))
         return first_token(member("a", slots=256), busy, Speed(), 100, NO_HIT).wait_seconds
 
     assert wait_seconds(0) == 0.0

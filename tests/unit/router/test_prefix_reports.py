@@ -111,7 +111,7 @@ def test_reported_hit_says_nothing_about_the_room_of_an_engine() -> None:
     [(Hit(512, 0.0, is_reported=True), "88 uncached (reported) of about 600"), (NO_HIT, "600 uncached of about 600")],
 )
 def test_explanation_says_whether_a_hit_is_reported(hit: Hit, words: str) -> None:
-    busy = Busy(requests=0, owed_tokens=0.0, load=EngineLoad())
+    busy = Busy(requests=0, load=EngineLoad())
     assert words in first_token(A, busy, Speed(), 600, hit).explanation()
 
 
@@ -162,7 +162,7 @@ def test_restored_prompt_says_nothing_about_the_room_of_an_engine() -> None:
 def test_restore_counts_as_its_time_if_it_is_sooner(
     resident: int, restore_seconds: float, uncached: int, restored: float
 ) -> None:
-    busy, hit = Busy(requests=0, owed_tokens=0.0, load=EngineLoad()), Hit(resident, 0.0)
+    busy, hit = Busy(requests=0, load=EngineLoad()), Hit(resident, 0.0)
     time = first_token(A, busy, Speed(), 1_000, hit._replace(stored=StoredHit(800, restore_seconds)))
     per_token = Speed().prefill()[1]
     assert (time.uncached_tokens, time.restore_seconds) == (uncached, restored)
@@ -196,7 +196,7 @@ def test_stored_prompt_of_another_runner_is_moved_if_that_is_sooner(kind: str, b
     _report(caches, B, stored=(StoredPrompt((1,), 0.0, 10, "k"), StoredPrompt((1, 2, 3, 4), 0.02, byte_count, kind)))
     found = moves_of(caches.hits(POOL, (1, 2, 3, 4)))
     move = found.get("k")
-    busy = Busy(requests=0, owed_tokens=0.0, load=EngineLoad())
+    busy = Busy(requests=0, load=EngineLoad())
     time = first_token(A, busy, Speed(), 1_200, NO_HIT, move)
     if moves:
         assert move == Move(B.key, StoredHit(1_024, 0.02, byte_count, kind, 4))
@@ -220,7 +220,7 @@ def test_longest_stored_prompt_is_moved_and_of_equal_ones_the_fastest() -> None:
 def test_time_that_a_stored_prompt_took_counts_if_the_speed_is_unknown(speeds: tuple[float, ...]) -> None:
     """The second of two equal slow engines was assumed to be fast, and processed prompts for 20 s."""
     move = Move(B.key, StoredHit(1_024, 0.2, 80_000_000, "k", token_seconds=0.02))
-    busy, speed = Busy(requests=0, owed_tokens=0.0, load=EngineLoad()), Speed()
+    busy, speed = Busy(requests=0, load=EngineLoad()), Speed()
     for seconds in speeds:
         speed.note(1_000, seconds, seconds)
     assert (
