@@ -364,6 +364,28 @@ async def test_request_wakes_a_sleeping_model_and_a_hung_worker_is_detected_by_m
     assert [Reason(restart.reason) for restart in description.restarts] == [Reason.STALL_TIMEOUT]
 
 
+async def test_conversations_without_streams_go_on_beside_each_other(
+    mesh: MeshProcess,
+) -> None:
+    """The router learns the engine's speed from them, and lets none wait for ever behind the others' prompts."""
+    timeout = aiohttp.ClientTimeout(total=2 * START_SECONDS)
+
+    async def converse(number: int) -> list[int]:
+        messages, cached = [{"role": "user", "content": f"Story {number}. {STORY} " * 40}], list[int]()
+        for _ in range(2):
+            body = {"model": "smollm2", "messages": messages, "max_tokens": 8, "temperature": 0}
+            async with client.post("/v1/chat/completions", json=body) as answer:
+                assert answer.status == 200, await answer.text()
+                said = await answer.json()
+            cached.append(said["usage"]["prompt_tokens_details"]["cached_tokens"])
+            messages += [said["choices"][0]["message"], {"role": "user", "content": "Go on."}]
+        return cached
+
+    async with aiohttp.ClientSession(mesh.url, timeout=timeout) as client:
+        found = await asyncio.gather(*(converse(number) for number in range(6)))
+    assert all(second > 256 > first for first, second in found), found
+
+
 @AT_NIGHT
 async def test_weft_conformance_passes_and_an_unload_frees_the_memory(mesh: MeshProcess) -> None:
     done = await asyncio.to_thread(_weft, mesh, "runner", "conformance", "gpu", "-o", "json")
