@@ -68,8 +68,9 @@ def test_model_of_smg_follows_a_prefix_until_its_holder_is_crowded() -> None:
     assert model.choose(prompt, engines(0, 9, 2)) == 0, "9 is above the mean by more than 2 sqrt(mean)"
 
 
+@pytest.mark.slow("simulates 430 prompts")
 def test_groups_share_engines_by_tenant_and_priority() -> None:
-    crowd = Workload(prefill_ms=0.4, sessions=sum(GROUPS.values()), turns=2, groups=GROUPS)
+    crowd = Workload(prefill_ms=0.4, sessions=sum(GROUPS.values()), turns=3, groups=GROUPS)
     found = World(crowd, ChoicePolicy.FIRST_TOKEN).by_group()
     assert list(found) == list(GROUPS)
     assert found["few"].p50 < found["many"].p50, "the few have half of the engines"
