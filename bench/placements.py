@@ -206,7 +206,7 @@ def measure_placements(options: Options, figures: Figures, folder: Path) -> None
 
 
 def _measure_prompts(figures: Figures, trees: dict[str, Path], runs: int) -> None:
-    """Fills the rows about placements of prompts; trees take turns, each in a process of its own."""
+    """Measures how many prompts each tree places per second; the trees take turns, each in a process of its own."""
     for (engines, waiting), measure in measures.PROMPT_RATE.items():
         for _ in range(runs):
             for name, tree in trees.items():

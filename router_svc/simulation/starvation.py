@@ -109,7 +109,7 @@ class StarvationDetector:
                 wanted[kind] = self._could_take(candidate, kind)
             as_band = BAND_OF[each.spec.priority] > BAND_OF[placed.spec.priority]
             behind = Behind.of(kind.queue, each, as_band=as_band)
-            if wanted[kind] and behind.goes_after(placed) and not _waits_elsewhere(each, candidate):
+            if wanted[kind] and behind.goes_after(placed):
                 below.setdefault(behind, []).append(each)
         for behind, waiting in below.items():
             every, queue = _turn_every(behind.priority, limits), behind.queue
@@ -229,11 +229,6 @@ def _all_waited(waiting: Sequence[Request], now: float, long_seconds: float) -> 
 def _deadline_order(arrival: Request) -> tuple[float, float, int]:
     deadline_at = inf if arrival.own_deadline_at is None else arrival.own_deadline_at
     return (deadline_at, arrival.arrived_at, arrival.key)
-
-
-def _waits_elsewhere(request: Request, candidate: Candidate) -> bool:
-    """Whether a request has its first token sooner on a busy engine than on this free one."""
-    return request.awaited is not None and request.awaited.endpoint.candidate.engine_key != candidate.engine_key
 
 
 def longest_turn(scenario: Scenario) -> float:

@@ -47,7 +47,9 @@ LEADER_WAIT_SECONDS = 1.0
 """How long a request waits for a leader before it is placed again."""
 NO_ROUTER = "no router of the mesh leads"
 _SERVICE = pb.DESCRIPTOR.services_by_name["PlacementService"]
-PLACE, REPORT_END, QUOTE, LIST_QUEUES = map(RpcMethod, _SERVICE.methods)
+PLACE, REPORT_END, QUOTE, LIST_QUEUES = (
+    RpcMethod(_SERVICE.methods_by_name[name]) for name in ("Place", "ReportEnd", "Quote", "ListQueues")
+)
 """The first two belong to one request: calls of them share a stream."""
 
 

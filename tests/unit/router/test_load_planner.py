@@ -198,6 +198,13 @@ def test_load_of_a_model_larger_than_its_host_is_left_to_the_ledger_without_evic
     assert "larger than its host" in plan.begin[0].why
 
 
+def test_only_as_many_models_as_needed_are_evicted_with_idle_ones_first() -> None:
+    here = [busy("a", gib=2.0), resident("b", gib=2.0), resident("c", gib=1.0)]
+    memory = book(("a", 2.0), ("b", 2.0), ("c", 1.0), total=5.0)
+    assert held(Desk().review([demand("d", candidate("d", gib=2.0))], here, memory)) == {"b"}
+    assert held(Desk().review([demand("d", candidate("d", gib=3.0))], here, memory)) == {"b", "c"}
+
+
 def test_second_member_is_loaded_if_the_queue_is_worth_its_load() -> None:
     desk = Desk()
     desk.estimates.note_load(candidate("p2"), 10.0)
