@@ -1,7 +1,7 @@
 """Calls of Python and C functions per chat, in host and runner: unlike CPU time, no load of the machine changes it.
 
 `python -m bench.calls [--contender FILE] [--top 40]` prints them. All packages count, so that work which moves into a
-library is seen. Two runs of one tree differ by 1.5 % (background tasks).
+library is seen. Of several rounds the least counts, since a background task that runs in a round adds to it.
 """
 
 import argparse
@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,15 +21,24 @@ from bench import call_hook
 from bench.contender import BACKEND_ROLE, WEFT, Contender, load_contender
 from bench.cpu import roles_of_tree
 from bench.launch import run_load, running, running_stub
+from bench.load import Job
 from bench.scenarios import UNARY_TOKENS, chat
 
 WARM_UP = 50
-CHATS = 400
+ROUNDS = 4
+CHATS = 100
+"""In each round."""
+SETTLE_SECONDS = 20.0
+"""For about so long a mesh does twice as much by itself after its start."""
+IDLE_SECONDS = 2.0
+"""What a process calls without a request, scaled to the duration of a round."""
 CONNECTIONS = 1
 """One after another, so that the number does not depend on how many requests a busy process finds at once."""
 LOAD_SECONDS = 120.0
 WRITE_SECONDS = 30.0
 ROOT = Path(__file__).resolve().parent.parent
+Counts = dict[int, Counter[tuple[str, str, bool]]]
+"""Calls by process, and there by file, function, and whether it is a Python function."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +88,31 @@ def count_calls(contender: Contender, folder: Path, connections: int = CONNECTIO
         body = chat(UNARY_TOKENS, stream=False)
         load = target.job(body, connections=connections, seconds=LOAD_SECONDS, max_requests=CHATS)
         run_load(target.job(body, connections=connections, max_requests=WARM_UP), ROOT)
-        began = time.monotonic()
-        _signal(main)
-        chats = run_load(load, ROOT).requests
-        busy = _counts(main, written)
-        seconds = time.monotonic() - began
-        _signal(main)
-        time.sleep(seconds)
-        idle = _counts(main, written)
-    return {role: Calls(_per_chat(busy[pid], idle[pid], chats)) for pid, role in main.items()}
+        time.sleep(SETTLE_SECONDS)
+        rounds = [_round(load, main, written) for _ in range(ROUNDS)]
+        idle = min((_idle(main, written) for _ in range(ROUNDS)), key=_sum)
+    busy, seconds, chats = min(rounds, key=lambda each: _sum(each[0]))
+    share = seconds / IDLE_SECONDS
+    return {role: Calls(_per_chat(busy[pid], idle[pid], share, chats)) for pid, role in main.items()}
+
+
+def _round(load: Job, main: Mapping[int, str], written: Path) -> tuple[Counts, float, int]:
+    """Returns the calls, the seconds that they took, and the number of chats."""
+    began = time.monotonic()
+    _signal(main)
+    chats = run_load(load, ROOT).requests
+    seconds = time.monotonic() - began
+    return _counts(main, written), seconds, chats
+
+
+def _idle(main: Mapping[int, str], written: Path) -> Counts:
+    _signal(main)
+    time.sleep(IDLE_SECONDS)
+    return _counts(main, written)
+
+
+def _sum(counts: Counts) -> int:
+    return sum(each.total() for each in counts.values())
 
 
 def _is_hooked(pid: int) -> bool:
@@ -103,9 +128,9 @@ def _signal(pids: Iterable[int]) -> None:
         psutil.Process(pid).send_signal(call_hook.TOGGLE)
 
 
-def _counts(pids: Iterable[int], folder: Path) -> dict[int, Counter[tuple[str, str, bool]]]:
+def _counts(pids: Iterable[int], folder: Path) -> Counts:
     _signal(pids)
-    found: dict[int, Counter[tuple[str, str, bool]]] = {}
+    found: Counts = {}
     deadline = time.monotonic() + WRITE_SECONDS
     for pid in pids:
         path = folder / f"{pid}.json"
@@ -120,9 +145,9 @@ def _counts(pids: Iterable[int], folder: Path) -> dict[int, Counter[tuple[str, s
 
 
 def _per_chat(
-    busy: Counter[tuple[str, str, bool]], idle: Counter[tuple[str, str, bool]], chats: int
+    busy: Counter[tuple[str, str, bool]], idle: Counter[tuple[str, str, bool]], share: float, chats: int
 ) -> Counter[tuple[str, str, bool]]:
-    return Counter({key: (number - idle[key]) / chats for key, number in busy.items()})
+    return Counter({key: (number - share * idle[key]) / chats for key, number in busy.items()})
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -8,10 +8,14 @@ import pytest
 from bench.calls import count_calls, total
 from bench.contender import WEFT
 
-pytestmark = pytest.mark.slow("starts a mesh")
+# It settles first, and counting makes a chat several times slower.
+pytestmark = [pytest.mark.slow("starts a mesh"), pytest.mark.timeout(400)]
 
-MOST = 2_870
-"""Calls of Python and C functions per chat, in host and runner (CPython 3.11, `up.lock`). Only goes down."""
+MOST = 2_970
+"""Calls of Python and C functions per chat, in host and runner (CPython 3.11, `up.lock`). Only goes down.
+
+Until c24cc08e it was 2,870 by a meter that also subtracted what a mesh does by itself after its start; that tree has
+2,990 by this one."""
 TOLERANCE = 1.03
 """Background tasks, and how the event loop divides its turns."""
 
