@@ -24,7 +24,7 @@ from bench.sessions import (
     system_prompt,
     turns_of,
 )
-from weft.kernel.request import CHARS_PER_TOKEN
+from weft.kernel.requests.request_values import CHARS_PER_TOKEN
 
 BLOCK_TOKENS = int(BLOCK_CHARS / CHARS_PER_TOKEN)
 GREEDY_SHARE = 0.1

@@ -36,16 +36,16 @@ from bench.traces import SHAPES, write
 from router_svc.policy.decisions import Decision, Placed, Rejects, Served
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
-from router_svc.policy.request import Request as Queued
+from router_svc.policy.pool_settings import ChoicePolicy, PoolSettings, Settings
+from router_svc.policy.router_request import Request as Queued
 from router_svc.policy.scheduler import Scheduler
-from router_svc.policy.settings import ChoicePolicy, PoolSettings, Settings
 from router_svc.simulation.engine import Simulation
-from router_svc.simulation.metrics import Waits
+from router_svc.simulation.simulation_metrics import Waits
 from weft.dispatch.payload_description import prefix_digests
 from weft.dispatch.prefix_holders import PrefixHolders
-from weft.kernel.names import DEFAULT_TENANT
-from weft.kernel.placement_request import PlacementRequest, PrefixHolder
-from weft.kernel.request import Operation, Priority
+from weft.kernel.requests.placement_request import PlacementRequest, PrefixHolder
+from weft.kernel.requests.request_values import Operation, Priority
+from weft.kernel.values.names import DEFAULT_TENANT
 from weft_app.config.scenario import load_scenario
 
 TICK_SECONDS = 0.25

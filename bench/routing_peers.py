@@ -41,7 +41,7 @@ from bench.sessions import (
     system_prompt,
     words,
 )
-from weft.kernel.request import CHARS_PER_TOKEN
+from weft.kernel.requests.request_values import CHARS_PER_TOKEN
 from weft_testing.free_port import free_port
 
 MODEL = "stub"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from weft.kernel.request import CHARS_PER_TOKEN
+from weft.kernel.requests.request_values import CHARS_PER_TOKEN
 
 ENGINES, SLOTS = 8, 8
 CACHED_BLOCKS = 2_600

@@ -11,7 +11,7 @@ import msgspec
 
 from weft.api.common.v1 import chat_pb2
 from weft.api.router.v1 import task_pb2, task_service_pb2, task_service_pb2_grpc
-from weft.kernel.rpc import open_channel
+from weft.kernel.channels.rpc import open_channel
 
 if TYPE_CHECKING:
     from weft.api.router.v1.task_service_pb2_grpc import TaskServiceAsyncStub

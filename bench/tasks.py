@@ -29,7 +29,7 @@ from router_svc.store.database import RouterDatabase
 from weft.api.router.v1.task_pb2 import TASK_STATE_COMPLETED, Task
 from weft.api.router.v1.task_service_pb2 import GetTaskResponse
 from weft.client.tasks import Tasks, connect_tasks
-from weft.kernel.request import Priority
+from weft.kernel.requests.request_values import Priority
 from weft_testing.fake_backend.process import fake_backend_command
 
 MODEL, AWAY = "tasks", "away"

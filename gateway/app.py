@@ -9,16 +9,15 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gateway.admin.endpoints import ADMIN, CAPTURES, JOIN_TOKENS, KEYS, REQUESTS, SECRETS, USAGE
+from gateway.admin.admin_endpoints import ADMIN, CAPTURES, JOIN_TOKENS, KEYS, REQUESTS, SECRETS, USAGE
+from gateway.admin.admin_operations import AdminPorts
 from gateway.admin.join_tokens import JoinCommands
-from gateway.admin.operations import AdminPorts
-from gateway.anthropic.endpoints import ANTHROPIC
+from gateway.anthropic.anthropic_endpoints import ANTHROPIC
 from gateway.auth.authentication import Gate, KeyRingSource
 from gateway.auth.rate_limits import TenantRateLimits
+from gateway.batches.batch_endpoints import BATCHES, FILES, RESULTS
 from gateway.batches.creation import BatchCreator
-from gateway.batches.endpoints import BATCHES, FILES, RESULTS
 from gateway.batches.finishing import BatchFinisher
-from gateway.config import GatewayConfig, MediaConfig
 from gateway.deps import GatewayDeps, InferenceDeps
 from gateway.endpoints import DOCUMENT, GATEWAY_ROUTERS, WATCH, WORKBENCH
 from gateway.errors import (
@@ -31,29 +30,30 @@ from gateway.errors import (
     http_status,
     internal_error,
 )
-from gateway.health import HEALTH, METRICS, PROBES
+from gateway.gateway_config import GatewayConfig, MediaConfig
+from gateway.gateway_health import HEALTH, METRICS, PROBES
+from gateway.gateway_metrics import GatewayMetrics
 from gateway.http.cors import CrossOrigin, embedding_headers
 from gateway.http.event_watches import EventWatches
 from gateway.intake.concurrency_limit import ConcurrencyLimit
 from gateway.intake.headers import request_id_of, validate_head
 from gateway.media import MediaSource, NoMediaSource
-from gateway.metrics import GatewayMetrics
-from gateway.ollama.endpoints import OLLAMA
-from gateway.openai.endpoints import OPENAI, QUOTES
+from gateway.ollama.ollama_endpoints import OLLAMA
+from gateway.openai.openai_endpoints import OPENAI, QUOTES
 from gateway.openapi import shown_path
 from gateway.registry_client import RegistryClient, RegistryService
 from gateway.request_facts import FACTS_KEY, RequestFacts, headers_of
-from gateway.resources.endpoints import RESOURCES, SETTINGS
-from gateway.responses.endpoints import RESPONSES
-from gateway.responses.handlers import responses_of
+from gateway.resources.resource_endpoints import RESOURCES, SETTINGS
+from gateway.responses.response_endpoints import RESPONSES
+from gateway.responses.response_handlers import responses_of
 from gateway.responses.retrieval import Responses
 from gateway.responses.running import RunningResponses
 from gateway.result_links import ResultLinks
 from gateway.routing import ApiRouter, EdgeApp
-from gateway.tasks.endpoints import TASKS
 from gateway.tasks.task_apis import TaskApis, task_apis_of
-from gateway.trials.endpoints import TRIALS
+from gateway.tasks.task_endpoints import TASKS
 from gateway.trials.pairs import TrialPairs
+from gateway.trials.trial_endpoints import TRIALS
 from gateway.visible_names import with_visible_names
 from gateway.watch.source import WatchSource
 from gateway.watch.sources import tasks_of_tenant
@@ -71,11 +71,20 @@ from weft.durable.requests import RequestClient
 from weft.durable.responses import ResponseClient
 from weft.durable.tasks import TaskClient
 from weft.durable.usage import UsageClient
-from weft.kernel.clock import Clock, SystemClock
-from weft.kernel.errors import WeftError
-from weft.kernel.health import HealthSource
-from weft.kernel.log import get_logger
-from weft.kernel.tracing import NO_TRACING, Attribute, AttributeValue, ServiceName, Span, SpanKind, Tracing, error_type
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.services.health import HealthSource
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.telemetry.tracing import (
+    NO_TRACING,
+    Attribute,
+    AttributeValue,
+    ServiceName,
+    Span,
+    SpanKind,
+    Tracing,
+    error_type,
+)
+from weft.kernel.time.clock import Clock, SystemClock
 
 
 def _no_command(_token: str) -> None:

@@ -8,12 +8,12 @@ from starlette.types import Scope
 
 from gateway.auth.authentication import Gate
 from gateway.auth.rate_limits import TenantRateLimits
-from gateway.config import GatewayConfig
+from gateway.gateway_config import GatewayConfig
+from gateway.gateway_metrics import GatewayMetrics
 from gateway.http.event_watches import EventWatches
 from gateway.intake.headers import MAX_WAIT_HEADER, journal_of, request_context, tenant_of
 from gateway.intake.request_model import HandledRequest, require_within
 from gateway.media import MediaSource, NoMediaSource, RequestMedia
-from gateway.metrics import GatewayMetrics
 from gateway.registry_client import RegistryClient
 from gateway.request_facts import RequestFacts, facts_of
 from gateway.result_links import ResultLinks
@@ -25,12 +25,12 @@ from weft.dispatch.remote_router import RouterSource
 from weft.dispatch.request_trace import RequestContext
 from weft.durable.batches import FileClient
 from weft.durable.journal_policy import JournalPolicy
-from weft.kernel.clock import Clock
-from weft.kernel.errors import FieldError, WeftError, invalid_field
-from weft.kernel.health import HealthSource
-from weft.kernel.reasons import Reason
-from weft.kernel.request import TASK_OPERATIONS, TEXT_OPERATIONS, Operation
-from weft.kernel.tracing import NO_TRACING, ServiceName, Tracing
+from weft.kernel.errors.error_tree import FieldError, WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import TASK_OPERATIONS, TEXT_OPERATIONS, Operation
+from weft.kernel.services.health import HealthSource
+from weft.kernel.telemetry.tracing import NO_TRACING, ServiceName, Tracing
+from weft.kernel.time.clock import Clock
 
 
 def _ignore_limited(model_label: str, tenant: str) -> None:

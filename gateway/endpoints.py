@@ -1,22 +1,22 @@
-"""All HTTP endpoints of a gateway and of a runner. Each API declares its own, such as `gateway.openai.endpoints`."""
+"""All HTTP endpoints of a gateway and of a runner. Each API declares its own (`openai/openai_endpoints`)."""
 
-from gateway.admin.endpoints import ADMIN, CAPTURES, JOIN_TOKENS, KEYS, REQUESTS, SECRETS, USAGE
-from gateway.anthropic.endpoints import ANTHROPIC
-from gateway.batches.endpoints import BATCHES, FILES, RESULTS
-from gateway.health import HEALTH, METRICS, PROBES
-from gateway.ollama.endpoints import OLLAMA
-from gateway.openai.endpoints import OPENAI, QUOTES
+from gateway.admin.admin_endpoints import ADMIN, CAPTURES, JOIN_TOKENS, KEYS, REQUESTS, SECRETS, USAGE
+from gateway.anthropic.anthropic_endpoints import ANTHROPIC
+from gateway.batches.batch_endpoints import BATCHES, FILES, RESULTS
+from gateway.gateway_health import HEALTH, METRICS, PROBES
+from gateway.ollama.ollama_endpoints import OLLAMA
+from gateway.openai.openai_endpoints import OPENAI, QUOTES
 from gateway.openapi import answers, answers_events, bytes_body, shown_path
-from gateway.resources.endpoints import RESOURCES, SETTINGS
-from gateway.responses.endpoints import RESPONSES
+from gateway.resources.resource_endpoints import RESOURCES, SETTINGS
+from gateway.responses.response_endpoints import RESPONSES
 from gateway.routing import OPENAPI, ApiRouter, get_docs, get_openapi, needs_of, routes_of
-from gateway.runner_api.endpoints import RUNNER_OPERATIONS, RUNNER_STATE
-from gateway.tasks.endpoints import TASKS
-from gateway.trials.endpoints import TRIALS
-from gateway.watch import handlers as watching
+from gateway.runner_api.runner_api_endpoints import RUNNER_OPERATIONS, RUNNER_STATE
+from gateway.tasks.task_endpoints import TASKS
+from gateway.trials.trial_endpoints import TRIALS
+from gateway.watch import watch_handlers as watching
 from gateway.workbench.pdf_text import PDF, PdfText, extract_pdf_text
 from gateway.workbench.serving import get_caller, get_page, redirect_to_page
-from weft.kernel.principal import USE_MODELS, VIEW_MODELS
+from weft.kernel.access.principal import USE_MODELS, VIEW_MODELS
 
 WATCH = ApiRouter("resources")
 # The kinds in the request determine the access that a key needs.

@@ -25,12 +25,19 @@ from types import MappingProxyType
 
 from weft.api.common.v1.rate_limit_pb2 import RateLimitStatus, RateLimitWindow
 from weft.dispatch.rate_windows import status_in
-from weft.kernel.errors import COMPLETION_TOKENS, LACKED_ROUTER, PROMPT_ESTIMATED, PROMPT_TOKENS, WeftError, with_field
-from weft.kernel.interrupt import task_is_cancelled
-from weft.kernel.json_lines import encode_json
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import CONNECTION_LOST
-from weft.kernel.unknown_names import close_names_of
+from weft.kernel.channels.rpc import CONNECTION_LOST
+from weft.kernel.errors.error_tree import (
+    COMPLETION_TOKENS,
+    LACKED_ROUTER,
+    PROMPT_ESTIMATED,
+    PROMPT_TOKENS,
+    WeftError,
+    with_field,
+)
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.text.json_lines import encode_json
+from weft.kernel.time.deadline import task_is_cancelled
+from weft.kernel.values.unknown_names import close_names_of
 
 _MESSAGES = "/v1/messages"
 _OLLAMA, _RESOURCES = "/api", "/api/v1"

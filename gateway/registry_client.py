@@ -28,9 +28,9 @@ from weft.documents.field_names import declared_field, document_field
 from weft.documents.kinds import record_in
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument, ModelDocument, model_document, observed_document, to_declaration
-from weft.kernel.errors import FieldError, WeftError, with_field
-from weft.kernel.reasons import REGISTRY_AWAY, Reason
-from weft.kernel.rpc import calling, was_answered
+from weft.kernel.channels.rpc import calling, was_answered
+from weft.kernel.errors.error_tree import FieldError, WeftError, with_field
+from weft.kernel.errors.reasons import REGISTRY_AWAY, Reason
 
 
 class RegistryCalls:

@@ -7,9 +7,9 @@ from starlette.types import Scope
 
 from gateway.errors import Dialect
 from weft.dispatch.fleet import UNKNOWN_TARGET
-from weft.kernel.errors import WeftError
-from weft.kernel.principal import LOCAL, Principal
-from weft.kernel.tracing import TraceContext
+from weft.kernel.access.principal import LOCAL, Principal
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.telemetry.tracing import TraceContext
 
 FACTS_KEY = "weft.facts"
 _HEADERS_KEY = "weft.headers"

@@ -14,9 +14,9 @@ from starlette.types import Scope
 from gateway.errors import EdgeError
 from gateway.request_facts import headers_of
 from weft.durable.batches import file_not_found
-from weft.kernel.clock import Clock
-from weft.kernel.names import MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, is_token
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.clock import Clock
+from weft.kernel.values.names import MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, is_token
 
 RESULTS_PATH = "/v1/results"
 KEY_BYTES = 32

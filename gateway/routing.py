@@ -23,17 +23,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from typing_extensions import override
 
 from gateway.auth.authentication import Gate
-from gateway.config import GatewayConfig
 from gateway.errors import EdgeError
+from gateway.gateway_config import GatewayConfig
 from gateway.http.disconnect import cut_off
 from gateway.intake.body import JsonBody
 from gateway.openapi import EVENT_STREAM, OperationDoc, Schema, add_schemas, json_body, shown_path, with_path
 from gateway.request_facts import facts_of
-from weft.kernel.errors import WeftError
-from weft.kernel.interrupt import Deadlines, Interruptible
-from weft.kernel.principal import USE_MODELS, Access
-from weft.kernel.reasons import Reason
-from weft.kernel.removed import removed_path
+from weft.kernel.access.principal import USE_MODELS, Access
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.errors.removed_features import removed_path
+from weft.kernel.time.deadline import Deadlines, Interruptible
 
 Handler = Callable[..., Awaitable[Response]]
 """Each of its parameters is the request, or a dependency that needs only the request."""

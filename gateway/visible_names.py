@@ -5,10 +5,10 @@ from collections.abc import Iterable
 from weft.dispatch.agents import name_asked_for, usable_names
 from weft.dispatch.fleet import FleetView
 from weft.documents.rights import hide_names
-from weft.kernel.errors import WeftError
-from weft.kernel.principal import VIEW_MODELS, VIEW_RUNNERS, Principal
-from weft.kernel.reasons import Reason
-from weft.kernel.unknown_names import (
+from weft.kernel.access.principal import VIEW_MODELS, VIEW_RUNNERS, Principal
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.unknown_names import (
     AGENT,
     MODEL,
     MODEL_OR_POOL,

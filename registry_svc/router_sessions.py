@@ -14,13 +14,13 @@ from weft.api.registry.v1 import router_session_service_pb2 as pb
 from weft.api.registry.v1 import router_session_service_pb2_grpc
 from weft.api.registry.v1.registry_service_pb2 import Change
 from weft.api.registry.v1.router_pb2 import Router
-from weft.kernel.errors import WeftError
-from weft.kernel.field_rules import check_message
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import AnsweringServicer
-from weft.kernel.service import BackgroundLoop
-from weft.kernel.timestamps import datetime_of, duration_of, stamp_of
+from weft.kernel.channels.rpc import AnsweringServicer
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.schemas.field_rules import check_message
+from weft.kernel.services.service_lifecycle import BackgroundLoop
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.timestamps import datetime_of, duration_of, stamp_of
 from weft.sql.store import Store
 from weft.sql.sweeper import safely
 

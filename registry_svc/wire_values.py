@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from google.protobuf import duration_pb2
 
 from weft.api.runner.v1 import load_pb2
-from weft.kernel.errors import invalid_field
-from weft.kernel.rpc_auth import caller
+from weft.kernel.access.rpc_auth import caller
+from weft.kernel.errors.error_tree import invalid_field
 
 # Characters that can control a terminal, and NUL, which PostgreSQL cannot store. Newlines and tabs are text.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")

@@ -11,14 +11,14 @@ from typing_extensions import override
 from weft import __version__
 from weft.api.registry.v1 import router_session_service_pb2 as pb
 from weft.api.registry.v1 import router_session_service_pb2_grpc
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.names import MAX_NAME_CHARS, new_id
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import calling
-from weft.kernel.service import Service, start_critical, stop_tasks
-from weft.kernel.timestamps import seconds_of
+from weft.kernel.channels.rpc import calling
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.services.service_lifecycle import Service, start_critical, stop_tasks
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import Clock
+from weft.kernel.time.timestamps import seconds_of
+from weft.kernel.values.names import MAX_NAME_CHARS, new_id
 
 if TYPE_CHECKING:
     import asyncio

@@ -5,10 +5,10 @@ from typing import Any
 
 import grpc
 
-from weft.kernel.errors import WeftError
-from weft.kernel.names import MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, require_token
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc_auth import caller
+from weft.kernel.access.rpc_auth import caller
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.names import MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, require_token
 
 TENANT = "x-tenant-id"
 

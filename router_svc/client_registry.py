@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from router_svc.observer import RequestEnded
 from router_svc.policy.cooldown import Cooldown
-from router_svc.policy.settings import ClientProfile, RateLimitConfig
+from router_svc.policy.pool_settings import ClientProfile, RateLimitConfig
 from router_svc.policy.tenant_limits import TenantLimit
 from router_svc.rate_limits import NOTHING_COUNTED, Counted, RateLimits
 from router_svc.usage import MAX_COUNTED_GPU_NANOSECONDS, MAX_COUNTED_MILLIJOULES
@@ -15,14 +15,14 @@ from weft.api.common.v1 import receipt_pb2
 from weft.api.common.v1.rate_limit_pb2 import RateLimitStatus
 from weft.api.router.v1 import request_pb2 as pb
 from weft.api.router.v1.request_service_pb2 import LimitUse
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
-from weft.kernel.names import AUTO_MODEL, ROUTE_PREFIX
-from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.reasons import Reason, traits
-from weft.kernel.request import Priority
-from weft.kernel.timestamps import datetime_of, seconds_of
-from weft.kernel.units import Rate
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason, traits
+from weft.kernel.requests.placement_request import PlacementRequest
+from weft.kernel.requests.request_values import Priority
+from weft.kernel.time.clock import Clock
+from weft.kernel.time.timestamps import datetime_of, seconds_of
+from weft.kernel.values.names import AUTO_MODEL, ROUTE_PREFIX
+from weft.kernel.values.units import Rate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from router_svc.policy.settings import RemotePermission, TenantSettings
+from router_svc.policy.pool_settings import RemotePermission, TenantSettings
 from router_svc.policy.tenant_limits import LimitScope, LimitSubject, TenantLimit
 from weft.api.registry.v1 import tenant_pb2 as pb
-from weft.kernel.request import Priority
-from weft.kernel.units import DAY, HOUR, MINUTE, MONTH, SECOND, WEEK, Rate, RateUnit
+from weft.kernel.requests.request_values import Priority
+from weft.kernel.values.units import DAY, HOUR, MINUTE, MONTH, SECOND, WEEK, Rate, RateUnit
 
 _WINDOWS: Mapping[int, int] = MappingProxyType(
     {

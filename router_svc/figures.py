@@ -18,9 +18,9 @@ from weft.api.registry.v1 import lease_pb2, lease_service_pb2
 from weft.api.router.v1 import figures_pb2 as pb
 from weft.api.router.v1.figure_step_pb2 import FigureStep, StepCounts
 from weft.dispatch.fleet import FleetView
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.clock import Clock
 
 SHORTEST_SECONDS = 1e-4
 """Times up to this form the first class ..."""

@@ -11,11 +11,11 @@ from router_svc.policy.endpoints.routes import Route
 from weft.api.registry.v1 import route_pb2, wake_pb2
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.dispatch.agents import members_of
-from weft.dispatch.fleet import FleetView, ModelView, RunnerView, abilities_in, context_in
-from weft.kernel.clock import refused_words
-from weft.kernel.placement_request import label_set
-from weft.kernel.timestamps import optional_seconds
-from weft.kernel.units import hours_of
+from weft.dispatch.fleet import FleetView, ModelView, RunnerView, capabilities_in, context_in
+from weft.kernel.requests.placement_request import label_set
+from weft.kernel.time.clock import refused_words
+from weft.kernel.time.timestamps import optional_seconds
+from weft.kernel.values.units import hours_of
 from weft.wake.recipes import max_wait_seconds, mesh_recipe
 
 _READINESS = {
@@ -38,7 +38,7 @@ def candidate_of(view: FleetView, model: ModelView) -> Candidate:
     runner = view.runners.get(model.runner)
     instance = runner.instances.get(model.name) if runner is not None else None
     readiness, detail = _EXPECTED if model.expected else _readiness(model, runner, instance)
-    abilities = abilities_in(view, model)
+    capabilities = capabilities_in(view, model)
     return Candidate(
         model=model.name,
         pool=model.pool,
@@ -60,8 +60,8 @@ def candidate_of(view: FleetView, model: ModelView) -> Candidate:
         host=runner.host if runner is not None else "",
         memory_bytes=_memory_bytes(instance),
         pinned=instance is not None and instance.pinned,
-        skills=abilities.possible_skills,
-        thinking_modes=abilities.thinking_modes,
+        skills=capabilities.possible_skills,
+        thinking_modes=capabilities.thinking_modes,
         tools=runner.tool_names if runner is not None else frozenset(),
         labels=model.labels | (runner.labels if runner is not None else frozenset()),
         clock_refused=runner is not None and runner.active and runner.clock_refused,

@@ -13,21 +13,21 @@ from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.agents import name_asked_for, require_model_name
 from weft.dispatch.aliases import AskedName
 from weft.dispatch.call import Call, RequestDispatcher, warned
-from weft.dispatch.operations import OPERATIONS, OperationSpec
+from weft.dispatch.operation_table import OPERATIONS, OperationSpec
 from weft.dispatch.parameter_checks import allowed_handling, client_of, handling_of, priority_of, session_of
 from weft.dispatch.request_trace import Journal, RequestContext
 from weft.durable.journal_policy import JournalPolicy
-from weft.kernel.clock import SystemClock
-from weft.kernel.json_schema import SchemaLimits
-from weft.kernel.names import (
+from weft.kernel.access.principal import MAY_LEAVE, USE_MODELS
+from weft.kernel.access.rpc_auth import caller
+from weft.kernel.channels.rpc import add_methods, answering
+from weft.kernel.requests.request_values import Operation
+from weft.kernel.schemas.json_schema import SchemaLimits
+from weft.kernel.time.clock import SystemClock
+from weft.kernel.values.names import (
     MAX_REQUEST_ID_CHARS,
     new_id,
     require_token,
 )
-from weft.kernel.principal import MAY_LEAVE, USE_MODELS
-from weft.kernel.request import Operation
-from weft.kernel.rpc import add_methods, answering
-from weft.kernel.rpc_auth import caller
 
 REQUEST_ID = "x-request-id"
 RECEIPT_TRAILER = "weft-receipt-bin"

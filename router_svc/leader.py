@@ -9,14 +9,14 @@ from contextlib import AsyncExitStack
 import grpc
 from typing_extensions import override
 
-from router_svc.service import RouterService
+from router_svc.router_service import RouterService
 from router_svc.store.database import ROUTER_OWNER, RouterDatabase
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
-from weft.kernel.health import HealthCheck
-from weft.kernel.reasons import Reason
-from weft.kernel.service import Service
-from weft.sql.ownership import OwnedService, OwnerBeats
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.services.health import HealthCheck
+from weft.kernel.services.service_lifecycle import Service
+from weft.kernel.time.clock import Clock
+from weft.sql.ownership import OwnedService, OwnerHeartbeats
 from weft.sql.store import Store
 
 SILENCE_SECONDS = 5.0
@@ -46,11 +46,11 @@ class LeadingRouter(OwnedService):
         self._before = before
         self._after = after
         self._checks = checks
-        self._beats = OwnerBeats(database, ROUTER_OWNER, clock, SILENCE_SECONDS)
+        self._beats = OwnerHeartbeats(database, ROUTER_OWNER, clock, SILENCE_SECONDS)
 
     @property
     @override
-    def beats(self) -> OwnerBeats:
+    def heartbeats(self) -> OwnerHeartbeats:
         return self._beats
 
     @property
@@ -78,7 +78,7 @@ class LeadingRouter(OwnedService):
         Raises INTERNAL if it owns the database but cannot begin.
         """
         await self._database.open()
-        await self.beats.start()
+        await self.heartbeats.start()
         try:
             for service in self._services:
                 await service.start()
@@ -90,11 +90,11 @@ class LeadingRouter(OwnedService):
     @override
     async def stop(self, grace_seconds: float) -> None:
         """Stops leading. If a standby waits, running tasks are handed over soon."""
-        if self.beats.sees_standby:
+        if self.heartbeats.sees_standby:
             grace_seconds = min(grace_seconds, HANDOVER_SECONDS)
         async with AsyncExitStack() as ends:
             ends.push_async_callback(self._database.close)
-            ends.push_async_callback(self.beats.stop)
+            ends.push_async_callback(self.heartbeats.stop)
             for service in self._before:
                 ends.push_async_callback(service.stop, grace_seconds)
             ends.callback(self._router.close)

@@ -34,10 +34,10 @@ from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.endpoints.prefix_affinity import PrefixReport
 from router_svc.policy.estimates import estimate_error
 from router_svc.policy.limits import SchedulerLimits
+from router_svc.policy.pool_settings import RateLimitConfig, Settings
 from router_svc.policy.quotes import Quote
-from router_svc.policy.request import MEDIA_UNITS, Request
+from router_svc.policy.router_request import MEDIA_UNITS, Request
 from router_svc.policy.scheduler import Scheduler
-from router_svc.policy.settings import RateLimitConfig, Settings
 from router_svc.receipt_counts import ReceiptCounts
 from router_svc.request_log import RequestLog, RequestLogLimits
 from router_svc.spans import WakeSpans
@@ -50,16 +50,16 @@ from weft.api.runner.v1 import ticket_pb2
 from weft.dispatch import placement
 from weft.dispatch.fleet import FleetView, RunnerView
 from weft.dispatch.tickets import TICKET_LIFETIME_SECONDS, sign
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.log import get_logger
-from weft.kernel.names import new_id
-from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.reasons import Reason, reason_of
-from weft.kernel.request import Operation
-from weft.kernel.telemetry import trace_id_of
-from weft.kernel.timestamps import NANOSECONDS, duration_of, optional_duration
-from weft.kernel.tracing import NO_TRACING, Tracing
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason, reason_of
+from weft.kernel.requests.placement_request import PlacementRequest
+from weft.kernel.requests.request_values import Operation
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.telemetry.structured_logs import trace_id_of
+from weft.kernel.telemetry.tracing import NO_TRACING, Tracing
+from weft.kernel.time.clock import Clock
+from weft.kernel.time.timestamps import NANOSECONDS, duration_of, optional_duration
+from weft.kernel.values.names import new_id
 
 log = get_logger("weft.router")
 

@@ -16,14 +16,14 @@ from typing_extensions import override
 from router_svc.policy.endpoints.candidates import HostMemory, MemoryHolder
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2, lease_service_pb2_grpc
 from weft.gpu.eviction import NEVER
-from weft.kernel.clock import Clock, wait_for_event
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
-from weft.kernel.rpc import calling
-from weft.kernel.service import BackgroundLoop
-from weft.kernel.timestamps import optional_datetime
+from weft.kernel.channels.rpc import calling
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Priority
+from weft.kernel.services.service_lifecycle import BackgroundLoop
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import Clock, wait_for_event
+from weft.kernel.time.timestamps import optional_datetime
 
 if TYPE_CHECKING:
     from weft.api.registry.v1.lease_service_pb2_grpc import LeaseServiceAsyncStub

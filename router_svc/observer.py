@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 from router_svc.policy.decisions import RequestDecision, WaitKind
 from router_svc.policy.endpoints.candidates import HostMemory
 from router_svc.policy.quotes import Coverage
-from router_svc.policy.request import Request
+from router_svc.policy.router_request import Request
 from router_svc.receipt_counts import ReceiptCounts
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.fleet import FleetView
-from weft.kernel.errors import WeftError
-from weft.kernel.placement_request import PlacementRequest, PoolQueue
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
-from weft.kernel.tracing import NO_TRACING, Tracing
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.placement_request import PlacementRequest, PoolQueue
+from weft.kernel.requests.request_values import Operation
+from weft.kernel.telemetry.tracing import NO_TRACING, Tracing
 
 
 @dataclass(slots=True, kw_only=True)

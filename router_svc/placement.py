@@ -26,9 +26,16 @@ from weft.dispatch.placement import (
 )
 from weft.dispatch.remote_router import LIST_QUEUES, PLACE, QUOTE, REPORT_END
 from weft.durable.journal_policy import JournalPolicy
-from weft.kernel.abilities import ThinkingMode
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.names import (
+from weft.kernel.channels.rpc import add_methods, answering
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason, reason_of
+from weft.kernel.requests.capabilities import ThinkingMode
+from weft.kernel.requests.placement_request import PlacementRequest, PoolQueue, PrefixHolder
+from weft.kernel.requests.request_values import CALLER_CLASSES, PREFIX_ENDS, Operation, Priority, Skill
+from weft.kernel.services.service_lifecycle import stop_tasks
+from weft.kernel.telemetry.structured_logs import carried_traceparent
+from weft.kernel.time.timestamps import optional_duration, optional_seconds, set_seconds
+from weft.kernel.values.names import (
     MAX_CLIENT_CHARS,
     MAX_NAME_CHARS,
     MAX_REQUEST_ID_CHARS,
@@ -37,13 +44,6 @@ from weft.kernel.names import (
     require_name,
     require_token,
 )
-from weft.kernel.placement_request import PlacementRequest, PoolQueue, PrefixHolder
-from weft.kernel.reasons import Reason, reason_of
-from weft.kernel.request import CALLER_CLASSES, PREFIX_ENDS, Operation, Priority, Skill
-from weft.kernel.rpc import add_methods, answering
-from weft.kernel.service import stop_tasks
-from weft.kernel.telemetry import carried_traceparent
-from weft.kernel.timestamps import optional_duration, optional_seconds, set_seconds
 from weft.link.carried_calls import CarriedCalls, CarriedContext, Forward
 
 if TYPE_CHECKING:

@@ -9,14 +9,14 @@ from router_svc.policy.endpoints.prefix_affinity import PrefixReport, StoredProm
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
 from weft.dispatch.fleet import FleetView
-from weft.kernel.address import metadata_of
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
-from weft.kernel.request import PREFIX_ENDS
-from weft.kernel.rpc import ChannelPool, calling
-from weft.kernel.service import start_task, stop_tasks
+from weft.kernel.channels.rpc import ChannelPool, calling
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import PREFIX_ENDS
+from weft.kernel.services.service_lifecycle import start_task, stop_tasks
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import Clock
+from weft.kernel.values.address import metadata_of
 
 if TYPE_CHECKING:
     import asyncio

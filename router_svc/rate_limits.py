@@ -4,18 +4,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
-from router_svc.policy.settings import RateLimitConfig
+from router_svc.policy.pool_settings import RateLimitConfig
 from router_svc.policy.tenant_limits import LimitScope, LimitSubject, TenantLimit, by_scope, over_the_whole
 from weft.api.common.v1.rate_limit_pb2 import RateLimitStatus
 from weft.api.router.v1.request_service_pb2 import LimitUse
-from weft.dispatch.rate_windows import Claim, RateWindows, TrackedKeys
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
-from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.request import Priority
-from weft.kernel.timestamps import duration_of
-from weft.kernel.units import Rate, RateUnit
-from weft.kernel.value import value_class
+from weft.dispatch.rate_windows import Amount, RateWindows, TrackedKeys
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.requests.placement_request import PlacementRequest
+from weft.kernel.requests.request_values import Priority
+from weft.kernel.time.clock import Clock
+from weft.kernel.time.timestamps import duration_of
+from weft.kernel.values.fast_dataclass import fast_dataclass
+from weft.kernel.values.units import Rate, RateUnit
 
 _TENANT, _CLIENT = "tenant/", "client/"
 _BETWEEN = "\0"
@@ -25,7 +25,7 @@ NO_KEY = "none"
 MAX_LISTED_USES = 10_000
 
 
-@value_class()
+@fast_dataclass()
 class Counted:
     """What was counted for a request, to be corrected at its end."""
 
@@ -147,7 +147,7 @@ class RateLimits:
                 if use.used:
                     yield use
 
-    def _claims(self, request: PlacementRequest, *, with_client: bool) -> list[Claim]:
+    def _claims(self, request: PlacementRequest, *, with_client: bool) -> list[Amount]:
         if not (self._named or self._config.default or self._client_rates):
             return []
         claims = self._tenant_claims(request)
@@ -161,7 +161,7 @@ class RateLimits:
             claims += claims_of(rates, key, f"Client {client}", request.prompt_tokens, {"per": "client"})
         return claims
 
-    def _tenant_claims(self, request: PlacementRequest) -> list[Claim]:
+    def _tenant_claims(self, request: PlacementRequest) -> list[Amount]:
         tenant, tokens = request.tenant, request.prompt_tokens
         named, who = self._named.get(tenant), f"Tenant {tenant}"
         if named is None:
@@ -169,7 +169,7 @@ class RateLimits:
                 return []
             key = self._tracked[_TENANT].key_of(tenant, self._config.max_tenants)
             return claims_of(self._config.default, key, who, tokens, {"per": "tenant"})
-        claims: list[Claim] = []
+        claims: list[Amount] = []
         for scope, rates in named.items():
             if scope.concerns(request.model):
                 key, of_scope, about = self._counted_by(scope, request)
@@ -203,10 +203,10 @@ def _whole_key(tenant: str, scope: LimitScope) -> str:
     return f"{whole}{_BETWEEN}{scope.model}" if scope.model else whole
 
 
-def claims_of(rates: Sequence[Rate], key: str, who: str, tokens: int, about: Mapping[str, str]) -> list[Claim]:
+def claims_of(rates: Sequence[Rate], key: str, who: str, tokens: int, about: Mapping[str, str]) -> list[Amount]:
     """Returns what a request claims of rates with one key: 1, or its prompt tokens."""
     return [
-        Claim(key=key, who=who, rate=rate, amount=tokens if rate.unit is RateUnit.TOKENS else 1, about=about)
+        Amount(key=key, who=who, rate=rate, amount=tokens if rate.unit is RateUnit.TOKENS else 1, about=about)
         for rate in rates
     ]
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 
 from weft.api.common.v1 import receipt_pb2
-from weft.kernel.request import Priority
-from weft.kernel.timestamps import seconds_of
+from weft.kernel.requests.request_values import Priority
+from weft.kernel.time.timestamps import seconds_of
 
 MAX_COUNTED_TOKENS = 10**10
 """Maximum counted tokens per request, as engines' reports are not trusted without a bound."""

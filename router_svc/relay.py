@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 
-from router_svc.config import RelayConfig
 from router_svc.policy.token_refusals import TokenRefusals
 from router_svc.relay_models import ModelCalls
 from router_svc.relay_sessions import LinkSession, SessionCalls
+from router_svc.router_config import RelayConfig
 from weft.api.common.v1 import link_pb2
 from weft.api.operations.v1 import process_service_pb2
 from weft.api.registry.v1 import join_token_service_pb2, join_token_service_pb2_grpc, registry_service_pb2
 from weft.api.router.v1 import relay_service_pb2
 from weft.api.runner.v1 import runner_service_pb2
-from weft.dispatch.operations import OPERATIONS
-from weft.kernel.address import RUNNER_KEY
-from weft.kernel.clock import Clock, wait_for_event
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import ChannelPool, answering, calling
-from weft.kernel.rpc_auth import API_KEY, AUTHORIZATION
-from weft.kernel.service import stop_tasks
+from weft.dispatch.operation_table import OPERATIONS
+from weft.kernel.access.rpc_auth import API_KEY, AUTHORIZATION
+from weft.kernel.channels.rpc import ChannelPool, answering, calling
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.services.service_lifecycle import stop_tasks
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import Clock, wait_for_event
+from weft.kernel.values.address import RUNNER_KEY
 from weft.link.forward import Context, RawServices, finish, forward_call, forward_to_link
 from weft.link.frames import Metadata, Side, forwardable
 from weft.link.link import ACCEPTED_KEY, CLOCK_KEY, MACHINE_KEY, Link, LinkCall

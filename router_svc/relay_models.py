@@ -10,11 +10,11 @@ from weft.api.registry.v1 import registry_service_pb2, registry_service_pb2_grpc
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
 from weft.documents.kinds import packed
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.address import RUNNER_KEY, metadata_of
-from weft.kernel.errors import WeftError
-from weft.kernel.names import require_name
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import ChannelPool
+from weft.kernel.channels.rpc import ChannelPool
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.address import RUNNER_KEY, metadata_of
+from weft.kernel.values.names import require_name
 from weft.link.frames import metadata_of as metadata_in
 from weft.link.link import LinkCall
 

@@ -21,11 +21,11 @@ from weft.api.registry.v1 import (
     runner_session_service_pb2_grpc,
 )
 from weft.api.registry.v1 import runner_session_service_pb2 as pb
-from weft.kernel.address import relayed_address
-from weft.kernel.errors import WeftError
-from weft.kernel.names import require_name
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import calling, error_from_call
+from weft.kernel.channels.rpc import calling, error_from_call
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.address import relayed_address
+from weft.kernel.values.names import require_name
 from weft.link.link import LinkCall
 
 if TYPE_CHECKING:

@@ -33,18 +33,18 @@ from router_svc.policy.decisions import (
     Waits,
     Wakes,
 )
-from router_svc.policy.request import Request
+from router_svc.policy.router_request import Request
 from router_svc.request_record import EndedRequest, RecordedTask, UnderWay, add_decisions
 from router_svc.unwritten_records import UnwrittenRecords
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_pb2 as pb
 from weft.api.router.v1 import task_pb2
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
-from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.principal import actor_words
-from weft.kernel.reasons import Reason, reason_of
-from weft.kernel.timestamps import seconds_of
+from weft.kernel.access.principal import actor_words
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason, reason_of
+from weft.kernel.requests.placement_request import PlacementRequest
+from weft.kernel.time.clock import Clock
+from weft.kernel.time.timestamps import seconds_of
 
 FIRST_RECOVERED_KEY = -1_000_000_000
 """Keys of requests from an earlier run without a record here; those of restored requests are above it."""

@@ -11,16 +11,16 @@ import msgspec
 
 from router_svc.policy.decisions import FailedAttempt, Loads, LoadStart, Noted, Pauses, Placed, Rejects, Waits
 from router_svc.policy.endpoints.choice import MAX_CONSIDERED, Considered
-from router_svc.policy.request import Request
+from router_svc.policy.router_request import Request
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_pb2 as pb
 from weft.api.router.v1 import task_pb2
 from weft.durable.requests import Selection
-from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
-from weft.kernel.timestamps import seconds_of, set_seconds
-from weft.kernel.units import wait_words
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.placement_request import PlacementRequest
+from weft.kernel.requests.request_values import Priority
+from weft.kernel.time.timestamps import seconds_of, set_seconds
+from weft.kernel.values.units import wait_words
 
 
 class EndedRequest(msgspec.Struct, gc=False, kw_only=True):

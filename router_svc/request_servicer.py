@@ -13,7 +13,7 @@ from router_svc.figures import FiguresRecorder
 from router_svc.loop import MAX_NAMED_TENANTS, SchedulingLoop
 from router_svc.policy.change_buffer import WatchLimits
 from router_svc.policy.decisions import Loads, Placed, Waits
-from router_svc.policy.request import Request
+from router_svc.policy.router_request import Request
 from router_svc.request_log import RequestLog
 from router_svc.request_record import (
     EndedRequest,
@@ -36,14 +36,14 @@ from weft.durable.requests import (
     not_remembered,
     shown_to,
 )
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.log import get_logger
-from weft.kernel.names import MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, require_token
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import AnsweringServicer
-from weft.kernel.rpc_auth import caller
-from weft.kernel.timestamps import set_seconds
+from weft.kernel.access.rpc_auth import caller
+from weft.kernel.channels.rpc import AnsweringServicer
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import Clock
+from weft.kernel.time.timestamps import set_seconds
+from weft.kernel.values.names import MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, require_token
 
 
 def request_record(entry: UnderWay | EndedRequest, *, with_decisions: bool) -> request_pb2.RequestRecord:

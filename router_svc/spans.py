@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from router_svc.policy.decisions import Wakes
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.fleet import FleetView
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.telemetry import TRACEPARENT, new_span_id, new_trace_id
-from weft.kernel.tracing import (
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.telemetry.structured_logs import TRACEPARENT, new_span_id, new_trace_id
+from weft.kernel.telemetry.tracing import (
     NO_TRACING,
     Attribute,
     ServiceName,
@@ -22,6 +21,7 @@ from weft.kernel.tracing import (
     begin_trace,
     error_type,
 )
+from weft.kernel.time.clock import Clock
 
 _FAILURES = frozenset({receipt_pb2.OUTCOME_FAILED, receipt_pb2.OUTCOME_REJECTED})
 

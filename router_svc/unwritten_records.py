@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from router_svc.policy.request import Request
+from router_svc.policy.router_request import Request
 from router_svc.request_record import EndedRequest
 
 

@@ -15,8 +15,8 @@ from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import usage_pb2
 from weft.dispatch.fleet import UNKNOWN_TARGET, FleetView
 from weft.dispatch.request_trace import accelerator_time
-from weft.kernel.clock import Clock
-from weft.kernel.placement_request import PlacementRequest
+from weft.kernel.requests.placement_request import PlacementRequest
+from weft.kernel.time.clock import Clock
 
 HOUR_SECONDS = 3_600
 MAX_COUNTED_GPU_NANOSECONDS = 10**6 * 10**9

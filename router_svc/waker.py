@@ -14,13 +14,13 @@ from router_svc.policy.endpoints.candidates import Readiness
 from weft.api.registry.v1 import wake_pb2
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
 from weft.dispatch.fleet import FleetView
-from weft.kernel.address import metadata_of
-from weft.kernel.clock import Clock, wait_for_event
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import ChannelPool, calling
-from weft.kernel.service import start_task, stop_tasks
+from weft.kernel.channels.rpc import ChannelPool, calling
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.services.service_lifecycle import start_task, stop_tasks
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import Clock, wait_for_event
+from weft.kernel.values.address import metadata_of
 from weft.wake.recipes import mesh_recipe
 
 if TYPE_CHECKING:

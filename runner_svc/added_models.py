@@ -21,26 +21,26 @@ from runner_svc.followed_servers import (
     record_models,
     server_record,
 )
-from runner_svc.instance.settings import ServedModel
+from runner_svc.instance.instance_settings import ServedModel
 from runner_svc.policy.followed_models import FollowedModel
 from runner_svc.policy.model_sizing import MachineMemory
 from runner_svc.policy.repository_files import ModelForm
 from weft.api.registry.v1 import runner_pb2
 from weft.api.runner.v1 import added_model_pb2, load_pb2, model_store_pb2
 from weft.documents.left_out import bounded, left_out
-from weft.kernel.errors import FieldError, WeftError, invalid_field
-from weft.kernel.load_parameters import LoadParameter
-from weft.kernel.log import get_logger
-from weft.kernel.model_source import (
+from weft.kernel.errors.error_tree import FieldError, WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.models.load_parameters import LoadParameter
+from weft.kernel.models.model_source import (
     ModelSource,
     ServerSource,
     asked_source,
-    server_place,
+    server_location,
     server_source,
     shown_source,
 )
-from weft.kernel.names import require_name, require_name_of_model
-from weft.kernel.reasons import Reason
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.values.names import require_name, require_name_of_model
 
 MAX_REASONS = 16
 MAX_ADDED_MODELS = 32
@@ -245,7 +245,7 @@ class AddedModels:
         wanted = server_record(server, name, options)
         turn = self._turns.setdefault(name, asyncio.Lock())
         async with turn:
-            earlier = self._attached_at(server_place(server.url))
+            earlier = self._attached_at(server_location(server.url))
             if earlier is not None and earlier.name == name:
                 return earlier
             if name in self._models or self._host.is_served(name):
@@ -320,7 +320,7 @@ class AddedModels:
     def _attached_at(self, place: str) -> added_model_pb2.AddedModel | None:
         """Returns the server attached at an address in any spelling; None: there is none."""
         servers = (each for each in self._models.values() if each.HasField("server"))
-        return next((each for each in servers if server_place(each.stored_source) == place), None)
+        return next((each for each in servers if server_location(each.stored_source) == place), None)
 
     async def _note_listed(self, server: str, models: Sequence[FollowedModel]) -> None:
         """Saves a server's changed models, so that a restart while the server is down serves them."""

@@ -8,8 +8,8 @@ from pathlib import Path
 from google.protobuf.json_format import MessageToJson, Parse, ParseError
 
 from weft.api.runner.v1 import added_model_pb2
-from weft.kernel.file_replacement import replace_file
-from weft.kernel.log import get_logger
+from weft.kernel.machine.file_replacement import replace_file
+from weft.kernel.telemetry.log import get_logger
 
 SCHEMA_VERSION = 1
 MAX_FILE_BYTES = 16 * 1024**2

@@ -17,13 +17,13 @@ from runner_svc.policy.joined_calls import require_callable
 from runner_svc.redaction import redact_status
 from weft.api.common.v1 import link_pb2
 from weft.api.router.v1 import relay_service_pb2, relay_service_pb2_grpc
-from weft.kernel.address import RUNNER_KEY
-from weft.kernel.clock import SystemClock
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import CHANNEL_OPTIONS, answering, error_from_call
-from weft.kernel.service import Service, start_critical, stop_tasks
+from weft.kernel.channels.rpc import CHANNEL_OPTIONS, answering, error_from_call
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.services.service_lifecycle import Service, start_critical, stop_tasks
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import SystemClock
+from weft.kernel.values.address import RUNNER_KEY
 from weft.link.carried_calls import CarriedCalls
 from weft.link.forward import Context, RawServices, finish, forward_to_channel, forward_to_link
 from weft.link.frames import Side, error_of, forwardable, status_of

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from runner_svc.instance.settings import ServedModel
+from runner_svc.instance.instance_settings import ServedModel
 from runner_svc.openai_upstream.server_probes import SHARED_AGE
 from runner_svc.policy.followed_models import MAX_UPSTREAM_CHARS, FollowedList, FollowedModel, ListChange
 from runner_svc.policy.model_names import ServerList
@@ -14,13 +14,13 @@ from runner_svc.waiting import event_within
 from weft.api.registry.v1 import runner_pb2
 from weft.api.runner.v1 import added_model_pb2, load_pb2
 from weft.documents.left_out import left_out
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.load_parameters import API_KEY_ENV, REMOTE
-from weft.kernel.log import get_logger
-from weft.kernel.model_source import ServerSource
-from weft.kernel.principal import KEY_VARIABLES
-from weft.kernel.service import start_restarting, stop_tasks
+from weft.kernel.access.principal import KEY_VARIABLES
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.models.load_parameters import API_KEY_ENV, REMOTE
+from weft.kernel.models.model_source import ServerSource
+from weft.kernel.services.service_lifecycle import start_restarting, stop_tasks
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import Clock
 
 SETTLE_SECONDS = 10.0
 """Maximum wait for the registry's word on an attached server."""
@@ -38,7 +38,7 @@ class FollowedServer:
 
     name: str
     place: str
-    """Its normalized address (`server_place`)."""
+    """Its normalized address (`server_location`)."""
     list_models: Callable[[float], Awaitable[ServerList]]
     """Returns the server's list, at most this many seconds old. Has a timeout; never raises for server errors."""
     serve: Callable[[FollowedModel], ServedModel]

@@ -12,7 +12,7 @@ from typing_extensions import override
 from runner_svc.backend.port import CallInfo
 from runner_svc.cache.manager import CacheManager
 from runner_svc.cache.model_cache import RunningTurn, prompt_marks
-from runner_svc.chat.request import ChatRequest, ChatSetup
+from runner_svc.chat.chat_request import ChatRequest, ChatSetup
 from runner_svc.chat.tool_loop import converse
 from runner_svc.instance.instance import Instance
 from runner_svc.instance.lifecycle_loop import IdleWork
@@ -38,11 +38,11 @@ from weft.api.common.v1 import (
 )
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.dispatch.history import SYSTEM_ROLES
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.names import DEFAULT_TENANT, new_id
-from weft.kernel.request import CacheMode, Handling, Operation
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.requests.request_values import CacheMode, Handling, Operation
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import Clock
+from weft.kernel.values.names import DEFAULT_TENANT, new_id
 
 if TYPE_CHECKING:
     from weft.api.registry.v1 import agent_pb2

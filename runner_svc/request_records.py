@@ -9,10 +9,10 @@ from enum import IntEnum
 from runner_svc.waiting import fresh_copy
 from weft.api.common.v1 import signal_pb2
 from weft.dispatch.rate_windows import SlidingWindow
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
-from weft.kernel.interrupt import Interruptible
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.clock import Clock
+from weft.kernel.time.deadline import Interruptible
 
 MAX_ENDED_RECORDS = 100
 """Number of ended requests kept per model, without their output."""

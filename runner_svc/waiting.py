@@ -5,8 +5,8 @@ from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.time.clock import Clock
 
 _Result = TypeVar("_Result")
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import grpc
 
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import RpcMethod
+from weft.kernel.channels.rpc import RpcMethod
+from weft.kernel.errors.reasons import Reason
 from weft.link.carried_calls import CallStream, CarriedCalls
 from weft.link.frames import Metadata
 

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from weft.kernel.tls import TlsFiles
+from weft.kernel.channels.tls import TlsFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

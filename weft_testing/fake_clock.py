@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 from typing_extensions import override
 
-from weft.kernel.clock import Clock
+from weft.kernel.time.clock import Clock
 
 _START_UTC = datetime(2026, 1, 1, tzinfo=UTC)
 # Maximum number of times that control is passed to the event loop after a wake-up. Enough for a task to pass a few

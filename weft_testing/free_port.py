@@ -7,7 +7,7 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from weft.kernel.file_replacement import lock_file
+from weft.kernel.machine.file_replacement import lock_file
 
 FIRST_PORT = 10_000
 LAST_PORT = 19_999

@@ -5,18 +5,18 @@ from contextlib import aclosing
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.admin.operations import SURFACE, Admin
+from gateway.admin.admin_operations import SURFACE, Admin
 from gateway.answers.sse_writer import EventStream, encoded_records
 from gateway.answers.unary import json_response
 from gateway.deps import Gateway
 from gateway.intake.query import begin_read
-from gateway.resources.handlers import known_name_of
+from gateway.resources.resource_handlers import known_name_of
 from weft.api.gateway.v1.engine_log_pb2 import EngineLog
 from weft.dispatch.fleet import FleetView, ModelView
 from weft.documents.codec import document_of
-from weft.kernel.errors import invalid_field
-from weft.kernel.names import require_name_of_model
-from weft.kernel.unknown_names import MODEL_OR_POOL, unknown_name
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.values.names import require_name_of_model
+from weft.kernel.values.unknown_names import MODEL_OR_POOL, unknown_name
 
 LOG_PARAMETERS = ("lines", "follow", "member")
 DEFAULT_LINES = 200

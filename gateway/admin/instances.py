@@ -8,12 +8,12 @@ from typing import Any
 from weft.api.gateway.v1.engine_log_pb2 import EngineLog
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
 from weft.dispatch.fleet import FleetSource, ModelView
-from weft.kernel.address import metadata_of
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import ChannelPool, calling
-from weft.kernel.unknown_names import RUNNER, unknown_name
+from weft.kernel.channels.rpc import ChannelPool, calling
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.clock import Clock
+from weft.kernel.values.address import metadata_of
+from weft.kernel.values.unknown_names import RUNNER, unknown_name
 
 TIMEOUT_SECONDS = 2.0
 """Timeout of each runner's answer, so that a slow runner does not delay the others."""

@@ -11,7 +11,7 @@ from gateway.answers.unary import json_response
 from gateway.auth.authentication import HOME_SOCKET
 from gateway.deps import Gateway
 from gateway.intake.query import begin_change, begin_read
-from gateway.operations import read_body
+from gateway.operation_client import read_body
 from gateway.registry_client import RegistryService
 from gateway.request_facts import facts_of
 from gateway.routing import collaborator
@@ -19,10 +19,10 @@ from weft.api.gateway.v1.new_join_token_pb2 import NewJoinToken
 from weft.api.registry.v1 import join_token_service_pb2 as pb
 from weft.documents.codec import document_of
 from weft.documents.document_base import DocumentPart
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.names import require_name
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.values.names import require_name
 
 SURFACE = "admin"
 MAX_DESCRIPTION_CHARS = 128

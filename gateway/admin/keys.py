@@ -14,21 +14,21 @@ from gateway.answers.unary import json_response
 from gateway.auth.authentication import HOME_SOCKET
 from gateway.deps import Gateway, GatewayDeps
 from gateway.intake.query import begin_change, begin_read
-from gateway.operations import read_body
+from gateway.operation_client import read_body
 from gateway.registry_client import RegistryService
 from gateway.request_facts import facts_of
-from gateway.resources.handlers import SURFACE
+from gateway.resources.resource_handlers import SURFACE
 from gateway.routing import collaborator
 from weft.api.registry.v1 import key_service_pb2 as key_pb
 from weft.documents.codec import document_of
 from weft.documents.computed import key_state
 from weft.documents.document_base import DocumentPart
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.names import MAX_TENANT_CHARS, require_name
-from weft.kernel.principal import DEFAULT_SCOPES, MAX_SCOPES, Access, Resource, Role, parse_scopes
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
+from weft.kernel.access.principal import DEFAULT_SCOPES, MAX_SCOPES, Access, Resource, Role, parse_scopes
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Priority
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.values.names import MAX_TENANT_CHARS, require_name
 
 _MAKE = Access(Resource.KEYS, Role.CREATE)
 

@@ -8,19 +8,19 @@ from typing import Any, Literal
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.admin.admin_operations import SURFACE, Admin, AdminPorts, accept_operation
 from gateway.admin.engine_logs import MAX_LINES
-from gateway.admin.operations import SURFACE, Admin, AdminPorts, accept_operation
 from gateway.admin.schemas import FlushBody, LoadBody, PullBody, SourceLoadBody, UnloadBody
 from gateway.answers.unary import json_response
 from gateway.deps import Gateway, GatewayDeps
 from gateway.intake.query import begin_read
-from gateway.operations import read_body
-from gateway.resources.handlers import known_name_of
+from gateway.operation_client import read_body
+from gateway.resources.resource_handlers import known_name_of
 from weft.api.gateway.v1 import admin_model_pb2 as pb
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.runner.v1 import runner_service_pb2
-from weft.dispatch.fleet import FleetView, ModelView, abilities_in, context_in, file_in
-from weft.dispatch.operations import OPERATIONS
+from weft.dispatch.fleet import FleetView, ModelView, capabilities_in, context_in, file_in
+from weft.dispatch.operation_table import OPERATIONS
 from weft.documents.codec import document_of, word_of
 from weft.documents.computed import CONTEXT_TOKENS
 from weft.documents.load_values import require_loadable
@@ -32,13 +32,13 @@ from weft.documents.operation_actions import (
     remove_action,
     unload_action,
 )
-from weft.kernel.abilities import Abilities
-from weft.kernel.errors import FieldError, WeftError, invalid_field, renaming_fields
-from weft.kernel.names import require_name
-from weft.kernel.placement_request import PoolQueue
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation, Skill
-from weft.kernel.unknown_names import MODEL_OR_POOL, unknown_name
+from weft.kernel.errors.error_tree import FieldError, WeftError, invalid_field, renaming_fields
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.capabilities import Capabilities
+from weft.kernel.requests.placement_request import PoolQueue
+from weft.kernel.requests.request_values import Operation, Skill
+from weft.kernel.values.names import require_name
+from weft.kernel.values.unknown_names import MODEL_OR_POOL, unknown_name
 
 
 async def get_discovered(ports: Admin, request: Request) -> Response:
@@ -207,7 +207,7 @@ def _capabilities(
 ) -> pb.Capabilities:
     operations = set[Operation]().union(*(member.operations for member in members))
     isolation = {runner_service_pb2.CacheIsolation.Name(one.cache_isolation) for one in descriptions}
-    known = [abilities_in(view, member) for member in members]
+    known = [capabilities_in(view, member) for member in members]
     skills = frozenset[Skill]().union(*(one.skills for one in known))
     takes_images = Skill.IMAGE in skills or any(one.vision_input for one in descriptions)
     images = [pb.MODALITY_IMAGE] if takes_images else []
@@ -228,7 +228,7 @@ def _capabilities(
     )
 
 
-def _calls_tools(known: Sequence[Abilities]) -> bool | None:
+def _calls_tools(known: Sequence[Capabilities]) -> bool | None:
     """Whether a member supports tool calls; None: no member is known to, and some are unknown."""
     if any(Skill.TOOLS in one.skills for one in known):
         return True

@@ -8,10 +8,10 @@ import grpc
 from weft.api.operations.v1 import process_service_pb2 as pb
 from weft.api.operations.v1 import process_service_pb2_grpc
 from weft.dispatch.fleet import FleetSource
-from weft.kernel.address import metadata_of
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import ChannelPool, error_from_call
+from weft.kernel.channels.rpc import ChannelPool, error_from_call
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.address import metadata_of
 
 MESH = "mesh"
 SERVICES = (MESH, "registry", "router", "gateway")

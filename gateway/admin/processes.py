@@ -3,14 +3,14 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.admin.operations import SURFACE, Admin
+from gateway.admin.admin_operations import SURFACE, Admin
 from gateway.admin.process_client import MESH, RUNNER_PREFIX, SERVICES
 from gateway.answers.unary import json_response
 from gateway.intake.query import begin_read
 from weft.api.gateway.v1 import process_pb2
 from weft.documents.codec import document_of
-from weft.kernel.errors import invalid_field
-from weft.kernel.names import require_name
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.values.names import require_name
 
 PROCESS_PARAMETERS = ("process",)
 

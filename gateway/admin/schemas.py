@@ -4,10 +4,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from gateway.operations import MAX_AUTHORIZATION_CHARS
+from gateway.operation_client import MAX_AUTHORIZATION_CHARS
 from weft.documents.document_base import DocumentPart, ModelName, Name
 from weft.documents.operation_actions import MAX_TAG_CHARS, FlushScope, Form, LoadSettings
-from weft.kernel.model_source import MAX_SOURCE_CHARS
+from weft.kernel.models.model_source import MAX_SOURCE_CHARS
 
 
 class LoadBody(LoadSettings):

@@ -9,16 +9,16 @@ from starlette.responses import Response
 from gateway.answers.unary import json_response
 from gateway.deps import Gateway
 from gateway.intake.query import begin_change, begin_read
-from gateway.operations import read_body
+from gateway.operation_client import read_body
 from gateway.registry_client import RegistryService
 from gateway.request_facts import facts_of
-from gateway.resources.handlers import SURFACE
+from gateway.resources.resource_handlers import SURFACE
 from gateway.routing import collaborator
 from weft.api.registry.v1 import secret_service_pb2 as pb
 from weft.documents.codec import document_of
 from weft.documents.document_base import DocumentPart
-from weft.kernel.log import get_logger
-from weft.kernel.names import MAX_NAME_CHARS, require_name
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.values.names import MAX_NAME_CHARS, require_name
 
 log = get_logger("weft.gateway")
 

@@ -19,9 +19,9 @@ from weft.dispatch.fleet import FleetView
 from weft.dispatch.prices import cheapest, known_price, price_of
 from weft.documents.codec import document_of
 from weft.durable.usage import MAX_ROWS, UsageClient, groups_of, moment_of
-from weft.kernel.errors import invalid_field
-from weft.kernel.names import MAX_NAME_CHARS, MAX_TENANT_CHARS, require_token
-from weft.kernel.principal import VIEW_MODELS, Principal
+from weft.kernel.access.principal import VIEW_MODELS, Principal
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.values.names import MAX_NAME_CHARS, MAX_TENANT_CHARS, require_token
 
 SURFACE = "usage"
 USAGE_PARAMETERS = ("by", "since", "until", "model", "limit", "compareWith")

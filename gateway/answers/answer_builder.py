@@ -11,13 +11,13 @@ from typing_extensions import override
 from gateway.errors import JSON
 from weft.api.common.v1 import event_pb2, receipt_pb2, signal_pb2, usage_pb2, warning_pb2
 from weft.dispatch.extra_fields import join_fields
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
-from weft.kernel.json_lines import encode_json
-from weft.kernel.json_objects import plain_object
-from weft.kernel.names import new_id
-from weft.kernel.reasons import Reason
-from weft.kernel.value import value_class
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.text.json_lines import encode_json
+from weft.kernel.text.json_objects import plain_object
+from weft.kernel.time.clock import Clock
+from weft.kernel.values.fast_dataclass import fast_dataclass
+from weft.kernel.values.names import new_id
 
 FINISH_REASONS: dict[int, str] = {
     event_pb2.FINISH_REASON_STOP: "stop",
@@ -32,7 +32,7 @@ ONE_CALL_ONLY = "the model made more than one call, which 'functions' cannot hol
 _LOWEST_LOGPROB = -9999.0
 
 
-@value_class(kw_only=True)
+@fast_dataclass(kw_only=True)
 class AnswerIdentity:
     """Fields that an answer shares with each of its chunks."""
 

@@ -11,9 +11,9 @@ from gateway.answers.sse_writer import SlowReaderError
 from gateway.errors import ClientGoneError
 from gateway.http.disconnect import WhileConnected, abort_connection
 from gateway.request_facts import facts_of
-from weft.kernel.clock import within
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import within
 
 Headers = list[tuple[bytes, bytes]]
 

@@ -5,8 +5,8 @@ from pydantic_core import from_json
 
 from gateway.answers.answer_builder import CalledTool
 from weft.api.common.v1 import event_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 # Finish reasons after which a tool call may be incomplete without an error of the model.
 CUTTING = frozenset({event_pb2.FINISH_REASON_LENGTH, event_pb2.FINISH_REASON_CONTENT_FILTER})

@@ -18,12 +18,12 @@ from gateway.request_facts import RequestFacts, facts_of
 from weft.api.common.v1 import image_pb2, warning_pb2
 from weft.dispatch.call import Call, Layer, Proceed, warned
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.dispatch.operations import operation_of
+from weft.dispatch.operation_table import operation_of
 from weft.dispatch.request_trace import RequestContext
-from weft.kernel.value import value_class
+from weft.kernel.values.fast_dataclass import fast_dataclass
 
 
-@value_class()
+@fast_dataclass()
 class Work:
     """A translated request with its HTTP scope."""
 

@@ -12,13 +12,13 @@ from weft.dispatch.agents import usable_names
 from weft.dispatch.call import Call, Layer, Proceed
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.frames import Frame
-from weft.kernel.errors import invalid_field
-from weft.kernel.log import get_logger
-from weft.kernel.names import AUTO_MODEL
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc_auth import caller
-from weft.kernel.unknown_names import unknown_target
-from weft.kernel.value import value_class
+from weft.kernel.access.rpc_auth import caller
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.values.fast_dataclass import fast_dataclass
+from weft.kernel.values.names import AUTO_MODEL
+from weft.kernel.values.unknown_names import unknown_target
 
 log = get_logger("weft.gateway")
 
@@ -30,7 +30,7 @@ _MAX_SHOWN_CHARS = 64
 _MAX_QUERY_CHARS = 1_000
 
 
-@value_class()
+@fast_dataclass()
 class ServerTool:
     """A tool in a request that a server runs."""
 

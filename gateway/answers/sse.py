@@ -10,9 +10,9 @@ from gateway.errors import envelope
 from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.dispatch.frames import has_content
 from weft.dispatch.request_trace import accelerator_time
-from weft.kernel.errors import WeftError
-from weft.kernel.request import Priority
-from weft.kernel.units import wait_words
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.requests.request_values import Priority
+from weft.kernel.values.units import wait_words
 
 KEEPALIVE = b": keepalive\n\n"
 EVENT_STREAM = b"text/event-stream; charset=utf-8"

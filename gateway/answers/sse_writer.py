@@ -15,9 +15,9 @@ from typing_extensions import override
 
 from gateway.answers.answer_builder import unfinished_answer
 from gateway.answers.sse import EVENT_STREAM, KEEPALIVE, StreamEncoder
-from gateway.config import GatewayConfig
 from gateway.deps import GatewayDeps, InferenceDeps
 from gateway.errors import ClientGoneError, cancellation, envelope, internal_error, rate_limit_headers
+from gateway.gateway_config import GatewayConfig
 from gateway.http.disconnect import WhileConnected, abort_connection
 from gateway.http.event_watches import EventWatches
 from gateway.intake.headers import shows_receipt
@@ -27,12 +27,12 @@ from weft.api.registry.v1.event_pb2 import Event
 from weft.dispatch.call import Call
 from weft.dispatch.frames import Frame
 from weft.documents.codec import document_of
-from weft.kernel.clock import Clock, within
-from weft.kernel.errors import WeftError
-from weft.kernel.interrupt import Interruptible
-from weft.kernel.json_lines import encode_json
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.text.json_lines import encode_json
+from weft.kernel.time.clock import Clock, within
+from weft.kernel.time.deadline import Interruptible
 
 _HEADERS = (
     # no-transform and no buffering: proxies must forward each event immediately.

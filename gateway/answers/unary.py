@@ -14,14 +14,14 @@ from gateway.errors import JSON, OLLAMA_JSON, rate_limit_headers
 from gateway.http.disconnect import WhileConnected
 from gateway.request_facts import facts_of
 from weft.api.common.v1 import receipt_pb2, warning_pb2
-from weft.dispatch.operations import ChunkT, OperationSpec, PayloadT
+from weft.dispatch.operation_table import ChunkT, OperationSpec, PayloadT
 from weft.dispatch.request_trace import RequestContext
-from weft.kernel.errors import invalid_field
-from weft.kernel.json_lines import encode_json
-from weft.kernel.value import value_class
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.text.json_lines import encode_json
+from weft.kernel.values.fast_dataclass import fast_dataclass
 
 
-@value_class()
+@fast_dataclass()
 class JsonAnswer:
     """A complete body with its headers."""
 

@@ -11,6 +11,7 @@ from gateway.answers.generation import Work, streamed, unary
 from gateway.answers.server_tools import ServerTool, failed, failing_tool, is_run_by_server, last_query
 from gateway.answers.sse import receipt_facts
 from gateway.answers.unary import JsonAnswer, UnaryAnswer, cut_off_seconds, warning_headers
+from gateway.anthropic.message_stream import MessagesAnswer, MessagesStream, failed_call
 from gateway.anthropic.schema import (
     NOT_OFFERED,
     Base64Source,
@@ -35,10 +36,9 @@ from gateway.anthropic.schema import (
     ToolUseBlock,
     UrlSource,
 )
-from gateway.anthropic.stream import MessagesAnswer, MessagesStream, failed_call
-from gateway.config import RequestLimits
 from gateway.deps import Inference
 from gateway.errors import DetailedError
+from gateway.gateway_config import RequestLimits
 from gateway.intake.body import body_of
 from gateway.intake.request_model import require_few
 from gateway.media import RequestMedia, supply
@@ -49,13 +49,13 @@ from gateway.openai.readable_text import document_text, text_in
 from gateway.request_facts import facts_of
 from weft.api.common.v1 import chat_pb2, tokenize_pb2
 from weft.dispatch.extra_fields import carried_only
-from weft.dispatch.operations import TOKENIZE
+from weft.dispatch.operation_table import TOKENIZE
 from weft.dispatch.payload_description import estimated_prompt_tokens
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.json_lines import encode_json
-from weft.kernel.json_objects import add_member
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Operation
+from weft.kernel.text.json_lines import encode_json
+from weft.kernel.text.json_objects import add_member
 
 SURFACE = "messages"
 

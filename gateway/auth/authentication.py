@@ -6,9 +6,7 @@ from urllib.parse import parse_qsl
 from starlette.types import Scope
 
 from gateway.request_facts import headers_of
-from weft.kernel.clock import Clock, SystemClock
-from weft.kernel.errors import WeftError
-from weft.kernel.principal import (
+from weft.kernel.access.principal import (
     KEY_PREFIX,
     LOCAL,
     OTHER_USER,
@@ -18,7 +16,9 @@ from weft.kernel.principal import (
     authenticate,
     require_one_key,
 )
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.clock import Clock, SystemClock
 
 _BEARER = "bearer "
 _KEY_BEGINNING = f"{KEY_PREFIX}_".encode()

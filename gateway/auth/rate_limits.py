@@ -1,10 +1,10 @@
 """Rate limits per tenant for the API of one runner. In a mesh the router counts instead, including gRPC callers."""
 
-from gateway.config import RateLimitConfig
 from gateway.errors import DetailedError, figures_of
-from weft.dispatch.rate_windows import Claim, RateWindows, TrackedKeys
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
+from gateway.gateway_config import RateLimitConfig
+from weft.dispatch.rate_windows import Amount, RateWindows, TrackedKeys
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.time.clock import Clock
 
 _PREFIX = "tenant/"
 
@@ -26,7 +26,7 @@ class TenantRateLimits:
         """Counts a request. Raises RATE_LIMIT_EXCEEDED with limit, remaining and resetAt above the rate limit."""
         config, named = self._config, self._config.tenants.get(tenant)
         key = _PREFIX + tenant if named is not None else self._tracked.key_of(tenant, config.max_tenants)
-        claim = Claim(key=key, who=f"Tenant {tenant}", rate=named or config.default)
+        claim = Amount(key=key, who=f"Tenant {tenant}", rate=named or config.default)
         try:
             self._windows.take((claim,))
         except WeftError as error:

@@ -14,8 +14,8 @@ from starlette.types import Scope
 from gateway.answers.answer_builder import MAX_NOTICES
 from gateway.batches.chunks import EventLoopYielder
 from gateway.batches.documents import WINDOW_SECONDS, BatchRequest
-from gateway.config import BatchEdgeConfig
 from gateway.deps import InferenceDeps
+from gateway.gateway_config import BatchEdgeConfig
 from gateway.intake.json_guard import require_strict_json, without_halves
 from gateway.intake.query import naming
 from gateway.openai.extension_fields import unknown_fields, unsupported
@@ -26,9 +26,9 @@ from weft.api.common.v1 import warning_pb2
 from weft.api.router.v1 import batch_service_pb2 as batch_pb
 from weft.api.router.v1 import task_pb2
 from weft.durable.batches import BATCH_INPUT, MAX_CUSTOM_ID_CHARS, MAX_LINE_ERRORS, BatchClient, FileClient
-from weft.kernel.errors import FieldError, WeftError, invalid_field
-from weft.kernel.reasons import Reason
-from weft.kernel.timestamps import stamp_of
+from weft.kernel.errors.error_tree import FieldError, WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.timestamps import stamp_of
 
 _MARK = b"\xef\xbb\xbf"
 """UTF-8 byte order mark, with which some editors begin a file."""

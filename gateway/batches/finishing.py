@@ -20,12 +20,12 @@ from weft.api.router.v1 import file_service_pb2 as file_pb
 from weft.api.router.v1 import task_pb2
 from weft.durable.batches import BATCH_OUTPUT, BatchClient, FileClient, LineResult
 from weft.durable.tasks import failure_of
-from weft.kernel.errors import WeftError
-from weft.kernel.json_lines import encode_json
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
-from weft.kernel.service import start_task, stop_tasks
-from weft.kernel.timestamps import datetime_of, optional_datetime
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.services.service_lifecycle import start_task, stop_tasks
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.text.json_lines import encode_json
+from weft.kernel.time.timestamps import datetime_of, optional_datetime
 
 EXPIRED = {
     "code": "batch_expired",

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.answers.binary import BinaryAnswer, Headers
-from gateway.batches.handlers import Files, exactly
+from gateway.batches.batch_handlers import Files, exactly
 from gateway.deps import Inference
 from gateway.intake.query import Query
 from gateway.request_facts import facts_of

@@ -15,11 +15,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.config import WEB_SCHEMES, GatewayConfig
+from gateway.gateway_config import WEB_SCHEMES, GatewayConfig
 from gateway.result_links import RESULTS_PATH
-from weft.kernel.address import is_address, is_any_host
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.address import is_address, is_any_host
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 

@@ -11,9 +11,9 @@ from starlette.types import Receive, Scope
 from typing_extensions import override
 
 from gateway.errors import ClientGoneError
-from weft.kernel.errors import WeftError
-from weft.kernel.interrupt import Interruptible
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.deadline import Interruptible
 
 ABORT_KEY = "abort_connection"
 """Key in a request's state for the function that drops its connection, if the server provides one."""

@@ -4,9 +4,9 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 from gateway.errors import shutting_down
-from weft.kernel.errors import WeftError
-from weft.kernel.interrupt import Interruptible
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.deadline import Interruptible
 
 
 class EventWatches:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from gateway.errors import EdgeError
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 DECLARED_BODY_KEY = "weft.declared_body_bytes"
 """Key in a scope's state: the minimum length of its body, as declared by the current chunk."""

@@ -21,18 +21,18 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from gateway.auth.authentication import OWN_USER_KEY
-from gateway.config import MAX_HEADER_COUNT, ConnectionLimits
 from gateway.errors import EdgeError, envelope, error_headers, http_status
+from gateway.gateway_config import MAX_HEADER_COUNT, ConnectionLimits
 from gateway.http.cors import ISOLATED
 from gateway.http.disconnect import ABORT_KEY, DISCONNECT_KEY, DisconnectNotifier
 from gateway.http.framing import DECLARED_BODY_KEY, MAX_CHUNK_LINE_BYTES, framing_fault, open_chunk_bytes, without_offer
 from gateway.http.head_turns import HeadTurns
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.names import new_id
-from weft.kernel.open_files import max_connections
-from weft.kernel.peer_user import is_connected, is_own_user
-from weft.kernel.reasons import Reason
+from weft.kernel.access.peer_user import is_connected, is_own_user
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.machine.open_files import max_connections
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.values.names import new_id
 
 MAX_CONNECTIONS_PER_ADDRESS = 256
 """If no setting says otherwise: several times what a browser or an agent's machine opens."""

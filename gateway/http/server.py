@@ -15,13 +15,13 @@ from starlette.types import ASGIApp
 from typing_extensions import override
 from uvicorn import Server
 
-from gateway.config import HANDSHAKE_TIMEOUT_SECONDS, ConnectionLimits, Exposure
+from gateway.gateway_config import HANDSHAKE_TIMEOUT_SECONDS, ConnectionLimits, Exposure
 from gateway.http.protocol import EdgeProtocol, EdgeServerConfig, behind_proxy, within_open_files
 from gateway.http.tls import server_context
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
-from weft.kernel.service import start_critical
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.services.service_lifecycle import start_critical
+from weft.kernel.telemetry.log import get_logger
 
 _DATE_INTERVAL_SECONDS = 1.0
 # How long idle connections stay open after the listeners, since their callers may just have sent a request. nginx does

@@ -2,9 +2,9 @@
 
 import ssl
 
-from gateway.config import Exposure
-from weft.kernel.errors import invalid_field
-from weft.kernel.tls import TlsSource
+from gateway.gateway_config import Exposure
+from weft.kernel.channels.tls import TlsSource
+from weft.kernel.errors.error_tree import invalid_field
 
 
 def server_context(exposure: Exposure) -> ssl.SSLContext | None:

@@ -12,16 +12,16 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.types import Receive, Scope
 
-from gateway.config import GatewayConfig
 from gateway.errors import ClientGoneError, Dialect, EdgeError, dialect_of
+from gateway.gateway_config import GatewayConfig
 from gateway.http.framing import DECLARED_BODY_KEY
 from gateway.intake.json_guard import parse, require_few_members
 from gateway.intake.multipart import MultipartStream, Part, boundary_of
 from gateway.request_facts import Headers, headers_of
-from weft.kernel.clock import within
-from weft.kernel.content_coding import BodyDecoder
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.text.content_coding import BodyDecoder
+from weft.kernel.time.clock import within
 
 _CODINGS = frozenset({"gzip", "x-gzip", "zstd"})
 _ACCEPTED = b"gzip, zstd"

@@ -10,8 +10,8 @@ from typing import TypeVar
 from starlette.types import Scope
 
 from gateway.auth.authentication import require_once
-from gateway.config import MAX_HEADER_COUNT, GatewayConfig
 from gateway.errors import EdgeError
+from gateway.gateway_config import MAX_HEADER_COUNT, GatewayConfig
 from gateway.http.cors import (
     LOOPBACK_NAMES,
     host_name,
@@ -28,8 +28,12 @@ from weft.dispatch.parameter_checks import allowed_handling, cache_tag, prefix_s
 from weft.dispatch.request_trace import Journal, RequestContext, WhenLeft
 from weft.durable.batches import MAX_METADATA, MAX_METADATA_VALUE_CHARS
 from weft.durable.tasks import MAX_IDEMPOTENCY_KEY_CHARS
-from weft.kernel.errors import FieldError, WeftError, invalid_field
-from weft.kernel.names import (
+from weft.kernel.access.principal import LOCAL, MAY_LEAVE, OTHER_USER, USE_MODELS
+from weft.kernel.errors.error_tree import FieldError, WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import TASK_OPERATIONS, CacheMode, Handling, Operation, Priority
+from weft.kernel.telemetry.structured_logs import TRACEPARENT, new_traceparent, valid_traceparent
+from weft.kernel.values.names import (
     MAX_CLIENT_CHARS,
     MAX_REQUEST_ID_CHARS,
     MAX_TENANT_CHARS,
@@ -38,11 +42,7 @@ from weft.kernel.names import (
     new_id,
     require_token,
 )
-from weft.kernel.principal import LOCAL, MAY_LEAVE, OTHER_USER, USE_MODELS
-from weft.kernel.reasons import Reason
-from weft.kernel.request import TASK_OPERATIONS, CacheMode, Handling, Operation, Priority
-from weft.kernel.telemetry import TRACEPARENT, new_traceparent, valid_traceparent
-from weft.kernel.units import keep_alive_seconds
+from weft.kernel.values.units import keep_alive_seconds
 
 _PRIORITIES = {b"high": Priority.HIGH, b"normal": Priority.NORMAL, b"low": Priority.LOW}
 _CACHE_MODES = {b"auto": CacheMode.AUTO, b"prefix": CacheMode.PREFIX, b"none": CacheMode.NONE}

@@ -16,9 +16,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json, to_json
 
 from gateway.intake.request_model import TAG_MARK, HandledRequest
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.reasons import Reason
-from weft.kernel.validation_words import plain_words
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.errors.validation_words import plain_words
 
 Model = TypeVar("Model", bound=BaseModel)
 

@@ -7,11 +7,11 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 from python_multipart.multipart import parse_options_header
 
-from gateway.config import RequestLimits
+from gateway.gateway_config import RequestLimits
 from gateway.intake.json_guard import field_path
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.reasons import Reason
-from weft.kernel.validation_words import plain_words
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.errors.validation_words import plain_words
 
 MAX_BOUNDARY_CHARS = 70
 """Maximum of RFC 2046."""

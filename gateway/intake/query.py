@@ -10,9 +10,9 @@ from starlette.types import Scope
 from gateway.intake.headers import require_local_caller, tenant_of
 from gateway.intake.request_model import MAX_ID_CHARS
 from gateway.request_facts import facts_of
-from weft.kernel.errors import FieldError, WeftError, invalid_field
-from weft.kernel.names import require_token
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError, WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.names import require_token
 
 MAX_PARAMETERS = 16
 MAX_VALUE_CHARS = 1024

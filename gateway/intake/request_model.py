@@ -7,13 +7,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, FailFast, Field, Tag, WithJsonSchema
 from typing_extensions import override
 
-from gateway.config import RequestLimits
+from gateway.gateway_config import RequestLimits
 from weft.dispatch.extra_fields import CARRIED
 from weft.dispatch.parameter_checks import MAX_WORD_CHARS, prefix_seconds
 from weft.durable.batches import MAX_METADATA, MAX_METADATA_NAME_CHARS, MAX_METADATA_VALUE_CHARS
-from weft.kernel.errors import FieldError, invalid_field
-from weft.kernel.names import MAX_CLIENT_CHARS
-from weft.kernel.units import MAX_DURATION_CHARS
+from weft.kernel.errors.error_tree import FieldError, invalid_field
+from weft.kernel.values.names import MAX_CLIENT_CHARS
+from weft.kernel.values.units import MAX_DURATION_CHARS
 
 MAX_ID_CHARS = 128
 """Maximum length of this API's ids."""
@@ -129,7 +129,7 @@ KeepAlive = Annotated[
     Any,
     WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string", "maxLength": MAX_DURATION_CHARS}]}),
 ]
-"""Seconds, or a duration such as "5m"; `weft.kernel.units` parses it, and its error lists the formats."""
+"""Seconds, or a duration such as "5m"; `weft.kernel.values.units` parses it, and its error lists the formats."""
 
 
 # Fields about OpenAI's own service: accounts, prices, stores and caches. They are not used, without a warning because

@@ -4,7 +4,7 @@ A handler creates a `RequestMedia` (`deps.request_media(params)`), translates th
 `Work`, which awaits `supply` before the dispatch. A handler that dispatches without `Work` awaits `supply` itself.
 """
 
-from gateway.config import MediaConfig
+from gateway.gateway_config import MediaConfig
 from gateway.media.request_media import MediaAddress, MediaSource, NoMediaSource, RequestMedia, supply
 
 __all__ = ["MediaAddress", "MediaConfig", "MediaSource", "NoMediaSource", "RequestMedia", "supply"]

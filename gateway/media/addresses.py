@@ -8,9 +8,9 @@ as the host) is rejected before parsing.
 import re
 from dataclasses import dataclass
 
-from gateway.config import MediaConfig
-from weft.kernel.address import MAX_PORT, fits_host_pattern, is_host_name
-from weft.kernel.errors import invalid_field
+from gateway.gateway_config import MediaConfig
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.values.address import MAX_PORT, fits_host_pattern, is_host_name
 
 MAX_URL_CHARS = 2048
 HTTPS_PORT = 443

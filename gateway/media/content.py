@@ -10,10 +10,10 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from gateway.config import MediaConfig
+from gateway.gateway_config import MediaConfig
 from weft.api.common.v1 import chat_pb2
-from weft.kernel.errors import invalid_field
-from weft.kernel.media_types import AUDIO_FORMATS, audio_type_of, image_type_of, shown_type
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.values.media_types import AUDIO_FORMATS, audio_type_of, image_type_of, shown_type
 
 MAX_IMAGE_STEPS = 60_000
 """Maximum chunks, segments or blocks read of one image, about 30 ms. A GIF of 10 MiB has 42,000 full blocks."""

@@ -18,15 +18,15 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from typing_extensions import override
 from yarl import URL
 
-from gateway.config import MIN_BYTES_PER_SECOND, MediaConfig
+from gateway.gateway_config import MIN_BYTES_PER_SECOND, MediaConfig
 from gateway.media.addresses import MediaUrl, require_allowed
 from gateway.media.content import checked_image
 from gateway.media.request_media import MediaAddress, MediaSource, too_large
 from weft.api.common.v1 import chat_pb2
-from weft.kernel.clock import Clock, SystemClock
-from weft.kernel.errors import FieldError, WeftError, invalid_field
-from weft.kernel.outbound import AddressInfo, ForbiddenAddressError, Outbound
-from weft.kernel.reasons import Reason
+from weft.kernel.channels.outbound import AddressInfo, ForbiddenAddressError, Outbound
+from weft.kernel.errors.error_tree import FieldError, WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.clock import Clock, SystemClock
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

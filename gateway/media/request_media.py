@@ -16,13 +16,13 @@ from urllib.parse import unquote
 
 from typing_extensions import override
 
-from gateway.config import MediaConfig
+from gateway.gateway_config import MediaConfig
 from gateway.media.addresses import require_allowed
 from gateway.media.content import checked_audio, checked_image
 from weft.api.common.v1 import chat_pb2, image_pb2, warning_pb2
 from weft.dispatch.history import converted, left_out_note
-from weft.kernel.errors import FieldError, invalid_field
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError, invalid_field
+from weft.kernel.errors.reasons import Reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

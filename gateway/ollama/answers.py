@@ -28,8 +28,8 @@ from gateway.errors import OLLAMA_JSON, Dialect, envelope
 from weft.api.common.v1 import event_pb2, receipt_pb2, usage_pb2
 from weft.dispatch.extra_fields import OF_FUNCTION
 from weft.dispatch.frames import texts_of
-from weft.kernel.errors import WeftError
-from weft.kernel.json_lines import encode_json
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.text.json_lines import encode_json
 
 JSON_LINES = b"application/x-ndjson"
 CALL_PREFIX = "call"

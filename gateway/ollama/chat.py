@@ -16,19 +16,19 @@ from gateway.ollama.answers import JSON_LINES, OllamaAnswer, OllamaStream, Shape
 from gateway.ollama.names import SURFACE, mesh_name
 from gateway.ollama.payload import is_raw, prompt_to_chat, to_chat, to_completion
 from gateway.ollama.schema import GeneratingRequest, OllamaChatRequest, OllamaGenerateRequest
-from gateway.operations import ENDED, OperationsClient, create_operation, ended_operation, reason_of
+from gateway.operation_client import ENDED, OperationsClient, create_operation, ended_operation, reason_of
 from gateway.request_facts import facts_of
 from gateway.routing import collaborator
 from weft.api.operations.v1 import operation_pb2
 from weft.dispatch.agents import require_model_name
 from weft.dispatch.fleet import FleetView, context_in
 from weft.documents.operation_actions import LoadSettings, load_action, unload_action
-from weft.kernel.errors import WeftError
-from weft.kernel.json_lines import encode_json
-from weft.kernel.principal import OPERATE
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
-from weft.kernel.units import keep_alive_seconds
+from weft.kernel.access.principal import OPERATE
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Operation
+from weft.kernel.text.json_lines import encode_json
+from weft.kernel.values.units import keep_alive_seconds
 
 Operations = Annotated[OperationsClient | None, collaborator("operations")]
 """Loads and unloads models; None: a request for it is refused."""

@@ -19,9 +19,9 @@ from gateway.openai.completions import fill_prompts
 from gateway.openai.embeddings import ordered_vectors
 from gateway.openai.extension_fields import unsupported
 from weft.api.common.v1 import embedding_pb2, receipt_pb2, warning_pb2
-from weft.dispatch.operations import EMBEDDING
-from weft.kernel.json_lines import encode_json
-from weft.kernel.request import Operation
+from weft.dispatch.operation_table import EMBEDDING
+from weft.kernel.requests.request_values import Operation
+from weft.kernel.text.json_lines import encode_json
 
 # Above the rounding error of a unit vector's length in float32.
 _UNIT_TOLERANCE = 1e-5

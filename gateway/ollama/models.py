@@ -30,13 +30,13 @@ from gateway.workbench.serving import PAGE
 from weft.api.registry.v1 import model_pb2
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.dispatch.agents import name_asked_for
-from weft.dispatch.fleet import FleetView, ModelView, abilities_in, file_in
-from weft.kernel.abilities import ThinkingMode
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.json_lines import encode_json
-from weft.kernel.principal import VIEW_MODELS
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Skill
+from weft.dispatch.fleet import FleetView, ModelView, capabilities_in, file_in
+from weft.kernel.access.principal import VIEW_MODELS
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.capabilities import ThinkingMode
+from weft.kernel.requests.request_values import Skill
+from weft.kernel.text.json_lines import encode_json
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 INSTEAD = {
@@ -262,7 +262,7 @@ def _parameters(count: int) -> str:
 
 def _capabilities(view: FleetView, entry: dict[str, Any], members: Sequence[ModelView]) -> list[str]:
     found = [_CAPABILITIES[name] for name in entry["meta"]["operations"] if name in _CAPABILITIES]
-    known = [abilities_in(view, model) for model in members]
+    known = [capabilities_in(view, model) for model in members]
     found += [word for skill, word in _SKILLS.items() if any(skill in one.skills for one in known)]
     if any(ThinkingMode.ENABLED in one.thinking_modes for one in known):
         found.append("thinking")

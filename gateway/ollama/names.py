@@ -2,7 +2,7 @@
 
 from weft.dispatch.agents import agent_name_of
 from weft.dispatch.fleet import FleetView
-from weft.kernel.names import LATEST, ROUTE_PREFIX
+from weft.kernel.values.names import LATEST, ROUTE_PREFIX
 
 SURFACE = "ollama"
 

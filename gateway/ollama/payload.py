@@ -6,7 +6,7 @@ Fields that cannot be honored are rejected if they would change the answer, and 
 from collections.abc import Mapping, Sequence
 
 from gateway.answers.answer_builder import MAX_NOTICES
-from gateway.config import RequestLimits
+from gateway.gateway_config import RequestLimits
 from gateway.intake.request_model import require_few
 from gateway.media import RequestMedia
 from gateway.ollama.schema import (
@@ -25,8 +25,8 @@ from gateway.openai.extension_fields import LANGUAGES, fill_extra, unknown_field
 from gateway.openai.sampling import SAMPLING_FIELDS
 from weft.api.common.v1 import chat_pb2, completion_pb2, sampling_pb2, warning_pb2
 from weft.dispatch.extra_fields import OF_FUNCTION, carried_only
-from weft.kernel.errors import FieldError, invalid_field
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError, invalid_field
+from weft.kernel.errors.reasons import Reason
 
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _WITH_IMAGES = frozenset({"user", "tool"})

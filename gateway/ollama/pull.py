@@ -23,18 +23,18 @@ from gateway.ollama.chat import KEYLESS, Operations, begin_operation, require_su
 from gateway.ollama.names import SURFACE
 from gateway.ollama.schema import OllamaPullRequest
 from gateway.openai.extension_fields import unknown_fields
-from gateway.operations import ENDED, OperationsClient, read_body, requester
+from gateway.operation_client import ENDED, OperationsClient, read_body, requester
 from gateway.request_facts import facts_of
 from weft.api.operations.v1 import operation_pb2
 from weft.documents.operation_actions import pull_action
 from weft.documents.rights import require_operable
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.json_lines import encode_json
-from weft.kernel.log import get_logger
-from weft.kernel.model_source import asked_source, is_source
-from weft.kernel.names import LATEST
-from weft.kernel.reasons import Reason
-from weft.kernel.short_names import short_names_hint, short_source
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.models.model_source import asked_source, is_source
+from weft.kernel.models.short_names import short_names_hint, short_source
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.text.json_lines import encode_json
+from weft.kernel.values.names import LATEST
 
 _WAITING = b'{"status":"waiting"}\n'
 _NOT_A_SOURCE = (

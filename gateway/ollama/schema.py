@@ -21,7 +21,7 @@ from gateway.intake.request_model import (
 from gateway.openai.chat_schema import CallArguments, FunctionDefinition
 from gateway.openai.extension_fields import LANGUAGES
 from gateway.openai.sampling import MAX_TOP_LOGPROBS, Penalty, Share, StopSequences
-from weft.kernel.model_source import MAX_SOURCE_CHARS
+from weft.kernel.models.model_source import MAX_SOURCE_CHARS
 
 MAX_NAME_CHARS = 256
 EFFORTS = ("low", "medium", "high", "max")

@@ -9,8 +9,8 @@ from starlette.responses import Response
 from gateway.answers.answer_builder import MAX_NOTICES, new_identity
 from gateway.answers.generation import Work, streamed, unary
 from gateway.answers.server_tools import ServerTool, failing_tool, is_run_by_server, require_no_failing_tool
-from gateway.config import RequestLimits
 from gateway.deps import Inference
+from gateway.gateway_config import RequestLimits
 from gateway.intake.body import body_of
 from gateway.media import RequestMedia
 from gateway.openai.chat_answer import ChatAnswer, ChatStream
@@ -40,10 +40,10 @@ from gateway.openai.sampling import (
 from weft.api.common.v1 import chat_pb2, warning_pb2
 from weft.dispatch.extra_fields import handed_back
 from weft.dispatch.history import converted
-from weft.kernel.errors import FieldError, invalid_field
-from weft.kernel.json_lines import encode_json
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
+from weft.kernel.errors.error_tree import FieldError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Operation
+from weft.kernel.text.json_lines import encode_json
 
 
 async def chat_completions(

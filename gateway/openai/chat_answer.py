@@ -19,9 +19,9 @@ from gateway.openai.choices import ChoicesAnswer, ChunkStream, stop_member, stop
 from weft.api.common.v1 import event_pb2, warning_pb2
 from weft.dispatch.extra_fields import join_fields
 from weft.dispatch.frames import texts_of
-from weft.kernel.json_lines import encode_json
-from weft.kernel.json_objects import plain_object
-from weft.kernel.names import new_id
+from weft.kernel.text.json_lines import encode_json
+from weft.kernel.text.json_objects import plain_object
+from weft.kernel.values.names import new_id
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ from dataclasses import field as dataclass_field
 from typing import Any, Protocol, TypeVar
 
 from gateway.answers.server_tools import ServerTool
-from gateway.config import MediaConfig, RequestLimits
+from gateway.gateway_config import MediaConfig, RequestLimits
 from gateway.intake.request_model import require_few
 from gateway.media import RequestMedia
 from gateway.openai.chat_schema import AudioUrl, ImageUrl, InputAudio, TemplateArguments
@@ -16,9 +16,9 @@ from weft.api.common.v1 import chat_pb2, warning_pb2
 from weft.dispatch.extra_fields import handed_back
 from weft.dispatch.history import answered_turns, converted, earlier_turns, left_out_note
 from weft.dispatch.payload_checks import part_left_out
-from weft.kernel.errors import FieldError, invalid_field
-from weft.kernel.json_objects import to_json_object
-from weft.kernel.schema_guard import SchemaGuard
+from weft.kernel.errors.error_tree import FieldError, invalid_field
+from weft.kernel.schemas.schema_guard import SchemaGuard
+from weft.kernel.text.json_objects import to_json_object
 
 FUNCTION = "function"
 ROLES: Mapping[str, chat_pb2.Role.ValueType] = {

@@ -8,7 +8,7 @@ from typing_extensions import override
 from gateway.answers.answer_builder import AnswerIdentity, DocumentAnswer, notice_json, usage_json
 from gateway.answers.sse import StreamEncoder
 from weft.api.common.v1 import event_pb2, receipt_pb2
-from weft.kernel.json_lines import encode_json
+from weft.kernel.text.json_lines import encode_json
 
 _DONE = b"data: [DONE]\n\n"
 

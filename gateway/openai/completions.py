@@ -12,8 +12,8 @@ from starlette.responses import Response
 
 from gateway.answers.answer_builder import finite_logprob, new_identity, text_finish_reason
 from gateway.answers.generation import Work, streamed, unary
-from gateway.config import RequestLimits
 from gateway.deps import Inference
+from gateway.gateway_config import RequestLimits
 from gateway.intake.body import body_of
 from gateway.intake.request_model import TextsOrTokens
 from gateway.openai.choices import ChoicesAnswer, ChunkStream, stop_member, stop_reason
@@ -30,9 +30,9 @@ from gateway.openai.sampling import (
 from weft.api.common.v1 import completion_pb2, event_pb2
 from weft.dispatch.frames import texts_of
 from weft.dispatch.payload_checks import MAX_PROMPTS
-from weft.kernel.errors import invalid_field
-from weft.kernel.json_lines import encode_json
-from weft.kernel.request import Operation
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.requests.request_values import Operation
+from weft.kernel.text.json_lines import encode_json
 
 if TYPE_CHECKING:
     from google.protobuf.internal.containers import RepeatedCompositeFieldContainer

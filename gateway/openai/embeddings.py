@@ -12,18 +12,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.answers.unary import unary_answer
-from gateway.config import RequestLimits
 from gateway.deps import Inference
+from gateway.gateway_config import RequestLimits
 from gateway.intake.body import body_of
 from gateway.intake.request_model import HandledRequest, TextsOrTokens
 from gateway.openai.completions import fill_prompts
 from gateway.openai.extension_fields import unknown_fields
 from weft.api.common.v1 import embedding_pb2, receipt_pb2, usage_pb2
-from weft.dispatch.operations import EMBEDDING
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.json_lines import encode_json
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
+from weft.dispatch.operation_table import EMBEDDING
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Operation
+from weft.kernel.text.json_lines import encode_json
 
 
 class EmbeddingRequest(HandledRequest):

@@ -9,8 +9,8 @@ from gateway.answers.answer_builder import MAX_NOTICES
 from gateway.intake.request_model import EXTENSION_PREFIX, NOT_USED, HandledRequest, StrictModel
 from weft.api.common.v1 import json_value_pb2, warning_pb2
 from weft.dispatch.parameter_checks import MAX_EXTRA_BYTES, MAX_EXTRA_FIELDS, MAX_EXTRA_NAME_CHARS, take_bytes
-from weft.kernel.errors import invalid_field
-from weft.kernel.json_objects import add_member
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.text.json_objects import add_member
 
 # Alias of a field that the request has under its usual name.
 _SPELLINGS = frozenset({"repetition_penalty"})

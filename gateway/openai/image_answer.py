@@ -11,10 +11,10 @@ from gateway.answers.sse import StreamEncoder
 from gateway.media.content import size_of
 from gateway.openai.image_schema import AUTO, ImageRequest
 from weft.api.common.v1 import chat_pb2, event_pb2, image_pb2, receipt_pb2, usage_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.json_lines import encode_json
-from weft.kernel.media_types import image_type_of
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.text.json_lines import encode_json
+from weft.kernel.values.media_types import image_type_of
 
 Link = Callable[[str], str]
 """Returns the URL of an image by the id of its file."""

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from typing_extensions import override
 
-from gateway.config import MediaConfig
+from gateway.gateway_config import MediaConfig
 from gateway.intake.multipart import Form, Part
 from gateway.intake.request_model import EXTENSION_PREFIX, HandledRequest, ModelName, StrictModel, Word
 from gateway.media import RequestMedia
@@ -23,8 +23,8 @@ from weft.dispatch.parameter_checks import (
     MAX_PARTIAL_IMAGES,
     MAX_SOURCE_IMAGES,
 )
-from weft.kernel.errors import FieldError, invalid_field
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError, invalid_field
+from weft.kernel.errors.reasons import Reason
 
 AUTO = "auto"
 """The value of fields that leave the choice to the model."""

@@ -25,9 +25,9 @@ from weft.dispatch.call import Call, Layer, Proceed
 from weft.dispatch.frames import Frame
 from weft.durable.batches import MAX_PIECE_BYTES, RESULT, FileClient
 from weft.durable.media import pieces_of
-from weft.kernel.errors import FieldError, WeftError, invalid_field
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
+from weft.kernel.errors.error_tree import FieldError, WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Operation
 
 
 def kept_images(files: FileClient, tenant: str) -> Layer[Frame]:

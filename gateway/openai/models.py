@@ -19,13 +19,13 @@ from gateway.request_facts import facts_of
 from weft.api.registry.v1 import agent_pb2, route_pb2, workflow_pb2
 from weft.dispatch.agents import agent_name_of, members_of, name_asked_for, target_of
 from weft.dispatch.aliases import AskedName, exact_aliases
-from weft.dispatch.fleet import FleetView, ModelView, abilities_in, base_in, context_in
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.names import AGENT_PREFIX, ROUTE_PREFIX, WORKFLOW_PREFIX, ascii_name
-from weft.kernel.principal import VIEW_MODELS, Principal
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Skill
-from weft.kernel.unknown_names import unknown_target
+from weft.dispatch.fleet import FleetView, ModelView, base_in, capabilities_in, context_in
+from weft.kernel.access.principal import VIEW_MODELS, Principal
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Skill
+from weft.kernel.values.names import AGENT_PREFIX, ROUTE_PREFIX, WORKFLOW_PREFIX, ascii_name
+from weft.kernel.values.unknown_names import unknown_target
 
 MAX_LISTED = 1000
 """Maximum page size, for Anthropic's clients."""
@@ -157,9 +157,9 @@ def anthropic_list(listed: dict[str, Any], limit: int, *, after_id: str = "", be
     """
     entries = listed["data"]
     if after_id:
-        entries = entries[_place(entries, after_id, "after_id") + 1 :]
+        entries = entries[_index_of(entries, after_id, "after_id") + 1 :]
     elif before_id:
-        entries = entries[: _place(entries, before_id, "before_id")]
+        entries = entries[: _index_of(entries, before_id, "before_id")]
     page = entries[-limit:] if before_id else entries[:limit]
     return {
         "data": [anthropic_entry(entry) for entry in page],
@@ -182,10 +182,10 @@ def anthropic_entry(entry: dict[str, Any]) -> dict[str, object]:
     }
 
 
-def _place(entries: list[dict[str, Any]], name: str, field: str) -> int:
-    for place, entry in enumerate(entries):
+def _index_of(entries: list[dict[str, Any]], name: str, field: str) -> int:
+    for index, entry in enumerate(entries):
         if entry["id"] == name:
-            return place
+            return index
     raise invalid_field(field, "names no entry of the current list")
 
 
@@ -292,7 +292,7 @@ def _base(view: FleetView, members: Iterable[ModelView]) -> dict[str, object]:
 
 def _skills(view: FleetView, members: Iterable[ModelView]) -> dict[str, object]:
     """Returns the skills of members; empty: those of a member are unknown."""
-    known = [abilities_in(view, model).skills for model in members]
+    known = [capabilities_in(view, model).skills for model in members]
     if not all(known):
         return {}
     found = frozenset[Skill]().union(*known)

@@ -15,7 +15,7 @@ from gateway.routing import collaborator
 from weft.api.router.v1.placement_service_pb2 import QuoteResponse
 from weft.dispatch.quoter import Quoter
 from weft.documents.codec import document_of
-from weft.kernel.request import Operation
+from weft.kernel.requests.request_values import Operation
 
 Quotes = Annotated[Quoter, collaborator(Quoter)]
 

@@ -16,12 +16,12 @@ from gateway.intake.body import body_of
 from gateway.intake.request_model import MAX_INT32, HandledRequest, ModelName, StopAtFirstError, StrictModel
 from gateway.openai.extension_fields import unknown_fields
 from weft.api.common.v1 import receipt_pb2, rerank_pb2, usage_pb2
-from weft.dispatch.operations import RERANK
+from weft.dispatch.operation_table import RERANK
 from weft.dispatch.parameter_checks import MAX_DOCUMENTS
-from weft.kernel.errors import WeftError
-from weft.kernel.json_lines import encode_json
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Operation
+from weft.kernel.text.json_lines import encode_json
 
 
 class RerankDocument(StrictModel):
@@ -98,9 +98,9 @@ def rerank_body(
 
     With `top_n`, fewer documents may have one.
     """
-    places, count = {score.index for score in scores}, len(request.documents)
+    indexes, count = {score.index for score in scores}, len(request.documents)
     expected = min(request.top_n or count, count)
-    if not expected <= len(places) == len(scores) or not all(0 <= place < count for place in places):
+    if not expected <= len(indexes) == len(scores) or not all(0 <= index < count for index in indexes):
         raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the model did not return one score per document")
     if not all(math.isfinite(score.score) for score in scores):
         raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the model returned a score that is not a number")

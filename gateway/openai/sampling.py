@@ -6,7 +6,7 @@ from pydantic import AliasChoices, BeforeValidator, Field, Tag
 from pydantic_core import PydanticCustomError
 from typing_extensions import override
 
-from gateway.config import RequestLimits
+from gateway.gateway_config import RequestLimits
 from gateway.intake.request_model import (
     EXTENSION_PREFIX,
     MAX_INT32,
@@ -17,7 +17,7 @@ from gateway.intake.request_model import (
     text_or_list,
 )
 from weft.api.common.v1 import sampling_pb2
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors.error_tree import invalid_field
 
 MAX_STOP_CHARS = 1024
 MAX_LOGIT_BIAS_ENTRIES = 300

@@ -27,14 +27,14 @@ from gateway.request_facts import facts_of
 from weft.api.common.v1 import audio_pb2, receipt_pb2, warning_pb2
 from weft.dispatch.agents import name_asked_for
 from weft.dispatch.call import Call
-from weft.dispatch.fleet import FleetView, ModelView, abilities_in
-from weft.dispatch.operations import SPEECH, SpeechPiece
+from weft.dispatch.fleet import FleetView, ModelView, capabilities_in
+from weft.dispatch.operation_table import SPEECH, SpeechPiece
 from weft.dispatch.parameter_checks import MAX_SPEECH_CHARS, MAX_SPEED, MIN_SPEED
-from weft.kernel.errors import WeftError
-from weft.kernel.json_lines import encode_json
-from weft.kernel.principal import VIEW_MODELS, Principal
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
+from weft.kernel.access.principal import VIEW_MODELS, Principal
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Operation
+from weft.kernel.text.json_lines import encode_json
 
 MAX_VOICES = 4096
 """Maximum voices in one list, over all models."""
@@ -85,7 +85,7 @@ async def list_voices(deps: Inference, request: Request) -> Response:
     voices = [
         {"id": voice, "name": voice, "model": model.name}
         for model in models
-        for voice in abilities_in(view, model).voices
+        for voice in capabilities_in(view, model).voices
     ]
     return json_response({"voices": voices[:MAX_VOICES]})
 

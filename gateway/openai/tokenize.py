@@ -7,18 +7,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.answers.unary import unary_answer
-from gateway.config import RequestLimits
 from gateway.deps import Inference
+from gateway.gateway_config import RequestLimits
 from gateway.intake.body import body_of
 from gateway.intake.request_model import HandledRequest, ModelName, StopAtFirstError
 from gateway.openai import chat as chat_payload
 from gateway.openai.chat_schema import ChatRequest, Message, TemplateArguments, ToolDefinition
 from gateway.openai.extension_fields import unknown_fields
 from weft.api.common.v1 import receipt_pb2, tokenize_pb2
-from weft.dispatch.operations import TOKENIZE
-from weft.kernel.errors import invalid_field
-from weft.kernel.json_lines import encode_json
-from weft.kernel.request import Operation
+from weft.dispatch.operation_table import TOKENIZE
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.requests.request_values import Operation
+from weft.kernel.text.json_lines import encode_json
 
 
 class TokenizeRequest(HandledRequest):

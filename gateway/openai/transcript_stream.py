@@ -8,7 +8,7 @@ from gateway.answers.answer_builder import AnswerIdentity
 from gateway.answers.sse import StreamEncoder
 from weft.api.common.v1 import audio_pb2, event_pb2, receipt_pb2, usage_pb2
 from weft.dispatch.frames import collected_transcription
-from weft.kernel.json_lines import encode_json
+from weft.kernel.text.json_lines import encode_json
 
 _DONE = b"data: [DONE]\n\n"
 

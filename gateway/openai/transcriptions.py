@@ -20,13 +20,13 @@ from gateway.openai.transcript_stream import TranscriptStream, duration_usage, w
 from gateway.request_facts import facts_of
 from weft.api.common.v1 import audio_pb2, chat_pb2, receipt_pb2
 from weft.dispatch.call import warned
-from weft.dispatch.operations import TRANSCRIPTION
+from weft.dispatch.operation_table import TRANSCRIPTION
 from weft.dispatch.parameter_checks import MAX_TRANSCRIPTION_PROMPT_CHARS
-from weft.kernel.errors import FieldError, invalid_field
-from weft.kernel.json_lines import encode_json
-from weft.kernel.media_types import audio_type_of
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
+from weft.kernel.errors.error_tree import FieldError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Operation
+from weft.kernel.text.json_lines import encode_json
+from weft.kernel.values.media_types import audio_type_of
 
 WORD, SEGMENT = "word", "segment"
 

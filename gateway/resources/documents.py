@@ -15,7 +15,7 @@ from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import ModelDocument, applied_document, plain
 from weft.documents.schemas import resource_list_schema, resource_schema
 from weft.documents.yaml_documents import MAX_DOCUMENTS
-from weft.kernel.request import JournalWord
+from weft.kernel.requests.request_values import JournalWord
 
 
 class _Part(BaseModel):

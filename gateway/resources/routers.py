@@ -6,7 +6,7 @@ from starlette.responses import Response
 from gateway.answers.unary import json_response
 from gateway.deps import Gateway
 from gateway.intake.query import begin_read
-from gateway.resources.handlers import SURFACE
+from gateway.resources.resource_handlers import SURFACE
 from weft.api.gateway.v1.mesh_router_pb2 import MeshRouter, MeshRouterList
 from weft.dispatch.fleet import FleetView
 from weft.documents.codec import document_of

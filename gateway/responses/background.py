@@ -17,8 +17,8 @@ from starlette.responses import Response
 from gateway.answers.generation import Work
 from gateway.answers.sse_writer import EventStream
 from gateway.answers.unary import JsonAnswer, UnaryAnswer, cut_off_seconds
-from gateway.config import ResponseEnvelope
 from gateway.deps import GatewayDeps
+from gateway.gateway_config import ResponseEnvelope
 from gateway.http.event_watches import EventWatches
 from gateway.intake.headers import idempotency_key_of
 from gateway.media import supply
@@ -27,18 +27,18 @@ from gateway.responses.history import items_to_store
 from gateway.responses.output import background_response_id, task_of
 from gateway.responses.payload import own_items
 from gateway.responses.replay import FROM_THE_START, BackgroundRequest, Replay, require_resumable
+from gateway.responses.response_stream import error_event
 from gateway.responses.schema import InputItem, Items, ResponsesRequest
-from gateway.responses.stream import error_event
 from weft.api.common.v1 import chat_pb2, warning_pb2
 from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.api.router.v1.stored_response_service_pb2 import StoredResponse
 from weft.durable.durable_call import of_request, task_spec
 from weft.durable.responses import ResponseClient, response_not_found
 from weft.durable.tasks import TaskClient, copy_of, is_terminal
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError, found_or_none, invalid_field
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError, found_or_none, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import Clock
 
 ORIGIN_KIND = "responses.background"
 """`TaskSpec.origin_kind` of a background response."""

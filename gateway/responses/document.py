@@ -5,17 +5,17 @@ from datetime import datetime
 import msgspec
 
 from gateway.answers.answer_builder import has_counts
-from gateway.config import ResponseEnvelope
 from gateway.errors import envelope
+from gateway.gateway_config import ResponseEnvelope
 from gateway.openai.chat_builder import FUNCTION
 from gateway.responses.namespaces import NAMESPACE, functions_of, members_by_flat_name
 from gateway.responses.output import OutputItems
 from gateway.responses.payload import asks_for_metrics, envelope_of, wants_logprobs
 from gateway.responses.schema import ResponsesRequest, ResponsesToolChoiceObject, ResponseTool
 from weft.api.common.v1 import receipt_pb2, timing_pb2, usage_pb2
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
-from weft.kernel.json_lines import encode_json
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.text.json_lines import encode_json
+from weft.kernel.time.clock import Clock
 
 QUEUED = "queued"
 COMPLETED = "completed"

@@ -15,9 +15,9 @@ from gateway.responses.output import OUTPUT_TEXT, input_item_id, response_of
 from gateway.responses.payload import Conversation
 from gateway.responses.schema import InputItem, InputPart, Items
 from weft.api.router.v1.stored_response_service_pb2 import StoredResponse
-from weft.kernel.errors import WeftError, found_or_none, invalid_field
-from weft.kernel.names import is_token
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError, found_or_none, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.names import is_token
 
 MAX_REFERENCED_RESPONSES = 256
 """Maximum number of responses whose items one input may reference."""

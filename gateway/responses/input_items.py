@@ -18,7 +18,7 @@ from gateway.responses.schema import InputItem, InputPart, OtherItem
 from weft.api.common.v1 import chat_pb2
 from weft.dispatch.extra_fields import carried_only
 from weft.dispatch.history import converted, left_out_note
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors.error_tree import invalid_field
 
 _PART_MEMBERS = {
     "input_text": "text",

@@ -13,7 +13,7 @@ from gateway.responses.namespaces import Member
 from weft.api.common.v1 import event_pb2
 from weft.dispatch.extra_fields import join_fields
 from weft.durable.tasks import TASK_PREFIX
-from weft.kernel.json_objects import plain_object
+from weft.kernel.text.json_objects import plain_object
 
 _HEX_CHARS = 24
 _RESPONSE = "resp_"

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.answers.server_tools import ServerTool, failing_tool, is_run_by_server, last_query
-from gateway.config import RequestLimits, ResponseEnvelope
+from gateway.gateway_config import RequestLimits, ResponseEnvelope
 from gateway.media import RequestMedia
 from gateway.openai.chat_builder import FUNCTION, ChatBuilder, ChatTranslation, entries
 from gateway.openai.chat_schema import FUNCTION_NAME_PATTERN, MAX_FUNCTION_NAME_CHARS, MAX_NAME_CHARS
@@ -25,7 +25,7 @@ from gateway.responses.schema import (
     ToolReference,
 )
 from weft.api.common.v1 import chat_pb2, sampling_pb2, warning_pb2
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors.error_tree import invalid_field
 
 LOGPROBS = "message.output_text.logprobs"
 METRICS = "metrics"

@@ -4,19 +4,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from gateway.config import ResponseEnvelope
+from gateway.gateway_config import ResponseEnvelope
 from gateway.openai.sampling import wants_events
 from gateway.responses.document import CANCELLED, FAILED, IN_PROGRESS, QUEUED, ResponseDocument
 from gateway.responses.output import background_response_id
+from gateway.responses.response_stream import ResponsesStream
 from gateway.responses.schema import InputItem, ResponsesRequest
-from gateway.responses.stream import ResponsesStream
 from weft.api.common.v1 import event_pb2, warning_pb2
 from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.durable.tasks import failure_of, is_terminal
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.reasons import Reason
-from weft.kernel.timestamps import datetime_of, optional_datetime
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.clock import Clock
+from weft.kernel.time.timestamps import datetime_of, optional_datetime
 
 ATTEMPT_STEP = 1_000_000
 """Distance between the first sequence numbers of two attempts. A longer answer can be resumed only until an attempt is

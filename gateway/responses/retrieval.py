@@ -6,8 +6,8 @@ from typing import Annotated
 
 import msgspec
 
-from gateway.config import KeepResponses
 from gateway.deps import GatewayDeps
+from gateway.gateway_config import KeepResponses
 from gateway.responses.background import BackgroundResponse, BackgroundResponses, StreamPosition
 from gateway.responses.document import CANCELLED
 from gateway.responses.history import items_to_store
@@ -15,8 +15,8 @@ from gateway.responses.running import LiveResponse, RunningResponses
 from gateway.routing import collaborator
 from weft.api.router.v1.stored_response_service_pb2 import StoredResponse
 from weft.durable.responses import ResponseClient, response_not_found
-from weft.kernel.errors import FieldError, WeftError, found_or_none, invalid_field
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError, WeftError, found_or_none, invalid_field
+from weft.kernel.errors.reasons import Reason
 
 
 class _Body(msgspec.Struct):

@@ -5,17 +5,17 @@ from collections.abc import AsyncGenerator, Generator
 from contextlib import ExitStack, aclosing, contextmanager
 
 from gateway.responses.document import CANCELLED, IN_PROGRESS
-from gateway.responses.stream import PartialResponse
+from gateway.responses.response_stream import PartialResponse
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1.stored_response_service_pb2 import StoredResponse
 from weft.dispatch.call import Call, Proceed
 from weft.dispatch.frames import Frame
 from weft.durable.responses import ResponseClient
-from weft.kernel.errors import WeftError
-from weft.kernel.interrupt import Interruptible
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
-from weft.kernel.timestamps import stamp_of
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.deadline import Interruptible
+from weft.kernel.time.timestamps import stamp_of
 
 log = get_logger("weft.gateway")
 

@@ -7,16 +7,16 @@ from typing import Any, Literal
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.health import component_fields, unhealthy_response
+from gateway.gateway_health import component_fields, unhealthy_response
 from gateway.request_facts import facts_of
 from gateway.runner_api.deps import RunnerApi
 from gateway.runner_api.facts import ModelFacts, ModelStage, RunnerFacts, RunnerStage
-from gateway.runner_api.metrics import QueueFacts
+from gateway.runner_api.runner_api_metrics import QueueFacts
 from weft.api.registry.v1.model_pb2 import MODEL_SKILL_AUDIO
 from weft.gpu.snapshot import DeviceSnapshot, DeviceUse
-from weft.kernel.errors import WeftError
-from weft.kernel.json_lines import encode_json
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.text.json_lines import encode_json
 
 MEBIBYTE = 1024 * 1024
 START_RETRY_SECONDS = 2.0

@@ -4,17 +4,17 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from gateway.auth.authentication import KeyRingSource
-from gateway.config import GatewayConfig
 from gateway.deps import InferenceDeps
-from gateway.operations import OperationsClient
+from gateway.gateway_config import GatewayConfig
+from gateway.operation_client import OperationsClient
 from gateway.routing import collaborator
 from gateway.runner_api.facts import KeptDevices, RunnerPort
-from gateway.runner_api.metrics import QueueView, RequestObserver
+from gateway.runner_api.runner_api_metrics import QueueView, RequestObserver
 from weft.dispatch.call import RequestDispatcher
 from weft.dispatch.fleet import FleetSource
 from weft.durable.journal_policy import JournalRules
-from weft.kernel.health import HealthSource
-from weft.kernel.tracing import NO_TRACING, Tracing
+from weft.kernel.services.health import HealthSource
+from weft.kernel.telemetry.tracing import NO_TRACING, Tracing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

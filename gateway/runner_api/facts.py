@@ -13,9 +13,9 @@ from weft.api.registry.v1.model_pb2 import MODEL_SKILL_TOOLS
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.runner.v1 import runner_service_pb2
 from weft.gpu.snapshot import DeviceSnapshot, DeviceUse
-from weft.kernel.clock import Clock
-from weft.kernel.log import get_logger
-from weft.kernel.service import BackgroundLoop
+from weft.kernel.services.service_lifecycle import BackgroundLoop
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import Clock
 
 
 class RunnerStage(Enum):

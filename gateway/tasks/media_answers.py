@@ -13,10 +13,10 @@ from weft.api.common.v1 import audio_pb2, event_pb2, receipt_pb2
 from weft.api.router.v1 import task_pb2
 from weft.dispatch.frames import collected_images, collected_transcription
 from weft.durable.media import filled, referring_part
-from weft.kernel.errors import WeftError
-from weft.kernel.json_lines import encode_json
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import MAX_MESSAGE_BYTES
+from weft.kernel.channels.rpc import MAX_MESSAGE_BYTES
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.text.json_lines import encode_json
 
 Outputs = Iterable[task_pb2.TaskOutput]
 Link = Callable[[str], str]

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from gateway.config import RequestLimits
+from gateway.gateway_config import RequestLimits
 from gateway.intake.multipart import Part
 from gateway.intake.request_model import MAX_ID_CHARS, StrictModel
 from gateway.media import RequestMedia
@@ -19,9 +19,9 @@ from gateway.openai.transcriptions import TranscriptionRequest
 from weft.api.common.v1 import audio_pb2, chat_pb2, image_pb2
 from weft.dispatch.parameter_checks import MAX_SOURCE_IMAGES
 from weft.durable.batches import FILE_PREFIX
-from weft.kernel.errors import FieldError, invalid_field
-from weft.kernel.media_types import audio_type_of, image_type_of
-from weft.kernel.names import is_token
+from weft.kernel.errors.error_tree import FieldError, invalid_field
+from weft.kernel.values.media_types import audio_type_of, image_type_of
+from weft.kernel.values.names import is_token
 
 MAX_INLINE_CHARS = 64 * 1024 * 1024
 """Maximum characters of an inline file; the request's body has a lower limit."""

@@ -13,8 +13,8 @@ from starlette.types import Scope
 
 from gateway.answers.answer_builder import AnswerBuilder, AnswerIdentity, unfinished_answer, with_warnings
 from gateway.answers.server_tools import require_no_failing_tool
-from gateway.config import RequestLimits
 from gateway.deps import InferenceDeps
+from gateway.gateway_config import RequestLimits
 from gateway.intake.headers import request_context, tenant_of
 from gateway.intake.json_guard import parse, require_few_members
 from gateway.intake.request_model import require_within
@@ -33,8 +33,8 @@ from gateway.openai.speech import SpeechRequest
 from gateway.openai.transcriptions import TranscriptionRequest
 from gateway.responses.payload import Conversation, own_items, to_response_request
 from gateway.responses.replay import task_document
+from gateway.responses.response_stream import ResponsesAnswer
 from gateway.responses.schema import ResponsesRequest
-from gateway.responses.stream import ResponsesAnswer
 from gateway.tasks import media_answers, media_requests
 from gateway.tasks.media_answers import Link, no_link
 from weft.api.common.v1 import (
@@ -50,10 +50,10 @@ from weft.api.common.v1 import (
 from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.durable.durable_call import task_spec
 from weft.durable.tasks import TASK_PREFIX, TaskPayload, payload_of
-from weft.kernel.errors import FieldError, WeftError, invalid_field
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
-from weft.kernel.timestamps import optional_datetime
+from weft.kernel.errors.error_tree import FieldError, WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Operation
+from weft.kernel.time.timestamps import optional_datetime
 
 
 def _nothing() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from weft.api.gateway.v1.trial_report_pb2 import TrialChecks, TrialPair, TrialSpeed, TrialSummary
 from weft.api.registry.v1.trial_pb2 import Verdict
-from weft.kernel.value_check import UncheckedError
+from weft.kernel.schemas.value_check import UncheckedError
 
 
 @dataclass(frozen=True, slots=True)

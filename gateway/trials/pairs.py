@@ -9,7 +9,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 
 from gateway.answers.answer_builder import CalledTool, add_call
-from gateway.tasks.handlers import outputs_of
+from gateway.tasks.task_handlers import outputs_of
 from gateway.trials.comparison import Answer, ToolCall, check_pair
 from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.api.common.v1.chat_pb2 import ChatPayload
@@ -22,11 +22,11 @@ from weft.dispatch.captured import answer_text, prompt_text
 from weft.dispatch.frames import GenerationPayload
 from weft.durable.tasks import MAX_LISTED, TaskClient, failure_of, is_terminal, payload_of
 from weft.durable.trials import REQUEST_KEY, is_candidate_first, origin_kind_of
-from weft.kernel.errors import WeftError
-from weft.kernel.json_objects import plain_object
-from weft.kernel.reasons import Reason
-from weft.kernel.timestamps import optional_seconds, seconds_of
-from weft.kernel.value_check import ValueCheck
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.schemas.value_check import ValueCheck
+from weft.kernel.text.json_objects import plain_object
+from weft.kernel.time.timestamps import optional_seconds, seconds_of
 
 MAX_CHECKS = 10_000
 """Maximum number of pairs whose checks are kept in memory; they never change."""

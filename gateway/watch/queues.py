@@ -6,9 +6,9 @@ from collections.abc import AsyncGenerator, Mapping
 from gateway.watch.source import Change, WatchCaller, WatchSource, delete, put_message, synced
 from weft.api.gateway.v1 import admin_model_pb2
 from weft.dispatch.placement import QueueSource
-from weft.kernel.clock import Clock
-from weft.kernel.placement_request import PoolQueue
-from weft.kernel.principal import Access, Resource, Role
+from weft.kernel.access.principal import Access, Resource, Role
+from weft.kernel.requests.placement_request import PoolQueue
+from weft.kernel.time.clock import Clock
 
 
 def queues_by_name(queues: QueueSource, clock: Clock, interval_seconds: float) -> WatchSource:

@@ -16,12 +16,12 @@ from weft.documents.mesh_state import MeshState
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import PoolDocument, plain, pool_document
 from weft.documents.rights import view_of, visible_pool
-from weft.kernel.errors import WeftError
-from weft.kernel.json_lines import encode_json
-from weft.kernel.log import get_logger
-from weft.kernel.principal import VIEW_MODELS, Principal
-from weft.kernel.reasons import Reason
-from weft.kernel.service import start_task, stop_tasks
+from weft.kernel.access.principal import VIEW_MODELS, Principal
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.services.service_lifecycle import start_task, stop_tasks
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.text.json_lines import encode_json
 
 MAX_CHANGED_NAMES = 65_536
 """Maximum names that changed since a stream last read them; with more it begins again."""

@@ -7,8 +7,8 @@ from enum import StrEnum
 from google.protobuf.message import Message
 
 from weft.documents.codec import document_of
-from weft.kernel.json_lines import encode_json
-from weft.kernel.principal import Access, Principal
+from weft.kernel.access.principal import Access, Principal
+from weft.kernel.text.json_lines import encode_json
 
 
 class ChangeType(StrEnum):

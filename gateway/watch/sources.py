@@ -4,10 +4,10 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 from typing import TypeVar
 
-from gateway.operations import OperationsClient
+from gateway.operation_client import OperationsClient
 from gateway.registry_client import RegistryClient
-from gateway.tasks.handlers import task_json
 from gateway.tasks.task_apis import TaskApis
+from gateway.tasks.task_handlers import task_json
 from gateway.watch.source import Change, ChangeType, WatchCaller, WatchSource, delete, put, put_message, synced
 from weft.api.operations.v1.operation_service_pb2 import WatchOperationsResponse
 from weft.api.registry.v1.event_pb2 import Event
@@ -18,8 +18,8 @@ from weft.api.router.v1.request_service_pb2 import WatchRequestsResponse
 from weft.api.router.v1.task_service_pb2 import WatchTasksResponse
 from weft.durable.requests import RequestClient
 from weft.durable.tasks import TaskClient
-from weft.kernel.json_lines import encode_json
-from weft.kernel.principal import VIEW_REQUESTS, VIEW_TELEMETRY, Access, Resource, Role
+from weft.kernel.access.principal import VIEW_REQUESTS, VIEW_TELEMETRY, Access, Resource, Role
+from weft.kernel.text.json_lines import encode_json
 
 R = TypeVar("R")
 

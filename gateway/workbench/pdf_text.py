@@ -18,9 +18,9 @@ from gateway.intake.body import media_type_of, read_body
 from gateway.intake.concurrency_limit import ConcurrencyLimit
 from gateway.request_facts import facts_of
 from gateway.routing import collaborator
-from weft.kernel.errors import WeftError
-from weft.kernel.json_lines import encode_json
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.text.json_lines import encode_json
 
 MAX_BYTES = 20 * 1024 * 1024
 """Maximum size of a file."""

@@ -14,9 +14,9 @@ from gateway.intake.headers import require_own_machine
 from gateway.request_facts import facts_of
 from gateway.routing import collaborator
 from gateway.workbench.page_files import MAX_DEPTH, VERSION_CHARS, PageFile, PageFiles
-from weft.kernel.errors import WeftError
-from weft.kernel.json_lines import encode_json
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.text.json_lines import encode_json
 
 SURFACE = "workbench"
 PAGE = "ui/"

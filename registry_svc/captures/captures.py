@@ -12,8 +12,8 @@ import grpc
 from google.protobuf import json_format
 from typing_extensions import override
 
-from registry_svc.config import MEBIBYTE
 from registry_svc.mesh.core import RegistryCore
+from registry_svc.registry_config import MEBIBYTE
 from registry_svc.secrets.secrets import Secrets
 from registry_svc.wire_values import to_actor
 from registry_svc.writer import SingleWriter
@@ -21,14 +21,14 @@ from weft.api.registry.v1 import capture_service_pb2 as pb
 from weft.api.registry.v1 import capture_service_pb2_grpc
 from weft.dispatch.captured import MAX_TEXT_BYTES
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.clock import seconds_ahead
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.log import get_logger
-from weft.kernel.names import MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, require_token
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import AnsweringServicer
-from weft.kernel.rpc_auth import caller
-from weft.kernel.timestamps import stamp_of
+from weft.kernel.access.rpc_auth import caller
+from weft.kernel.channels.rpc import AnsweringServicer
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import seconds_ahead
+from weft.kernel.time.timestamps import stamp_of
+from weft.kernel.values.names import MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, require_token
 from weft.sql.store import Store
 
 log = get_logger("weft.registry.captures")

@@ -26,12 +26,7 @@ from registry_svc.store.owner_file import create_owner_file, read_owner_file
 from registry_svc.watchers import Watcher, Watchers
 from weft.api.registry.v1 import key_service_pb2 as pb
 from weft.api.registry.v1 import key_service_pb2_grpc
-from weft.kernel.clock import seconds_ahead
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.field_rules import check_message
-from weft.kernel.log import get_logger
-from weft.kernel.names import DEFAULT_TENANT
-from weft.kernel.principal import (
+from weft.kernel.access.principal import (
     DEFAULT_SCOPES,
     KEY_ID_CHARS,
     SECRET_BYTES,
@@ -46,11 +41,16 @@ from weft.kernel.principal import (
     key_text,
     parse_scopes,
 )
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
-from weft.kernel.rpc import AnsweringServicer
-from weft.kernel.rpc_auth import caller
-from weft.kernel.timestamps import optional_stamp, seconds_of, stamp_of
+from weft.kernel.access.rpc_auth import caller
+from weft.kernel.channels.rpc import AnsweringServicer
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Priority
+from weft.kernel.schemas.field_rules import check_message
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import seconds_ahead
+from weft.kernel.time.timestamps import optional_stamp, seconds_of, stamp_of
+from weft.kernel.values.names import DEFAULT_TENANT
 from weft.sql.connections import Row, Tx
 from weft.sql.store import Store
 
@@ -64,7 +64,7 @@ class ApiKey:
     tenant: str
     scopes: tuple[str, ...]
     digest: bytes = field(repr=False)
-    """Digest of the secret; see `weft.kernel.principal.key_digest`."""
+    """Digest of the secret; see `weft.kernel.access.principal.key_digest`."""
     created_at: datetime
     expires_at: datetime | None = None
     """None: never."""

@@ -17,21 +17,21 @@ import grpc
 from typing_extensions import override
 
 from registry_svc.mesh.core import RegistryCore
-from registry_svc.mesh.domain import JoinToken
 from registry_svc.mesh.events import events_for
 from registry_svc.mesh.policy.joining import check_name_pattern
 from registry_svc.mesh.policy.limits import require_room
+from registry_svc.mesh.states import JoinToken
 from weft.api.registry.v1 import join_token_service_pb2 as token_pb
 from weft.api.registry.v1 import join_token_service_pb2_grpc
 from weft.api.registry.v1.event_pb2 import EVENT_REASON_WITHDRAWN
 from weft.api.registry.v1.join_token_service_pb2 import CreateJoinTokenRequest
-from weft.kernel.clock import seconds_ahead
-from weft.kernel.errors import WeftError
-from weft.kernel.field_rules import check_message
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import AnsweringServicer
-from weft.kernel.timestamps import optional_stamp, seconds_of, stamp_of
+from weft.kernel.channels.rpc import AnsweringServicer
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.schemas.field_rules import check_message
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import seconds_ahead
+from weft.kernel.time.timestamps import optional_stamp, seconds_of, stamp_of
 
 log = get_logger("weft.registry")
 

@@ -7,7 +7,7 @@ from registry_svc.ledger.wait_queue import Waiter, WaitQueue
 from weft.api.common.v1 import priority_pb2
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
 from weft.gpu.snapshot import DeviceSnapshot, bytes_messages, device_message
-from weft.kernel.timestamps import duration_of, optional_stamp, stamp_of
+from weft.kernel.time.timestamps import duration_of, optional_stamp, stamp_of
 
 MAX_WAITS = 64
 """Maximum waits that a host shows, the first in line, besides their number."""
@@ -18,7 +18,7 @@ def host_memory(table: LeaseTable, queue: WaitQueue, name: str, now: float) -> l
     seen, account = table.host(name), table.open(name)
     if seen is None or account is None or not seen.snapshot.devices:
         return None
-    waiting = sorted(queue.on(name), key=lambda each: each.request.place)
+    waiting = sorted(queue.on(name), key=lambda each: each.request.queue_key)
     return lease_service_pb2.HostMemory(
         host=name,
         source=lease_pb2.HostSighting.Source.ValueType(seen.snapshot.source),

@@ -7,7 +7,7 @@ from typing import Any
 
 from registry_svc.ledger.policy.leases import Grant, Holder, HolderKind
 from weft.gpu.snapshot import ProcessId
-from weft.kernel.request import Priority
+from weft.kernel.requests.request_values import Priority
 from weft.sql.connections import Row, Tx
 from weft.sql.store import Store
 

@@ -17,8 +17,8 @@ from registry_svc.ledger.policy.leases import (
 )
 from registry_svc.mesh.session_state import SessionState
 from weft.gpu.snapshot import HostSnapshot
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 RunnerOf = Callable[[str], SessionState | None]
 """Returns a runner by name, active or not; None if it is unknown."""

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import replace
 
-from registry_svc.config import LedgerConfig
 from registry_svc.ledger.host_view import host_memory, shown_lease
 from registry_svc.ledger.lease_store import LeaseStore
 from registry_svc.ledger.lease_table import MAX_HOSTS, LeaseTable, RunnerOf
@@ -22,20 +21,21 @@ from registry_svc.ledger.policy.leases import (
 )
 from registry_svc.ledger.reconciler import Evictor, Reconciler
 from registry_svc.ledger.requests import holder_from, memory_request_from, processes_in, renewed_with
-from registry_svc.ledger.wait_queue import Waiter, WaitQueue, require_place, require_possible
+from registry_svc.ledger.wait_queue import Waiter, WaitQueue, require_possible, require_queue_room
 from registry_svc.mesh.runner_calls import RunnerCalls
 from registry_svc.mesh.unowned import UnownedModel
+from registry_svc.registry_config import LedgerConfig
 from registry_svc.watchers import Watchers
 from registry_svc.writer import SingleWriter
 from weft.api.registry.v1 import lease_pb2
 from weft.api.registry.v1 import lease_service_pb2 as pb
 from weft.gpu.snapshot import HostSnapshot, ProcessId, process_id_message, snapshot_from
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
-from weft.kernel.service import start_critical, stop_tasks
-from weft.kernel.timestamps import duration_of
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.services.service_lifecycle import start_critical, stop_tasks
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import Clock
+from weft.kernel.time.timestamps import duration_of
 
 log = get_logger("weft.registry.ledger")
 
@@ -337,7 +337,7 @@ class Ledger:
                 f"there are {self._config.max_leases} leases already, as many as a mesh may have",
             )
         waiting = [each.request.holder for host in self._queue.hosts() for each in self._queue.on(host)]
-        require_place(request.holder, [*waiting, *(lease.grant.holder for lease in self._table)])
+        require_queue_room(request.holder, [*waiting, *(lease.grant.holder for lease in self._table)])
         self._queue.join(waiter)
         self._active.set()
         self._wake.set()

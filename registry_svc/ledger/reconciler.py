@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from registry_svc.config import LedgerConfig
 from registry_svc.ledger.lease_store import LeaseStore
 from registry_svc.ledger.lease_table import LeaseTable
 from registry_svc.ledger.policy.leases import (
@@ -33,10 +32,11 @@ from registry_svc.ledger.policy.reclaim import (
 )
 from registry_svc.ledger.wait_queue import WaitQueue, wait_status, wait_timeout
 from registry_svc.mesh.runner_calls import EvictionAnswer, EvictionRequest, RunnerCalls
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.service import start_task, stop_tasks
+from registry_svc.registry_config import LedgerConfig
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.services.service_lifecycle import start_task, stop_tasks
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import Clock
 
 if TYPE_CHECKING:
     import asyncio
@@ -321,7 +321,7 @@ class Reconciler:
         if account is None:
             return
         leases = self._table.leases_on(host)
-        for ahead, waiter in enumerate(sorted(self._queue.on(host), key=lambda each: each.request.place)):
+        for ahead, waiter in enumerate(sorted(self._queue.on(host), key=lambda each: each.request.queue_key)):
             self._queue.show(waiter, wait_status(waiter.request, account, leases, ahead))
 
     def end_waits(self, failure: WeftError | None = None) -> None:

@@ -11,11 +11,11 @@ from weft.api.common.v1 import priority_pb2
 from weft.api.registry.v1 import lease_pb2
 from weft.api.registry.v1 import lease_service_pb2 as pb
 from weft.gpu.snapshot import ProcessId, check_processes, process_id_from
-from weft.kernel.errors import invalid_field
-from weft.kernel.field_rules import check_message
-from weft.kernel.names import MAX_NAME_CHARS, require_name
-from weft.kernel.request import CALLER_CLASSES, Priority
-from weft.kernel.timestamps import optional_datetime, seconds_of
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.requests.request_values import CALLER_CLASSES, Priority
+from weft.kernel.schemas.field_rules import check_message
+from weft.kernel.time.timestamps import optional_datetime, seconds_of
+from weft.kernel.values.names import MAX_NAME_CHARS, require_name
 
 
 def check_acquire(request: pb.AcquireLeaseRequest) -> None:

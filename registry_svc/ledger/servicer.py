@@ -13,12 +13,12 @@ from registry_svc.ledger.requests import check_acquire, check_holder, check_rene
 from registry_svc.wire_values import to_actor
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2_grpc
 from weft.api.registry.v1 import lease_service_pb2 as pb
-from weft.kernel.clock import Clock
-from weft.kernel.field_rules import check_message
-from weft.kernel.principal import MESH_ACCESS
-from weft.kernel.rpc import AnsweringServicer, answering
-from weft.kernel.rpc_auth import caller
-from weft.kernel.timestamps import stamp_of
+from weft.kernel.access.principal import MESH_ACCESS
+from weft.kernel.access.rpc_auth import caller
+from weft.kernel.channels.rpc import AnsweringServicer, answering
+from weft.kernel.schemas.field_rules import check_message
+from weft.kernel.time.clock import Clock
+from weft.kernel.time.timestamps import stamp_of
 
 Context = grpc.aio.ServicerContext[Any, Any]
 RecordRelease = Callable[[Grant, str], Awaitable[None]]

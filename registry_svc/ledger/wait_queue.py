@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from registry_svc.ledger.policy.device_memory import HostAccount, largest_lease
 from registry_svc.ledger.policy.leases import Holder, HolderKind, Lease, LeaseState, MemoryRequest
 from weft.api.registry.v1.lease_service_pb2 import WaitingForMemory
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.units import size_words
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.units import size_words
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -161,7 +161,7 @@ def _activity(lease: Lease) -> str:
     return "busy" if lease.active_requests else "idle"
 
 
-def require_place(holder: Holder, holders: Iterable[Holder]) -> None:
+def require_queue_room(holder: Holder, holders: Iterable[Holder]) -> None:
     """Raises TOO_MANY_RESOURCES if a holder has or waits for MAX_LEASES_PER_HOLDER leases.
 
     `holders` are those of all leases and waits.

@@ -4,7 +4,6 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
-from registry_svc.config import AliasSetting, RegistryConfig
 from registry_svc.mesh.leave_out import drop_recipe
 from registry_svc.mesh.mesh_state import Mesh
 from registry_svc.mesh.policy.heartbeat import resumed
@@ -13,18 +12,19 @@ from registry_svc.mesh.records import Held
 from registry_svc.mesh.session_state import SessionState
 from registry_svc.mesh.store import SqlStore, StoredSession
 from registry_svc.mesh.watch import EventLog, Snapshot
+from registry_svc.registry_config import AliasSetting, RegistryConfig
 from registry_svc.watchers import Watcher, Watchers
 from registry_svc.writer import SingleWriter
 from weft.api.registry.v1 import alias_pb2, event_pb2, registry_service_pb2, settings_pb2, tenant_pb2
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.clock import Clock, MeshClock
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.names import AGENT_PREFIX, ROUTE_PREFIX, ascii_name
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import Clock, MeshClock
+from weft.kernel.values.names import AGENT_PREFIX, ROUTE_PREFIX, ascii_name
 
 if TYPE_CHECKING:
-    from registry_svc.mesh.domain import JoinToken
+    from registry_svc.mesh.states import JoinToken
     from weft.api.registry.v1.router_pb2 import Router
 
 log = get_logger("weft.registry")

@@ -9,12 +9,10 @@ from typing import Any, Protocol
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from registry_svc.mesh.central import Bell
-from registry_svc.mesh.claims import claim_to
 from registry_svc.mesh.core import RegistryCore
-from registry_svc.mesh.domain import Outcome
 from registry_svc.mesh.events import events_for
 from registry_svc.mesh.mesh_state import ResourceIndex
+from registry_svc.mesh.name_owners import owners_of_name
 from registry_svc.mesh.overlay import is_unchanged
 from registry_svc.mesh.policy.declarations import (
     Author,
@@ -28,8 +26,10 @@ from registry_svc.mesh.policy.declarations import (
 )
 from registry_svc.mesh.policy.limits import require_room
 from registry_svc.mesh.policy.namespace import require_free
+from registry_svc.mesh.provider_models import ChangeEvent
 from registry_svc.mesh.records import MESH, is_loaded, pool_name_of
 from registry_svc.mesh.requests import Batch
+from registry_svc.mesh.states import Outcome
 from weft.api.registry.v1 import agent_pb2, event_pb2, model_pb2, registry_service_pb2
 from weft.api.registry.v1.declaration_service_pb2 import (
     ApplyResult,
@@ -44,12 +44,12 @@ from weft.documents.kinds.model import secret_of
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument
 from weft.documents.rights import visible_names
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc_auth import caller
-from weft.kernel.timestamps import stamp_of
-from weft.kernel.unknown_names import unknown_name
+from weft.kernel.access.rpc_auth import caller
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.timestamps import stamp_of
+from weft.kernel.values.unknown_names import unknown_name
 
 log = get_logger("weft.registry")
 
@@ -111,17 +111,17 @@ class Declarations:
         core: RegistryCore,
         unloader: Unloader,
         has_secret: Callable[[str], bool] = lambda _: False,
-        bell: Bell | None = None,
+        change_event: ChangeEvent | None = None,
         on_capture: NoteSwitch = ignore_switch,
     ) -> None:
-        """`has_secret` returns whether a secret exists; `bell` is rung at every change.
+        """`has_secret` returns whether a secret exists; `change_event` is rung at every change.
 
         `on_capture` records each change of a tenant's `capture` before it is made.
         """
         self._core = core
         self._unloader = unloader
         self._has_secret = has_secret
-        self._bell = bell or Bell()
+        self._change_event = change_event or ChangeEvent()
         self._on_capture = on_capture
 
     async def apply(self, batch: Batch, author: Author = NO_AUTHOR) -> list[ApplyResult]:
@@ -170,7 +170,7 @@ class Declarations:
             return
         await self._core.store.save_documents(plan.records)
         self._core.publish(self._core.mesh.declare(plan.records), _events_of(plan.results))
-        self._bell.ring()
+        self._change_event.set()
         saved = Counter(key_of(record)[0].plural for record in plan.records)
         log.info("declarations applied", **saved, adopt=plan.adopt)
 
@@ -238,9 +238,9 @@ class Declarations:
         mesh, manifest = self._core.mesh, given.manifest
         view, declared = mesh.model(manifest.name), mesh.declared_model(manifest.name)
         _settle_owner(plan, manifest, view, field_)
-        require_free([claim_to(mesh, ResourceKind.MODEL, manifest.name)])
+        require_free([owners_of_name(mesh, ResourceKind.MODEL, manifest.name)])
         if manifest.pool_name:
-            require_free([claim_to(mesh, ResourceKind.POOL, manifest.pool_name)])
+            require_free([owners_of_name(mesh, ResourceKind.POOL, manifest.pool_name)])
         publication, publisher = mesh.published_model(manifest.name) or (None, None)
         outcome = decide_outcome(
             ResourceKind.MODEL,
@@ -278,7 +278,7 @@ class Declarations:
             known, (_, publisher) = mesh.agent(name), mesh.published_agent(name) or (None, None)
             _settle_owner(plan, manifest, known, field_)
         if declared_kind.shares_namespace:
-            require_free([claim_to(mesh, kind, name, besides=frozenset(plan.arriving))])
+            require_free([owners_of_name(mesh, kind, name, besides=frozenset(plan.arriving))])
         for reference in declared_kind.references_of(manifest):
             if not self._is_there(plan, reference):
                 raise absent(kind, name, reference, _seen_targets(mesh, reference.field.to))
@@ -370,7 +370,7 @@ class Declarations:
                 await self._note_capture(name, requested_by, will_be=False)
             await self._core.store.delete_documents([(kind, name)])
             self._core.publish(self._core.mesh.drop([(kind, name)]), _deleted([(kind, name)]))
-            self._bell.ring()
+            self._change_event.set()
         log.info("deleted", kind=kind.value, name=name, force=force)
 
     async def _delete_runner(self, name: str) -> None:

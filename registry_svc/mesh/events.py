@@ -6,7 +6,7 @@ from weft.api.registry.v1 import event_pb2
 from weft.api.registry.v1.runner_pb2 import InstanceFault, InstanceState, LeftOut
 from weft.documents.left_out import left_out_item
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 _BROKEN = frozenset({InstanceState.PHASE_CRASH_LOOP, InstanceState.PHASE_FAILED})
 _DEATHS = frozenset({Reason.SERVER_DIED, Reason.OUT_OF_MEMORY})

@@ -3,14 +3,14 @@
 from collections.abc import Callable
 
 from registry_svc.mesh.core import RegistryCore
-from registry_svc.mesh.domain import Standing
 from registry_svc.mesh.events import events_for
 from registry_svc.mesh.policy.heartbeat import Retirement, Verdict, decide_retirement, judge
 from registry_svc.mesh.session_state import SessionState
+from registry_svc.mesh.states import Standing
 from weft.api.registry.v1 import event_pb2
 from weft.api.registry.v1.runner_session_service_pb2 import RetireSessionResponse
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.log import get_logger
+from weft.kernel.telemetry.log import get_logger
 
 log = get_logger("weft.registry")
 

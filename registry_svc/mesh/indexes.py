@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from google.protobuf.message import Message
 
-from registry_svc.mesh.domain import Status
 from registry_svc.mesh.overlay import shown_route
 from registry_svc.mesh.records import manifest_bytes, pool_name_of
+from registry_svc.mesh.states import Status
 from weft.api.registry.v1 import agent_pb2, model_pb2, route_pb2
 from weft.dispatch.agents import target_of
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.names import is_resource_id
+from weft.kernel.values.names import is_resource_id
 
 if TYPE_CHECKING:
     from weft.documents.kinds import Key

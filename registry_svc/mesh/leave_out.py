@@ -9,12 +9,12 @@ from weft.api.registry.v1.model_pb2 import ModelManifest
 from weft.api.registry.v1.runner_pb2 import LeftOut
 from weft.documents.left_out import left_out
 from weft.documents.reach import needed_access
-from weft.kernel.address import is_loopback
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.field_rules import RuleError, check_rules, path_text, rules_of
-from weft.kernel.outbound import is_link_local
-from weft.kernel.reach import Reach
-from weft.kernel.reasons import Reason
+from weft.kernel.channels.outbound import is_link_local
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.schemas.field_rules import RuleError, check_rules, path_text, rules_of
+from weft.kernel.values.address import is_loopback
+from weft.kernel.values.reach import Reach
 
 T = TypeVar("T", bound=Message)
 DECLARE_OTHERS = "an operator declares others with weft apply"

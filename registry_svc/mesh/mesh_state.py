@@ -28,7 +28,7 @@ from weft.documents.kind import DeclaredKind, Reference
 from weft.documents.kinds import DECLARED_KINDS, Key, key_of, packed
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument
-from weft.kernel.names import with_twin
+from weft.kernel.values.names import with_twin
 
 Record = Any
 """A message of a declared kind, such as an Alias."""

@@ -7,8 +7,8 @@ from typing import TypeVar
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from registry_svc.mesh.domain import Status
 from registry_svc.mesh.records import Held
+from registry_svc.mesh.states import Status
 from weft.api.registry.v1 import (
     agent_pb2,
     model_pb2,
@@ -17,8 +17,8 @@ from weft.api.registry.v1 import (
     runner_pb2,
 )
 from weft.documents.codec import without_defaults
-from weft.kernel.field_rules import enum_words
-from weft.kernel.names import resource_id
+from weft.kernel.schemas.field_rules import enum_words
+from weft.kernel.values.names import resource_id
 
 Declared = TypeVar("Declared", agent_pb2.Agent, route_pb2.Route)
 _API_WORDS = enum_words(model_pb2.ModelProvider.Api.DESCRIPTOR)

@@ -2,26 +2,26 @@
 
 from collections.abc import Sequence
 
-from registry_svc.config import RegistryConfig
-from registry_svc.mesh.claims import claim_to
 from registry_svc.mesh.leave_out import keep_valid
 from registry_svc.mesh.mesh_state import Mesh
+from registry_svc.mesh.name_owners import owners_of_name
 from registry_svc.mesh.policy.declarations import absent, exists
 from registry_svc.mesh.policy.heartbeat import Admitted
 from registry_svc.mesh.policy.joining import Joiner
 from registry_svc.mesh.policy.limits import require_room
-from registry_svc.mesh.policy.namespace import Claim, sessions_to_end
+from registry_svc.mesh.policy.namespace import NameOwners, sessions_to_end
 from registry_svc.mesh.records import pool_name_of
 from registry_svc.mesh.session_state import listed_in
+from registry_svc.registry_config import RegistryConfig
 from weft.api.registry.v1.agent_pb2 import AgentManifest
 from weft.api.registry.v1.model_pb2 import ModelManifest
 from weft.api.registry.v1.runner_pb2 import LeftOut
 from weft.api.registry.v1.runner_session_service_pb2 import OpenSessionRequest
 from weft.documents.kinds import DECLARED_KINDS
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.errors import WeftError
-from weft.kernel.names import ANY, AUTO_MODEL, matches, with_twin
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.names import ANY, AUTO_MODEL, matches, with_twin
 
 
 class Publication:
@@ -75,8 +75,8 @@ class Publication:
         self._require_own(manifest.name, "" if self._mesh.is_declared(ResourceKind.AGENT, manifest.name) else None)
         self._take(ResourceKind.AGENT, manifest, [self._claim(ResourceKind.AGENT, manifest.name)])
 
-    def _claim(self, kind: ResourceKind, name: str) -> Claim:
-        return claim_to(self._mesh, kind, name, joiner=self._joiner)
+    def _claim(self, kind: ResourceKind, name: str) -> NameOwners:
+        return owners_of_name(self._mesh, kind, name, joiner=self._joiner)
 
     def _require_own(self, name: str, declared_runner: str | None) -> None:
         """Raises an error for a name that a joined runner may not have.
@@ -109,7 +109,7 @@ class Publication:
         if pool != own:
             joiner.require_name(pool)
 
-    def _take(self, kind: ResourceKind, manifest: ModelManifest | AgentManifest, claims: Sequence[Claim]) -> None:
+    def _take(self, kind: ResourceKind, manifest: ModelManifest | AgentManifest, claims: Sequence[NameOwners]) -> None:
         """Admits an item. Raises ALREADY_EXISTS for a name that another session keeps, and TOO_MANY_RESOURCES."""
         mesh, config, name = self._mesh, self._config, manifest.name
         ended = sessions_to_end(claims, own_session=self._own, runner=self._runner)

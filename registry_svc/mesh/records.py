@@ -18,7 +18,7 @@ from weft.api.registry.v1 import (
 )
 from weft.documents.kinds import KINDS
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors.error_tree import invalid_field
 
 P = TypeVar("P", bound=Message)
 

@@ -1,17 +1,17 @@
 """Validation of requests, and the canonical form of reports and declarations: equal meanings are equal messages.
 
-Field rules (`weft.kernel.field_rules`) check single values, modules of `weft.documents.kinds` several fields; this
-module checks several documents and the registry's limits. Unknown fields of newer callers are dropped. Each `valid_*`
-changes the message in place.
+Field rules (`weft.kernel.schemas.field_rules`) check single values, modules of `weft.documents.kinds` several fields;
+this module checks several documents and the registry's limits. Unknown fields of newer callers are dropped. Each
+`valid_*` changes the message in place.
 """
 
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from datetime import UTC
 
-from registry_svc.config import RegistryConfig
 from registry_svc.mesh.leave_out import DECLARE_OTHERS, clear_invalid, drop_recipe, keep_valid
 from registry_svc.mesh.records import to_kind
+from registry_svc.registry_config import RegistryConfig
 from registry_svc.wire_values import (
     read_page_token,
     require_at_most,
@@ -29,10 +29,10 @@ from weft.documents.kinds.model import check_manifest
 from weft.documents.reach import needed_access
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument, declared_document
-from weft.kernel.errors import FieldError, invalid_field
-from weft.kernel.field_rules import check_message
-from weft.kernel.names import CENTRAL_RUNNER, is_model_name, require_name_of_model
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.schemas.field_rules import check_message
+from weft.kernel.values.names import CENTRAL_RUNNER, is_model_name, require_name_of_model
 
 MAX_CLOCK_OFFSET_NANOSECONDS = 3_155_760_000 * 10**9
 """A hundred years; larger clock offsets are stored as this."""

@@ -11,12 +11,12 @@ from weft.api.runner.v1 import load_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.api.runner.v1 import runner_service_pb2_grpc as pb_grpc
 from weft.dispatch.tickets import Action, PermitTarget, make_permit
-from weft.kernel.address import metadata_of
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
-from weft.kernel.rpc import ChannelPool, calling
+from weft.kernel.channels.rpc import ChannelPool, calling
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Priority
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.values.address import metadata_of
 
 
 class EvictionAnswer(Enum):

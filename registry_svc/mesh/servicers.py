@@ -52,9 +52,7 @@ from weft.documents.rights import (
     visible_pool,
 )
 from weft.documents.selectors import parse_selector, selects
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.names import is_model_name, require_name_of_model
-from weft.kernel.principal import (
+from weft.kernel.access.principal import (
     EDIT_MODELS,
     MESH_ACCESS,
     VIEW_MODELS,
@@ -62,10 +60,12 @@ from weft.kernel.principal import (
     Resource,
     Role,
 )
-from weft.kernel.rpc import AnsweringServicer
-from weft.kernel.rpc_auth import caller
-from weft.kernel.timestamps import duration_of, stamp_of
-from weft.kernel.unknown_names import unknown_name
+from weft.kernel.access.rpc_auth import caller
+from weft.kernel.channels.rpc import AnsweringServicer
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.time.timestamps import duration_of, stamp_of
+from weft.kernel.values.names import is_model_name, require_name_of_model
+from weft.kernel.values.unknown_names import unknown_name
 
 MAX_LISTED = 1_000
 MAX_WORD_CHARS = 255

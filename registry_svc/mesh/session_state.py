@@ -4,15 +4,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from registry_svc.mesh.domain import Session, Standing
 from registry_svc.mesh.overlay import Publisher, watched_runner
 from registry_svc.mesh.policy.heartbeat import Holder, Pulse, alive_pulse, lost, share_of
 from registry_svc.mesh.records import Held, detail_bytes, is_loaded
+from registry_svc.mesh.states import Session, Standing
 from registry_svc.mesh.store import StoredPulse, StoredSession
 from weft.api.registry.v1 import agent_pb2, model_pb2, registry_service_pb2, runner_pb2
 from weft.documents.conditions import UNUSABLE
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.timestamps import optional_stamp, stamp_of
+from weft.kernel.time.timestamps import optional_stamp, stamp_of
 
 
 @dataclass(slots=True, kw_only=True)

@@ -4,9 +4,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from registry_svc.mesh.claims import claim_to
 from registry_svc.mesh.core import RegistryCore
-from registry_svc.mesh.domain import Session, Standing
 from registry_svc.mesh.events import (
     events_for,
     left_out_event,
@@ -15,6 +13,7 @@ from registry_svc.mesh.events import (
     report_events,
     waking_after,
 )
+from registry_svc.mesh.name_owners import owners_of_name
 from registry_svc.mesh.policy.heartbeat import (
     Admitted,
     HeartbeatKind,
@@ -32,17 +31,18 @@ from registry_svc.mesh.publication import Publication
 from registry_svc.mesh.records import Held, compact, kept, unowned_in
 from registry_svc.mesh.requests import valid_heartbeat, valid_opening
 from registry_svc.mesh.session_state import SessionState
+from registry_svc.mesh.states import Session, Standing
 from registry_svc.mesh.store import profile_of
 from weft.api.registry.v1 import agent_pb2, event_pb2, model_pb2, registry_service_pb2, runner_pb2
 from weft.api.registry.v1.runner_pb2 import LeftOut
 from weft.api.registry.v1.runner_session_service_pb2 import HeartbeatRequest, OpenSessionRequest
 from weft.documents.left_out import bounded
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.names import is_name, new_id, new_key
-from weft.kernel.reasons import Reason
-from weft.kernel.timestamps import stamp_of
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.timestamps import stamp_of
+from weft.kernel.values.names import is_name, new_id, new_key
 
 log = get_logger("weft.registry")
 
@@ -178,7 +178,7 @@ class SessionManager:
             own=None if own is None else own.as_holder(),
             # A machine that joined cannot repeat the calls of others.
             runner_holder=None if named is None or is_other else named.as_holder(),
-            claims=[claim_to(mesh, ResourceKind.RUNNER, opening.runner.name, joiner=joiner)],
+            claims=[owners_of_name(mesh, ResourceKind.RUNNER, opening.runner.name, joiner=joiner)],
         )
         if isinstance(decision, Repeated):
             return decision.session

@@ -8,12 +8,12 @@ from typing import Any
 
 from google.protobuf.message import DecodeError, Message
 
-from registry_svc.mesh.domain import JoinToken, Session, Standing
+from registry_svc.mesh.states import JoinToken, Session, Standing
 from registry_svc.store.database import RegistryDatabase
 from weft.api.registry.v1 import agent_pb2, event_pb2, model_pb2, runner_pb2, settings_pb2
 from weft.documents.kinds import DECLARED_KINDS, Key, key_of
-from weft.kernel.log import get_logger
-from weft.kernel.removed import KINDS, removed_documents
+from weft.kernel.errors.removed_features import KINDS, removed_documents
+from weft.kernel.telemetry.log import get_logger
 from weft.sql.connections import Row, Tx
 
 log = get_logger("weft.registry.store")

@@ -11,11 +11,11 @@ from weft.api.registry.v1 import trial_service_pb2 as pb
 from weft.api.registry.v1 import trial_service_pb2_grpc
 from weft.api.registry.v1.trial_pb2 import Trial
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.field_rules import check_message
-from weft.kernel.names import MAX_NAME_CHARS, MAX_TENANT_CHARS, require_token
-from weft.kernel.rpc import AnsweringServicer
-from weft.kernel.rpc_auth import caller
-from weft.kernel.unknown_names import unknown_name
+from weft.kernel.access.rpc_auth import caller
+from weft.kernel.channels.rpc import AnsweringServicer
+from weft.kernel.schemas.field_rules import check_message
+from weft.kernel.values.names import MAX_NAME_CHARS, MAX_TENANT_CHARS, require_token
+from weft.kernel.values.unknown_names import unknown_name
 
 MAX_VERDICTS = 2_000
 """Maximum verdicts of one trial, including those about pairs that are deleted."""

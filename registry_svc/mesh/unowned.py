@@ -12,10 +12,10 @@ from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.runner_calls import RunnerCalls
 from weft.api.registry.v1 import event_pb2
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
-from weft.kernel.service import start_task, stop_tasks
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.services.service_lifecycle import start_task, stop_tasks
+from weft.kernel.telemetry.log import get_logger
 
 if TYPE_CHECKING:
     import asyncio

@@ -16,8 +16,8 @@ from weft.api.registry.v1 import (
 from weft.api.registry.v1 import registry_service_pb2 as pb
 from weft.api.registry.v1.resource_pb2 import ResourceDocument
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.clock import Clock
-from weft.kernel.timestamps import stamp_of
+from weft.kernel.time.clock import Clock
+from weft.kernel.time.timestamps import stamp_of
 
 
 @dataclass(frozen=True, slots=True)

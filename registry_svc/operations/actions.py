@@ -5,11 +5,11 @@ from types import MappingProxyType
 from registry_svc.wire_values import check_options
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import runner_service_pb2
-from weft.kernel.errors import invalid_field
-from weft.kernel.field_rules import check_message
-from weft.kernel.load_parameters import API_KEY_ENV, REMOTE
-from weft.kernel.model_source import ModelSource, ServerSource, UrlSource, asked_source, server_source
-from weft.kernel.names import MODEL_NAME_WORDS, is_model_name
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.models.load_parameters import API_KEY_ENV, REMOTE
+from weft.kernel.models.model_source import ModelSource, ServerSource, UrlSource, asked_source, server_source
+from weft.kernel.schemas.field_rules import check_message
+from weft.kernel.values.names import MODEL_NAME_WORDS, is_model_name
 from weft.signing.tokens import has_unknown_fields
 
 MAX_ACTION_BYTES = 16 * 1024

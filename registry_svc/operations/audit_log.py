@@ -13,10 +13,10 @@ from registry_svc.operations.operation_store import OperationStore
 from registry_svc.operations.policy.governance import Refused
 from weft.api.operations.v1 import operation_pb2
 from weft.api.operations.v1.operation_service_pb2 import AuditEntry, AuditHead
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import Clock
 
 WINDOW_SECONDS = 600.0
 MAX_ENTRIES_PER_WINDOW = 20

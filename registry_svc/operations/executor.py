@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 
-from registry_svc.config import OperationLimits
 from registry_svc.operations.actions import action_summary
 from registry_svc.operations.audit_log import AuditLog
 from registry_svc.operations.job import Job, JobCancelled, JobDeps, JobReport
@@ -12,17 +11,18 @@ from registry_svc.operations.live_operations import ENDED, LiveOperation, Operat
 from registry_svc.operations.operation_spans import OperationSpans
 from registry_svc.operations.operation_store import OperationStore
 from registry_svc.operations.runner_presence import cancelled
+from registry_svc.registry_config import OperationLimits
 from registry_svc.wire_values import cleaned_multiline
 from registry_svc.writer import SingleWriter
 from weft.api.common.v1.error_reason_pb2 import ERROR_REASON_CANCELLED
 from weft.api.operations.v1.operation_pb2 import Operation, OperationResult
 from weft.api.operations.v1.operation_service_pb2 import AuditEntry
 from weft.documents.codec import word_of
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
-from weft.kernel.service import start_task, stop_tasks
-from weft.kernel.timestamps import datetime_of, stamp_of
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.services.service_lifecycle import start_task, stop_tasks
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.timestamps import datetime_of, stamp_of
 
 log = get_logger("weft.registry.operations")
 

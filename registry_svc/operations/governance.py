@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-from registry_svc.config import GovernanceConfig, GovernanceMode
 from registry_svc.operations.policy.governance import (
     Marks,
     Quorum,
@@ -18,12 +17,13 @@ from registry_svc.operations.policy.governance import (
     marks_at_start,
     nonce_kept_until,
 )
+from registry_svc.registry_config import GovernanceConfig, GovernanceMode
 from weft.api.operations.v1 import operation_pb2
 from weft.api.operations.v1.operation_service_pb2 import GetGovernanceResponse
-from weft.kernel.clock import Clock
-from weft.kernel.errors import invalid_field
-from weft.kernel.log import get_logger
-from weft.kernel.timestamps import duration_of
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import Clock
+from weft.kernel.time.timestamps import duration_of
 from weft.signing.strict_json import MalformedToken
 
 if TYPE_CHECKING:

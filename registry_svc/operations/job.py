@@ -26,13 +26,13 @@ from registry_svc.operations.targets import (
 from weft.api.operations.v1 import operation_pb2 as pb
 from weft.api.runner.v1 import added_model_pb2, load_pb2, model_store_pb2
 from weft.api.runner.v1 import runner_service_pb2 as runner_pb
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import PULLING, WAITING_FOR_PULL, Reason
-from weft.kernel.timestamps import duration_of
-from weft.kernel.units import size_words
-from weft.kernel.unknown_names import MODEL_OR_POOL, unknown_name
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import PULLING, WAITING_FOR_PULL, Reason
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import Clock
+from weft.kernel.time.timestamps import duration_of
+from weft.kernel.values.units import size_words
+from weft.kernel.values.unknown_names import MODEL_OR_POOL, unknown_name
 
 T = TypeVar("T")
 

@@ -16,10 +16,10 @@ from typing_extensions import override
 from registry_svc.operations.operation_spans import OperationTrace
 from registry_svc.watchers import Watcher, Watchers, shutting_down
 from weft.api.operations.v1.operation_pb2 import Operation
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.timestamps import duration_of
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.clock import Clock
+from weft.kernel.time.timestamps import duration_of
 
 OPERATION_PREFIX = "operations/"
 ENDED = frozenset({Operation.STATE_SUCCEEDED, Operation.STATE_FAILED, Operation.STATE_CANCELLED})

@@ -14,10 +14,9 @@ from datetime import datetime
 
 from weft.api.operations.v1.operation_pb2 import Operation
 from weft.documents.codec import word_of
-from weft.kernel.reasons import Reason
-from weft.kernel.telemetry import new_span_id
-from weft.kernel.timestamps import stamp_of
-from weft.kernel.tracing import (
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.telemetry.structured_logs import new_span_id
+from weft.kernel.telemetry.tracing import (
     NO_TRACING,
     Attribute,
     AttributeValue,
@@ -30,6 +29,7 @@ from weft.kernel.tracing import (
     span_id_of,
     trace_id_from,
 )
+from weft.kernel.time.timestamps import stamp_of
 
 MAX_STAGES = 32
 """Maximum recorded stages of an operation; later ones count as part of the last."""

@@ -12,10 +12,10 @@ from registry_svc.operations.governance import Admission
 from registry_svc.operations.live_operations import OPERATION_PREFIX
 from weft.api.operations.v1.operation_pb2 import Operation, OperationAction, OperationResult
 from weft.api.operations.v1.operation_service_pb2 import AuditEntry, AuditHead
-from weft.kernel.errors import WeftError
-from weft.kernel.names import new_id
-from weft.kernel.reasons import Reason
-from weft.kernel.timestamps import optional_datetime, optional_stamp
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.timestamps import optional_datetime, optional_stamp
+from weft.kernel.values.names import new_id
 from weft.sql.connections import Row, Tx
 from weft.sql.store import Store
 

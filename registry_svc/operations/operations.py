@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import timedelta
 
-from registry_svc.config import OperationLimits
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.runner_calls import RunnerCalls
 from registry_svc.operations.actions import action_bytes, action_summary, check_action
@@ -25,6 +24,7 @@ from registry_svc.operations.policy.governance import Refused
 from registry_svc.operations.policy.loads import LoadTimes
 from registry_svc.operations.runner_presence import RunnerPresence
 from registry_svc.operations.targets import RunnerDirectory, load_target, require_known, subjects_of
+from registry_svc.registry_config import OperationLimits
 from registry_svc.watchers import Watcher
 from registry_svc.writer import SingleWriter
 from weft.api.operations.v1.operation_pb2 import (
@@ -41,12 +41,12 @@ from weft.api.operations.v1.operation_service_pb2 import (
     GetGovernanceResponse,
 )
 from weft.documents.load_values import require_loadable
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.names import new_id
-from weft.kernel.reasons import Reason
-from weft.kernel.timestamps import stamp_of
-from weft.kernel.tracing import NO_TRACING, Tracing
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.telemetry.tracing import NO_TRACING, Tracing
+from weft.kernel.time.timestamps import stamp_of
+from weft.kernel.values.names import new_id
 from weft.sql.store import Store
 from weft.sql.sweeper import Sweeper
 

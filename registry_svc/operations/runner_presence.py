@@ -5,11 +5,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from registry_svc.operations.targets import RunnerDirectory
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.clock import Clock
 
-# A broken connection is detected immediately, a frozen one within 40 s (see weft.kernel.rpc). This detects what a relay
+# A broken connection is detected immediately, a frozen one within 40 s (`channels.rpc`). This detects what a relay
 # hides: a runner that came back as another incarnation, or stopped its heartbeats.
 LOOK_INTERVAL_SECONDS = 5.0
 RETRY_PAUSE_SECONDS = 2.0

@@ -14,8 +14,11 @@ from registry_svc.wire_values import page_token, read_page_token, require_count,
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2_grpc
 from weft.api.operations.v1 import operation_service_pb2 as pb
 from weft.documents.rights import require_operable
-from weft.kernel.errors import invalid_field
-from weft.kernel.names import (
+from weft.kernel.access.rpc_auth import caller
+from weft.kernel.channels.rpc import AnsweringServicer
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.telemetry.structured_logs import carried_traceparent
+from weft.kernel.values.names import (
     MAX_NAME_CHARS,
     MAX_REQUEST_ID_CHARS,
     MAX_TENANT_CHARS,
@@ -23,9 +26,6 @@ from weft.kernel.names import (
     require_request_id,
     require_token,
 )
-from weft.kernel.rpc import AnsweringServicer
-from weft.kernel.rpc_auth import caller
-from weft.kernel.telemetry import carried_traceparent
 
 MAX_AUTHORIZATION_CHARS = 16 * 1024
 DEFAULT_PAGE_SIZE = 100

@@ -3,16 +3,18 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from registry_svc.mesh.claims import claim_to
 from registry_svc.mesh.core import RegistryCore
+from registry_svc.mesh.name_owners import owners_of_name
 from registry_svc.mesh.session_state import SessionState
 from registry_svc.operations.policy.loads import PoolMember
 from weft.api.operations.v1 import operation_pb2
 from weft.api.registry.v1 import runner_pb2
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.rights import visible_names
-from weft.kernel.errors import FieldError, WeftError, invalid_field
-from weft.kernel.model_source import (
+from weft.kernel.access.rpc_auth import caller
+from weft.kernel.errors.error_tree import FieldError, WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.models.model_source import (
     ServerSource,
     asked_source,
     free_name,
@@ -20,9 +22,7 @@ from weft.kernel.model_source import (
     shown_source,
     suggested_name,
 )
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc_auth import caller
-from weft.kernel.unknown_names import MODEL, MODEL_OR_POOL, RUNNER, unknown_name
+from weft.kernel.values.unknown_names import MODEL, MODEL_OR_POOL, RUNNER, unknown_name
 
 _LOADED = frozenset({runner_pb2.InstanceState.PHASE_LOADING, runner_pb2.InstanceState.PHASE_READY})
 
@@ -126,7 +126,7 @@ class RunnerDirectory:
     def is_taken(self, name: str) -> bool:
         """Whether a resource has a name, so that a runner cannot publish a model with it."""
         mesh = self._core.mesh
-        return bool(claim_to(mesh, ResourceKind.MODEL, name).owners or mesh.pools.is_explicit(name))
+        return bool(owners_of_name(mesh, ResourceKind.MODEL, name).owners or mesh.pools.is_explicit(name))
 
     def _active(self, joined: bool = False) -> Iterator[SessionState]:
         """Yields active runners; `joined`: also machines that joined, which may report what they like."""

@@ -10,10 +10,10 @@ from joserfc.errors import JoseError
 from joserfc.jwk import OctKey
 from typing_extensions import override
 
-from registry_svc.config import GovernanceConfig
 from registry_svc.operations.policy.governance import Refused, Verified
+from registry_svc.registry_config import GovernanceConfig
 from weft.api.operations.v1 import operation_pb2
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors.error_tree import invalid_field
 from weft.signing.strict_json import MAX_TOKEN_BYTES, MalformedToken, from_base64url, read_envelope, read_object
 from weft.signing.tokens import MAX_KEY_BYTES, MIN_KEY_BYTES, OpToken, read_op_token, shared_key_code
 

@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from registry_svc.store.owner_file import create_owner_file, read_owner_file
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors.error_tree import invalid_field
 
 KEY_BYTES = 32
 NONCE_BYTES = 12

@@ -11,21 +11,21 @@ from typing import Any
 import grpc
 from typing_extensions import override
 
-from registry_svc.mesh.central import Bell, users_of
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.policy.limits import require_room
+from registry_svc.mesh.provider_models import ChangeEvent, users_of
 from registry_svc.secrets.cipher import SETTING, SecretCipher, UnreadableSecretError, make_keys, read_keys
 from weft.api.registry.v1 import secret_service_pb2 as pb
 from weft.api.registry.v1 import secret_service_pb2_grpc
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.field_rules import check_message
-from weft.kernel.log import get_logger
-from weft.kernel.principal import Principal
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import AnsweringServicer
-from weft.kernel.rpc_auth import caller
-from weft.kernel.timestamps import stamp_of
-from weft.kernel.unknown_names import SECRET, unknown_name
+from weft.kernel.access.principal import Principal
+from weft.kernel.access.rpc_auth import caller
+from weft.kernel.channels.rpc import AnsweringServicer
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.schemas.field_rules import check_message
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.timestamps import stamp_of
+from weft.kernel.values.unknown_names import SECRET, unknown_name
 from weft.sql.store import Store
 
 
@@ -91,14 +91,14 @@ def require_value(value: str) -> str:
 class Secrets:
     """The secrets of one registry. The core serializes their writes with all others."""
 
-    def __init__(self, core: RegistryCore, store: SqlSecretStore, bell: Bell) -> None:
-        """`bell` is rung at every change."""
+    def __init__(self, core: RegistryCore, store: SqlSecretStore, change_event: ChangeEvent) -> None:
+        """`change_event` is rung at every change."""
         self._core = core
         self._store = store
         self._config = core.config.secrets
         self._secrets: dict[str, StoredSecret] = {}
         self._cipher = SecretCipher(())
-        self._bell = bell
+        self._change_event = change_event
 
     async def start(self) -> None:
         """Loads the secrets, once the core has started. Encrypts those with an earlier key again.
@@ -217,13 +217,13 @@ class Secrets:
             )
         await self._store.delete([name])
         del self._secrets[name]
-        self._bell.ring()
+        self._change_event.set()
         log.info("secret deleted", name=name, by=by.name, used_by=len(users))
 
     async def _keep(self, changed: Sequence[StoredSecret]) -> None:
         await self._store.save(changed)
         self._secrets |= {secret.name: secret for secret in changed}
-        self._bell.ring()
+        self._change_event.set()
 
     def _sealed(self, secret: StoredSecret, value: str) -> StoredSecret:
         sealed = self._cipher.seal(secret.name, secret.version, value)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 from weft.sql.migrations import Schema
 from weft.sql.owners import OwnerRole
 from weft.sql.store import Store

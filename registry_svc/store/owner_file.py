@@ -4,8 +4,8 @@ import os
 import stat
 from pathlib import Path
 
-from weft.kernel.errors import invalid_field
-from weft.kernel.file_replacement import lock_file, replace_file
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.machine.file_replacement import lock_file, replace_file
 
 _NOT_OWNER = stat.S_IRWXG | stat.S_IRWXO
 

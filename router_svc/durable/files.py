@@ -13,8 +13,8 @@ import grpc
 from typing_extensions import override
 
 from router_svc.call_metadata import id_in, tenant_in
+from router_svc.durable.clock_clamp import BoundedMoment, bring_back
 from router_svc.durable.limits import BatchLimits, ResultLimits
-from router_svc.durable.moments import BoundedMoment, bring_back
 from router_svc.durable.uploads import (
     IDLE_SECONDS,
     UPLOAD_LIMIT_SECONDS,
@@ -37,14 +37,14 @@ from weft.durable.batches import (
     TASK_INPUT,
     file_not_found,
 )
-from weft.kernel.clock import Clock
-from weft.kernel.errors import FieldError, WeftError, invalid_field
-from weft.kernel.names import MAX_REQUEST_ID_CHARS, is_token, new_id
-from weft.kernel.principal import MESH_ACCESS
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import AnsweringServicer, answering
-from weft.kernel.rpc_auth import caller
-from weft.kernel.timestamps import stamp_of
+from weft.kernel.access.principal import MESH_ACCESS
+from weft.kernel.access.rpc_auth import caller
+from weft.kernel.channels.rpc import AnsweringServicer, answering
+from weft.kernel.errors.error_tree import FieldError, WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.clock import Clock
+from weft.kernel.time.timestamps import stamp_of
+from weft.kernel.values.names import MAX_REQUEST_ID_CHARS, is_token, new_id
 from weft.sql.connections import Row, Tx
 
 Context = grpc.aio.ServicerContext[Any, Any]

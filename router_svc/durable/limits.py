@@ -5,8 +5,8 @@ from typing import Annotated
 
 from annotated_types import Ge, Le
 
-from weft.kernel.json_schema import SchemaLimits
-from weft.kernel.settings import PUBLIC, Constant, Seconds
+from weft.kernel.schemas.json_schema import SchemaLimits
+from weft.kernel.settings.setting_annotations import PUBLIC, Constant, Seconds
 
 MEBIBYTE = 1024 * 1024
 Count = Annotated[int, Ge(1), Le(10_000_000)]

@@ -11,10 +11,10 @@ from router_svc.loop import RouterRecords
 from router_svc.policy.scheduler import SchedulerMemory
 from router_svc.request_log import RequestLog
 from router_svc.store.database import RouterDatabase
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.service import Service
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.services.service_lifecycle import Service
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import Clock
 from weft.sql.sweeper import Sweeper, Sweeps
 
 log = get_logger("weft.router")

@@ -12,7 +12,7 @@ from typing import Any
 from typing_extensions import override
 
 from router_svc.durable.limits import RecordLimits
-from router_svc.policy.request import Request
+from router_svc.policy.router_request import Request
 from router_svc.request_log import RequestLog, clear_quotes
 from router_svc.request_record import EndedRequest, RequestHistory, StoredRequest
 from router_svc.store.database import RouterDatabase, time_of
@@ -24,10 +24,10 @@ from weft.api.router.v1.request_service_pb2 import (
     REQUEST_SELECTION_FAILED,
 )
 from weft.durable.requests import Selection
-from weft.kernel.clock import CLOCK_MARGIN_SECONDS, Clock
-from weft.kernel.names import new_id
-from weft.kernel.reasons import Reason, reason_of
-from weft.kernel.request import Priority
+from weft.kernel.errors.reasons import Reason, reason_of
+from weft.kernel.requests.request_values import Priority
+from weft.kernel.time.clock import CLOCK_MARGIN_SECONDS, Clock
+from weft.kernel.values.names import new_id
 from weft.sql.connections import Tx
 from weft.sql.statements import insert, upsert
 

@@ -15,7 +15,7 @@ from router_svc.policy.scheduler import SchedulerMemory
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1.figure_step_pb2 import FigureStep
 from weft.api.router.v1.request_pb2 import ClientRecord
-from weft.kernel.clock import Clock
+from weft.kernel.time.clock import Clock
 from weft.sql.connections import Tx
 from weft.sql.statements import Values, upsert
 

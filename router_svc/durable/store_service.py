@@ -7,7 +7,7 @@ import grpc
 from typing_extensions import override
 
 from router_svc.store.database import RouterDatabase
-from weft.kernel.service import Service
+from weft.kernel.services.service_lifecycle import Service
 from weft.sql.sweeper import Sweeper
 
 

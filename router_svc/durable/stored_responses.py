@@ -8,19 +8,19 @@ from typing import Any
 import grpc
 from typing_extensions import override
 
+from router_svc.durable.clock_clamp import BoundedMoment, bring_back
 from router_svc.durable.limits import ResponseLimits
-from router_svc.durable.moments import BoundedMoment, bring_back
 from router_svc.durable.store_service import Rpcs, StoreService
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import stored_response_service_pb2, stored_response_service_pb2_grpc
 from weft.api.router.v1 import stored_response_service_pb2 as pb
 from weft.durable.responses import MAX_CHAIN, ResponseClient, response_not_found
-from weft.kernel.clock import Clock, SystemClock
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.names import MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, require_token
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import AnsweringServicer
-from weft.kernel.timestamps import datetime_of, stamp_of
+from weft.kernel.channels.rpc import AnsweringServicer
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.clock import Clock, SystemClock
+from weft.kernel.time.timestamps import datetime_of, stamp_of
+from weft.kernel.values.names import MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, require_token
 from weft.sql.connections import Tx
 from weft.sql.sweeper import Sweeper
 

@@ -5,10 +5,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from typing import TypeVar
 
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
-from weft.kernel.service import start_task, stop_tasks
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.services.service_lifecycle import start_task, stop_tasks
+from weft.kernel.telemetry.log import get_logger
 
 UPLOAD_LIMIT_SECONDS = 3_600.0
 """Maximum duration of an upload; a sweep removes incomplete ones that started earlier."""

@@ -17,13 +17,13 @@ from weft.api.router.v1 import usage_pb2, usage_service_pb2, usage_service_pb2_g
 from weft.api.router.v1 import usage_service_pb2 as pb
 from weft.api.router.v1.usage_pb2 import UsageGroup
 from weft.durable.usage import DEFAULT_ROWS, MAX_ROWS, UsageClient
-from weft.kernel.clock import Clock, SystemClock
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.log import get_logger
-from weft.kernel.names import MAX_NAME_CHARS, MAX_TENANT_CHARS, require_token
-from weft.kernel.rpc import AnsweringServicer
-from weft.kernel.rpc_auth import caller
-from weft.kernel.timestamps import stamp_of
+from weft.kernel.access.rpc_auth import caller
+from weft.kernel.channels.rpc import AnsweringServicer
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import Clock, SystemClock
+from weft.kernel.time.timestamps import stamp_of
+from weft.kernel.values.names import MAX_NAME_CHARS, MAX_TENANT_CHARS, require_token
 from weft.sql.connections import Row, Tx
 from weft.sql.statements import insert
 from weft.sql.sweeper import Sweeper

@@ -6,12 +6,12 @@ from enum import StrEnum
 
 from router_svc.policy.endpoints.candidates import Candidate
 from router_svc.policy.endpoints.choice import Choice, Considered
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
-from weft.kernel.value import value_class
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Priority
+from weft.kernel.values.fast_dataclass import fast_dataclass
 
 
-@value_class(kw_only=True)
+@fast_dataclass(kw_only=True)
 class Placed:
     """The request runs on this candidate."""
 
@@ -47,7 +47,7 @@ class WaitKind(StrEnum):
     """Its model is loading or waking."""
 
 
-@value_class(kw_only=True)
+@fast_dataclass(kw_only=True)
 class Waits:
     """The request waits for a slot."""
 
@@ -61,7 +61,7 @@ class Waits:
     """The candidates and why each cannot take the request; only in the first status."""
 
 
-@value_class(kw_only=True)
+@fast_dataclass(kw_only=True)
 class Loads:
     """The request waits for a model that loads or wakes."""
 
@@ -72,7 +72,7 @@ class Loads:
     eta_seconds: float | None = None
 
 
-@value_class(kw_only=True)
+@fast_dataclass(kw_only=True)
 class Rejects:
     """The request is refused and leaves the scheduler."""
 
@@ -107,7 +107,7 @@ class StopsWaking:
     model: str
 
 
-@value_class(kw_only=True)
+@fast_dataclass(kw_only=True)
 class Served:
     """The tokens that a finished request used."""
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from router_svc.policy.decisions import Served
 from router_svc.policy.endpoints.candidates import Candidate, ModelHost
-from router_svc.policy.request import MEDIA_UNITS, Request, WorkUnit
+from router_svc.policy.router_request import MEDIA_UNITS, Request, WorkUnit
 
 NEWEST_SHARE = 0.3
 """Weight of the newest measurement in its average: after six, the first has a weight of a twentieth."""

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from annotated_types import Ge, Le
 
-from weft.kernel.settings import PUBLIC, Seconds
+from weft.kernel.settings.setting_annotations import PUBLIC, Seconds
 
 TELL_INTERVAL_SECONDS = 1.0
 """Interval of status messages to a waiting request, and of checks whether it can still be served."""

@@ -17,8 +17,8 @@ from typing import Protocol
 
 from router_svc.policy.decisions import Decision, Served, WakeFailure
 from router_svc.policy.endpoints.cluster_view import MeshChange
-from router_svc.policy.request import Request
-from weft.kernel.reasons import Reason
+from router_svc.policy.router_request import Request
+from weft.kernel.errors.reasons import Reason
 
 
 class SchedulerPort(Protocol):

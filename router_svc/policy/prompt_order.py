@@ -12,7 +12,7 @@ from router_svc.policy.endpoints.load_balancer import NOTHING_AHEAD, Ahead, Best
 from router_svc.policy.progress.wait_estimator import WaitEstimator
 from router_svc.policy.queue.queues import Queues
 from router_svc.policy.queue.waiting_prompts import WaitingPrompts
-from router_svc.policy.request import Request
+from router_svc.policy.router_request import Request
 
 MAX_DECIDED = 64
 """Requests of a tenant that arrived since the last time and are compared with the endpoints at a time."""

@@ -20,8 +20,8 @@ from router_svc.policy.estimates import MAX_MEASURED_MODELS, Averages, Recent
 from router_svc.policy.progress.wait_estimator import WaitEstimator
 from router_svc.policy.queue.queue import Queue
 from router_svc.policy.queue.queues import TenantCaps
-from router_svc.policy.request import Estimate, EstimatedPart, Request
-from weft.kernel.request import Operation
+from router_svc.policy.router_request import Estimate, EstimatedPart, Request
+from weft.kernel.requests.request_values import Operation
 
 QUOTED = frozenset({Operation.CHAT, Operation.COMPLETION})
 """Operations with quotes."""

@@ -13,10 +13,10 @@ from router_svc.policy.loading.load_plan import LoadStart
 from router_svc.policy.progress.wait_estimator import WaitEstimator
 from router_svc.policy.queue.queue import Queue
 from router_svc.policy.queue.queues import Queues
-from router_svc.policy.request import Request
 from router_svc.policy.request_table import RequestTable
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
+from router_svc.policy.router_request import Request
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Priority
 
 UNSETTLED = WakeFailure(reason=Reason.WAKE_FAILED, message="it woke but did not report ready")
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 from router_svc.policy.decisions import Rejects
 from router_svc.policy.endpoints.candidates import Candidate, HostMemory
-from router_svc.policy.endpoints.capability import GateSummary
-from router_svc.policy.request import Request
-from weft.kernel import unknown_names
-from weft.kernel.failures import FailureKind, classify
-from weft.kernel.reasons import Reason
-from weft.kernel.units import size_words
+from router_svc.policy.endpoints.required_capabilities import GateSummary
+from router_svc.policy.router_request import Request
+from weft.kernel.errors.failures import FailureKind, classify
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values import unknown_names
+from weft.kernel.values.units import size_words
 
 FULL_RETRY_SECONDS = 5.0
 """Retry-After for a full queue without a better estimate."""

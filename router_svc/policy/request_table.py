@@ -16,7 +16,7 @@ from router_svc.policy.queue.admission import Admission
 from router_svc.policy.queue.queue import Queue
 from router_svc.policy.queue.queues import Queues
 from router_svc.policy.queue.request_class import RequestClass
-from router_svc.policy.request import Request
+from router_svc.policy.router_request import Request
 
 _SPARE_ENTRIES = 256
 

@@ -26,6 +26,7 @@ from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.loading.load_coordinator import LoadCoordinator
 from router_svc.policy.loading.load_plan import LoadGate
 from router_svc.policy.loading.wake_tracker import WakeTracker
+from router_svc.policy.pool_settings import Settings, TenantSettings
 from router_svc.policy.progress.status_notifier import StatusNotifier
 from router_svc.policy.progress.wait_estimator import RunningRequests, WaitEstimator
 from router_svc.policy.prompt_order import PromptOrder
@@ -35,13 +36,12 @@ from router_svc.policy.queue.queue import Queue, QueueEntry
 from router_svc.policy.queue.queues import Queues, queue_lengths
 from router_svc.policy.quotes import Quote, Quotes
 from router_svc.policy.reconciler import Reconciler
-from router_svc.policy.request import MEDIA_UNITS, UNITS, Request, WorkUnit
 from router_svc.policy.request_table import RequestTable
-from router_svc.policy.settings import Settings, TenantSettings
-from weft.kernel.failures import FailureKind, classify, may_be_the_requests, may_follow_prompt
-from weft.kernel.placement_request import PoolQueue
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation, Priority
+from router_svc.policy.router_request import MEDIA_UNITS, UNITS, Request, WorkUnit
+from weft.kernel.errors.failures import FailureKind, classify, may_be_the_requests, may_follow_prompt
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.placement_request import PoolQueue
+from weft.kernel.requests.request_values import Operation, Priority
 
 if TYPE_CHECKING:
     from router_svc.policy.queue.request_class import RequestClass, Skipped

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from weft.kernel.errors import LASTING, WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import LASTING, WeftError
+from weft.kernel.errors.reasons import Reason
 
 FIRST_OFFER_PAUSE_SECONDS = 1.0
 """Pause after a refused offer; doubles with each further refusal ..."""

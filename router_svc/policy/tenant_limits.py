@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from weft.kernel.names import matches
-from weft.kernel.units import Rate
+from weft.kernel.values.names import matches
+from weft.kernel.values.units import Rate
 
 
 class LimitSubject(Enum):

@@ -24,11 +24,11 @@ from router_svc.policy.scheduler import Scheduler
 from router_svc.simulation.event_queue import EventQueue
 from router_svc.simulation.hosts import Host, Instance, Phase, Targets, World
 from router_svc.simulation.invariants import InvariantChecker
-from router_svc.simulation.metrics import ColdWaitTracker, RunMetrics
 from router_svc.simulation.runners import Attempt, AttemptListener, Loader, Runners
 from router_svc.simulation.scenario import Failure, FailureMode, Scenario
+from router_svc.simulation.simulation_metrics import ColdWaitTracker, RunMetrics
 from router_svc.simulation.traffic import SimulatedRequest, requests_of
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 MAX_LINES = 1_000
 """Maximum entries per request; later ones are dropped."""

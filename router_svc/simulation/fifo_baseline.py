@@ -14,12 +14,12 @@ from router_svc.policy.decisions import Decision, Placed, Rejects, Served, Waits
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.port import SchedulerPort
-from router_svc.policy.request import Request
+from router_svc.policy.router_request import Request
 from router_svc.simulation.hosts import Targets, World, lacks
 from router_svc.simulation.scenario import Scenario
-from weft.kernel.failures import FailureKind, classify
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
+from weft.kernel.errors.failures import FailureKind, classify
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Priority
 
 WAKE_PAUSE_SECONDS = 1.0
 """Pause of a model whose load could not begin."""

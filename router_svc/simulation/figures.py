@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from router_svc.simulation.engine import Simulation
 from router_svc.simulation.hosts import Host
-from router_svc.simulation.metrics import GroupMetrics, RequestGroup, Waits
+from router_svc.simulation.simulation_metrics import GroupMetrics, RequestGroup, Waits
 from router_svc.simulation.starvation import cold_wait_bound
-from weft.kernel.request import Priority
+from weft.kernel.requests.request_values import Priority
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,9 @@ from router_svc.policy.endpoints.candidates import Candidate, HostMemory, Memory
 from router_svc.policy.endpoints.engine_load import EngineFigures
 from router_svc.policy.endpoints.routes import Route
 from router_svc.simulation.scenario import BLOCK_TOKENS, GIBIBYTE, HostGroup, ModelKind, Scenario, seeded_random
-from weft.kernel.abilities import takes_mode
-from weft.kernel.names import ROUTE_PREFIX
-from weft.kernel.request import Priority
+from weft.kernel.requests.capabilities import takes_mode
+from weft.kernel.requests.request_values import Priority
+from weft.kernel.values.names import ROUTE_PREFIX
 
 PROGRAM = "a program"
 UNOWNED = "a model that is gone"

@@ -11,14 +11,14 @@ from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.limits import TELL_INTERVAL_SECONDS
 from router_svc.policy.port import SchedulerPort
-from router_svc.policy.request import Request
+from router_svc.policy.router_request import Request
 from router_svc.simulation.hosts import Host, Instance, Phase, Targets, World, lacks
 from router_svc.simulation.runners import Attempt
 from router_svc.simulation.scenario import Scenario
 from router_svc.simulation.starvation import StarvationDetector
 from router_svc.simulation.traffic import SimulatedRequest
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Priority
 
 if TYPE_CHECKING:
     from router_svc.policy.endpoints.candidates import HostMemory

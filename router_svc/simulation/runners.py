@@ -13,8 +13,8 @@ from router_svc.simulation.hosts import Host, Instance, Phase
 from router_svc.simulation.scenario import Delays
 from router_svc.simulation.traffic import SimulatedRequest
 from weft.gpu.eviction import Standing, victims
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Priority
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -14,11 +14,11 @@ from annotated_types import Ge, Gt, Le, MaxLen, MinLen
 
 from router_svc.policy.endpoints.routes import MAX_SECONDS, Route
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.request import MEDIA_UNITS
-from router_svc.policy.settings import Settings
-from weft.kernel.names import ROUTE_PREFIX
-from weft.kernel.request import Operation, Priority, Skill
-from weft.kernel.settings import Constant, Name, Read
+from router_svc.policy.pool_settings import Settings
+from router_svc.policy.router_request import MEDIA_UNITS
+from weft.kernel.requests.request_values import Operation, Priority, Skill
+from weft.kernel.settings.setting_annotations import Constant, Name, Read
+from weft.kernel.values.names import ROUTE_PREFIX
 
 
 def seeded_random(seed: int, purpose: str) -> Random:

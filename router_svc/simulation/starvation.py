@@ -12,11 +12,11 @@ from router_svc.policy.endpoints.candidates import Candidate, Needs, Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.queue.request_class import BAND_OF, BANDS
-from router_svc.policy.request import Request
+from router_svc.policy.router_request import Request
 from router_svc.simulation.hosts import HOLDS_MEMORY, Instance, Targets, World, lacks
 from router_svc.simulation.scenario import FailureMode, Scenario
-from weft.kernel.names import ROUTE_PREFIX
-from weft.kernel.request import Priority
+from weft.kernel.requests.request_values import Priority
+from weft.kernel.values.names import ROUTE_PREFIX
 
 SLACK_SECONDS = 3.0
 """Margin for reports, ticks, and reads of the VRAM ledger."""

@@ -9,7 +9,7 @@ from random import Random
 from zlib import crc32
 
 from router_svc.policy.endpoints.candidates import Needs, context_class
-from router_svc.policy.request import Request
+from router_svc.policy.router_request import Request
 from router_svc.simulation.scenario import (
     BLOCK_TOKENS,
     Pattern,
@@ -19,9 +19,9 @@ from router_svc.simulation.scenario import (
     TracedRequest,
     seeded_random,
 )
-from weft.kernel.names import ROUTE_PREFIX
-from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.request import CHARS_PER_TOKEN, PREFIX_ENDS, Operation, Priority
+from weft.kernel.requests.placement_request import PlacementRequest
+from weft.kernel.requests.request_values import CHARS_PER_TOKEN, PREFIX_ENDS, Operation, Priority
+from weft.kernel.values.names import ROUTE_PREFIX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,9 @@ from typing import Any
 
 from typing_extensions import override
 
-from router_svc.policy.promises import Loss
-from router_svc.store.promises import Promises
-from weft.kernel.reasons import Reason
+from router_svc.policy.lost_commits import Loss
+from router_svc.store.commit_count import Promises
+from weft.kernel.errors.reasons import Reason
 from weft.sql.address import address_of
 from weft.sql.connections import Row, Tx
 from weft.sql.migrations import Schema

@@ -33,9 +33,9 @@ from runner_svc.supervise.process import SupervisedProcess
 from runner_svc.supervise.process_time import GpuTime, TreeTime, resident_bytes
 from weft.gpu.process import process_id_of
 from weft.gpu.snapshot import ProcessId
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.principal import KEY_VARIABLES
-from weft.kernel.reasons import Reason
+from weft.kernel.access.principal import KEY_VARIABLES
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
 
 DEATH_NOTICE_SECONDS = 0.5
 """Maximum delay between a broken connection and the exit of its process."""

@@ -29,12 +29,12 @@ from weft.api.registry.v1 import lease_pb2, runner_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.gpu.snapshot import ProcessId
-from weft.kernel.abilities import UNKNOWN, Abilities
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.load_parameters import LoadParameter, LoadValue, check_parameters
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
-from weft.kernel.value import value_class
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.models.load_parameters import LoadParameter, LoadValue, check_parameters
+from weft.kernel.requests.capabilities import UNKNOWN, Capabilities
+from weft.kernel.requests.request_values import Operation
+from weft.kernel.values.fast_dataclass import fast_dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class BackendFacts:
     """Context of one slot, for prompt and answer together; 0: unknown."""
     slots: int = 0
     """Number of concurrent requests; 0: as configured."""
-    abilities: Abilities = UNKNOWN
+    capabilities: Capabilities = UNKNOWN
     """The model's capabilities as the engine reports them."""
 
 
@@ -100,7 +100,7 @@ class LoadOrder:
         return (mine, self.parameters, self.model_path) == (others, other.parameters, other.model_path)
 
 
-@value_class(kw_only=True)
+@fast_dataclass(kw_only=True)
 class CacheUse:
     """Prefix cache use of a request; by default the engine decides."""
 
@@ -122,7 +122,7 @@ class ErasedCache:
     token_count: int | None = None
 
 
-@value_class(kw_only=True)
+@fast_dataclass(kw_only=True)
 class CallInfo:
     """Context of a request for a backend: callbacks and options."""
 

@@ -15,8 +15,8 @@ from runner_svc.policy.engine_blocks import (
 )
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.dispatch.frames import Frame
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 MAX_FOLLOWERS = 16
 MAX_MESSAGE_PREFIXES = 4_096

@@ -16,11 +16,11 @@ from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.api.runner.v1.ticket_pb2 import PromptSource
 from weft.dispatch.frames import GenerationPayload
 from weft.dispatch.parameter_checks import cache_tag
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.log import get_logger
-from weft.kernel.names import MAX_TENANT_CHARS, require_token
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Handling
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Handling
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.values.names import MAX_TENANT_CHARS, require_token
 
 log = get_logger("weft.runner")
 

@@ -20,7 +20,7 @@ from runner_svc.cache.prompt_keeper import PromptKeeper, Restored
 from runner_svc.cache.prompt_store import DamagedPromptError, PromptStore
 from runner_svc.cache.prompt_transfer import PromptFetcher, description_of, messages_of
 from runner_svc.cache.restore_checks import RestoreCheck
-from runner_svc.openai_upstream.request import choices_per_prompt
+from runner_svc.openai_upstream.openai_request import choices_per_prompt
 from runner_svc.policy.cache_directory import CacheDirectory, CacheTurn, Partition, SlotState
 from runner_svc.policy.engine_blocks import PromptPrefixes
 from runner_svc.policy.kept_prompts import KeptPrompt, KeptPrompts
@@ -30,14 +30,14 @@ from weft.api.runner.v1.ticket_pb2 import PromptSource
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.dispatch.history import SYSTEM_ROLES
 from weft.dispatch.payload_description import cache_scope, prompt_prefixes, steady_text
-from weft.kernel.decoding import DECODE_FAULTS
-from weft.kernel.errors import WeftError
-from weft.kernel.file_replacement import replace_file
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
-from weft.kernel.request import CacheMode, Handling
-from weft.kernel.service import start_task, stop_tasks
-from weft.kernel.timestamps import duration_of, optional_duration
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.machine.file_replacement import replace_file
+from weft.kernel.requests.request_values import CacheMode, Handling
+from weft.kernel.services.service_lifecycle import start_task, stop_tasks
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.text.decoding import DECODE_FAULTS
+from weft.kernel.time.timestamps import duration_of, optional_duration
 
 MAX_ERASING_TASKS = 64
 """Maximum number of background erasures; further slots are erased when they are next used."""

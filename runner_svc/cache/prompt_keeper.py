@@ -22,9 +22,9 @@ from runner_svc.policy.cache_directory import (
 from runner_svc.policy.kept_prompts import KeptPrompt, KeptPrompts
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.api.runner.v1.ticket_pb2 import PromptSource
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.service import start_task
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.services.service_lifecycle import start_task
+from weft.kernel.telemetry.log import get_logger
 
 TokenSize = Callable[[], Awaitable[int | None]]
 """Returns the size in bytes of one cached token; None: unknown."""

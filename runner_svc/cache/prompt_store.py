@@ -20,11 +20,11 @@ from runner_svc.cache.restore_checks import RestoreChecks
 from runner_svc.cache.store_followers import StoreFollowers
 from runner_svc.policy.cache_directory import Partition
 from runner_svc.policy.kept_prompts import KeptPrompt, KeptPrompts
-from weft.kernel.errors import WeftError
-from weft.kernel.file_replacement import replace_file
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
-from weft.kernel.service import start_task
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.machine.file_replacement import replace_file
+from weft.kernel.services.service_lifecycle import start_task
+from weft.kernel.telemetry.log import get_logger
 
 MIN_FREE_BYTES = 1024 * 1024 * 1024
 """Nothing is stored that would leave less free disk space than this."""

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 from runner_svc.policy.kept_prompts import KeptPrompt
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.api.runner.v1 import runner_service_pb2_grpc, ticket_pb2
-from weft.kernel.address import metadata_of
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import ChannelPool, calling
-from weft.kernel.timestamps import duration_of
+from weft.kernel.channels.rpc import ChannelPool, calling
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.timestamps import duration_of
+from weft.kernel.values.address import metadata_of
 
 if TYPE_CHECKING:
     from weft.api.runner.v1.runner_service_pb2_grpc import RunnerServiceAsyncStub

@@ -8,12 +8,12 @@ import msgspec
 
 from runner_svc.backend.port import Backend, CacheUse, CallInfo
 from weft.api.common.v1 import completion_pb2, sampling_pb2
-from weft.kernel.decoding import DECODE_FAULTS
-from weft.kernel.errors import WeftError
-from weft.kernel.file_replacement import replace_file
-from weft.kernel.log import get_logger
-from weft.kernel.names import new_id
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.machine.file_replacement import replace_file
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.text.decoding import DECODE_FAULTS
+from weft.kernel.values.names import new_id
 
 CHECK_SECONDS = 3.0
 """Timeout of a test, which delays the first start of an engine."""

@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 MAX_FOLLOWERS = 64
 

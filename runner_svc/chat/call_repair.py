@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 from pydantic_core import from_json
 
 from runner_svc.backend.port import CallInfo
+from runner_svc.chat.chat_request import ChatEngine
 from runner_svc.chat.receipt import AnswerReceipt
-from runner_svc.chat.request import ChatEngine
 from runner_svc.policy.text_calls import JsonExtent
 from runner_svc.tools.argument_repair import MAX_REPAIRED_CHARS, is_object, repaired_arguments
 from runner_svc.tools.schemas import ArgumentCheck
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2
 from weft.dispatch.frames import Frame
 from weft.dispatch.payload_description import TokenCounter
-from weft.kernel.errors import WeftError
-from weft.kernel.json_objects import plain_object
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.text.json_objects import plain_object
 
 MAX_HELD_CHARS = 2_048
 """Length of arguments from which on they are passed on before they are complete."""

@@ -18,10 +18,10 @@ from typing import Any
 from runner_svc.chat.receipt import MAX_NOTED, counts_of
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, warning_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.kernel.errors import WeftError
-from weft.kernel.json_objects import plain_object
-from weft.kernel.reasons import Reason
-from weft.kernel.value_check import UncheckedError, ValueCheck, matches, parsed
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.schemas.value_check import UncheckedError, ValueCheck, matches, parsed
+from weft.kernel.text.json_objects import plain_object
 
 MAX_CHECKED_CHARS = 1_048_576
 """Maximum length of a checked answer, or of the arguments of a checked call."""

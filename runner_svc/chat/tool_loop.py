@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from runner_svc.backend.port import CallInfo
+from runner_svc.chat.chat_request import ChatEngine, ChatRequest, ChatSetup
+from runner_svc.chat.chat_settings import ChatSettings
 from runner_svc.chat.constraint import with_kept_format
-from runner_svc.chat.offer import CallKind, Offer, json_object, make_offer, require_local
+from runner_svc.chat.offered_tools import CallKind, Offer, json_object, make_offer, require_local
 from runner_svc.chat.receipt import AnswerReceipt, warning
-from runner_svc.chat.request import ChatEngine, ChatRequest, ChatSetup
-from runner_svc.chat.settings import ChatSettings
 from runner_svc.chat.turn import (
     CallCollector,
     FunctionCall,
@@ -21,9 +21,9 @@ from runner_svc.chat.turn import (
     kills_repetition,
     repetition_watch,
 )
-from runner_svc.policy.next_step import NextStep, next_step
 from runner_svc.policy.platform_prompt import join_system_texts
 from runner_svc.policy.text_calls import TextCallParser
+from runner_svc.policy.turn_outcome import NextStep, next_step
 from runner_svc.request_records import RequestRecord
 from runner_svc.tools.port import ToolOutcome
 from runner_svc.tools.schemas import ArgumentCheck
@@ -32,9 +32,9 @@ from weft.api.common.v1 import chat_pb2, event_pb2, json_value_pb2, signal_pb2, 
 from weft.dispatch.extra_fields import joined_fields
 from weft.dispatch.frames import Frame, GenerationPayload, apart, has_content
 from weft.dispatch.parameter_checks import fill_defaults
-from weft.kernel.errors import PROMPT_TOKENS, WeftError
-from weft.kernel.names import new_id
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import PROMPT_TOKENS, WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.names import new_id
 
 _GOES_ON = (NextStep.RUN_TOOLS, NextStep.GO_ON)
 MAX_EVENT_CHARS = 64 * 1024

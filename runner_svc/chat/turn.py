@@ -7,10 +7,10 @@ from types import MappingProxyType
 
 from runner_svc.backend.port import CallInfo
 from runner_svc.chat.call_repair import CallRepair
-from runner_svc.chat.offer import CallKind, Offer
+from runner_svc.chat.chat_request import ChatEngine
+from runner_svc.chat.chat_settings import ChatSettings
+from runner_svc.chat.offered_tools import CallKind, Offer
 from runner_svc.chat.receipt import AnswerReceipt, dropped_prompt, must_call, warning
-from runner_svc.chat.request import ChatEngine
-from runner_svc.chat.settings import ChatSettings
 from runner_svc.policy.repetition import Repetition, RepetitionDetector, RepetitionLimits
 from runner_svc.policy.text_calls import JsonExtent, TextCall, TextCallParser
 from weft.api.common.v1 import (
@@ -24,9 +24,9 @@ from weft.api.common.v1 import (
 )
 from weft.dispatch.frames import Frame, GenerationPayload, is_content, is_seal
 from weft.dispatch.payload_description import TokenCounter
-from weft.kernel.errors import WeftError
-from weft.kernel.names import new_id
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.names import new_id
 
 MAX_SAMPLE_CHARS = 100
 MIN_ASKED_CHARS = 12

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors.error_tree import invalid_field
 
 Json = dict[str, Any]
 

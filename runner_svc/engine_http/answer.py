@@ -7,8 +7,8 @@ from typing import Any
 import httptools
 
 from runner_svc.engine_http.faults import BadHeadError, BrokenAnswerError, HttpFaultError, UnansweredError
-from weft.kernel.content_coding import CODINGS, BodyDecoder
-from weft.kernel.errors import WeftError
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.text.content_coding import CODINGS, BodyDecoder
 
 MAX_HEAD_BYTES = 64 * 1024
 """Maximum size of the heads of a response, including informational ones, and of its trailers."""

@@ -14,7 +14,7 @@ from yarl import URL
 
 from runner_svc.engine_http.answer import Answer
 from runner_svc.engine_http.faults import ClosedClientError, Unconnected, UnconnectedError, unconnected
-from weft.kernel.outbound import ForbiddenAddressError, Outbound
+from weft.kernel.channels.outbound import ForbiddenAddressError, Outbound
 
 if TYPE_CHECKING:
     from collections.abc import Callable

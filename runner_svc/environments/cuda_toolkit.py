@@ -5,8 +5,8 @@ import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
 
 FOLDER = "nvidia/cu13"
 """The toolkit's folder below the packages."""

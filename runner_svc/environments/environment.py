@@ -16,7 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from runner_svc.environments.vulkan_devices import has_vulkan_device
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors.error_tree import invalid_field
 
 FOLDER = Path(__file__).parent
 """Parent folder of weft's lock files."""

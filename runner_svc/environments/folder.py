@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runner_svc.environments.environment import EngineEnvironment
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 NO_FOLDER = Path("/dev/null/runtimes")
 """A folder that cannot exist, for uses without a home."""

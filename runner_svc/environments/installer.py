@@ -40,13 +40,13 @@ from runner_svc.environments.removal import remove_versions
 from runner_svc.supervise.child_program import run_program
 from weft import __version__
 from weft.api.runner.v1 import environment_pb2 as pb
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
-from weft.kernel.machine_limits import usable_processors
-from weft.kernel.reasons import Reason
-from weft.kernel.service import stop_tasks
-from weft.kernel.timestamps import stamp_of
-from weft.kernel.units import size_words
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.machine.machine_limits import usable_processors
+from weft.kernel.services.service_lifecycle import stop_tasks
+from weft.kernel.time.clock import Clock
+from weft.kernel.time.timestamps import stamp_of
+from weft.kernel.values.units import size_words
 
 DEFAULT_SECONDS = 7200.0
 """Maximum duration; on a slow line the packages of an engine take an hour."""

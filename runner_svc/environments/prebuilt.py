@@ -10,8 +10,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from runner_svc.model_store.http_file import FileOrder, FileTransfer, TransferPorts, require_allowed_url
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
 
 DIGEST_PREFIX = "sha256:"
 """Prefix of the digest in the receipt of a prebuilt program."""

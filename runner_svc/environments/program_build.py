@@ -14,8 +14,8 @@ from pathlib import Path
 from runner_svc.environments.environment import EngineEnvironment, HeaderPackage, SourceBuild
 from runner_svc.environments.locked_install import CONNECT_RETRIES, CONNECT_SECONDS
 from runner_svc.environments.prebuilt import download
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 MAX_SAID_LINES = 20
 MAX_STEP_CHARS = 60

@@ -13,9 +13,9 @@ from runner_svc.environments.environment import EngineEnvironment, Variant
 from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.environments.prebuilt import DIGEST_PREFIX
 from weft.api.runner.v1 import environment_pb2 as pb
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.file_replacement import lock_file, replace_file
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.machine.file_replacement import lock_file, replace_file
 
 RECEIPT_NAME = "environment.json"
 MAX_RECEIPT_BYTES = 65_536

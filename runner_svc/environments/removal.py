@@ -10,8 +10,8 @@ import psutil
 from runner_svc.environments.environment import EngineEnvironment
 from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.environments.receipts import changing
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 MAX_NAMED = 4
 MAX_MAPS_BYTES = 64 * 1024**2

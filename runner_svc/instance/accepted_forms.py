@@ -7,8 +7,8 @@ from weft.api.common.v1 import chat_pb2, warning_pb2
 from weft.dispatch.frames import GenerationPayload
 from weft.dispatch.history import unsupported
 from weft.dispatch.history_forms import MAX_FORM_TRIES, NO_FORMS, Form, Forms, in_forms, is_about_form, next_forms
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 _LIMIT = "max_tokens"
 _ANSWERED = "the engine answered "

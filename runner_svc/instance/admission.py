@@ -15,10 +15,10 @@ from weft.api.common.v1 import audio_pb2, chat_pb2, completion_pb2, event_pb2, r
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.dispatch.history import with_notes
 from weft.dispatch.payload_description import unfollowed_effort
-from weft.kernel.abilities import UNKNOWN, Abilities
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.capabilities import UNKNOWN, Capabilities
+from weft.kernel.requests.request_values import Operation
 
 if TYPE_CHECKING:
     from runner_svc.policy.engine_blocks import PromptPrefixes
@@ -112,11 +112,11 @@ class AdmittedRequest:
         backend: Backend,
         on_failure: OnFailure,
         cache: RequestCache | None = None,
-        abilities: Abilities = UNKNOWN,
+        capabilities: Capabilities = UNKNOWN,
         meter: RequestMeter | None = None,
         idle_work: IdleWork | None = None,
     ) -> None:
-        """`cache`: None if tenants' caches are not isolated. `abilities`: those of the model.
+        """`cache`: None if tenants' caches are not isolated. `capabilities`: those of the model.
 
         `meter`: None if no devices are observed. `idle_work`: what its engine calls interrupt.
         """
@@ -127,7 +127,7 @@ class AdmittedRequest:
         self.notes: Frame = []
         """Warnings for the caller, sent before the first turn."""
         self.record = record
-        self._abilities = abilities
+        self._capabilities = capabilities
         self._cache = cache
         self._prefixes: PromptPrefixes | None = None
         self._backend = backend
@@ -145,9 +145,9 @@ class AdmittedRequest:
         """
         record = self.record
         last: Frame = []
-        payload, notes = _fitted(payload, self._abilities)
+        payload, notes = _fitted(payload, self._capabilities)
         async with await self._caching(payload) as turn:
-            effort = _effort_warning(payload, self._abilities)
+            effort = _effort_warning(payload, self._capabilities)
             if warnings := [*turn.warnings, *self.notes, *notes, *effort]:
                 self.notes = []
                 yield warnings
@@ -209,7 +209,7 @@ class AdmittedRequest:
         Raises UNSUPPORTED_OPERATION if the engine lacks it.
         """
         if isinstance(payload, tokenize_pb2.TokenizePayload) and payload.HasField("chat"):
-            chat, _ = with_notes(payload.chat, self._abilities.lacking)
+            chat, _ = with_notes(payload.chat, self._capabilities.lacking)
             payload = tokenize_pb2.TokenizePayload(chat=chat, with_pieces=payload.with_pieces)
         row = ENGINE_METHODS[operation]
         engine = getattr(self._backend, row.name)
@@ -333,11 +333,11 @@ def _choices(payload: GenerationPayload) -> int:
     return max(1, payload.choice_count) * prompts
 
 
-def _fitted(payload: GenerationPayload, abilities: Abilities) -> tuple[GenerationPayload, Frame]:
+def _fitted(payload: GenerationPayload, capabilities: Capabilities) -> tuple[GenerationPayload, Frame]:
     """Returns a payload without content in earlier turns that the model cannot read, and warnings about it."""
-    if not abilities.lacking or not isinstance(payload, chat_pb2.ChatPayload):
+    if not capabilities.lacking or not isinstance(payload, chat_pb2.ChatPayload):
         return payload, []
-    fitted, warnings = with_notes(payload, abilities.lacking)
+    fitted, warnings = with_notes(payload, capabilities.lacking)
     return fitted, _events(warnings) if warnings else []
 
 
@@ -345,9 +345,9 @@ def _events(warnings: Sequence[warning_pb2.Warning]) -> Frame:
     return [event_pb2.InferenceEvent(warning=warning) for warning in warnings]
 
 
-def _effort_warning(payload: GenerationPayload, abilities: Abilities) -> Frame:
+def _effort_warning(payload: GenerationPayload, capabilities: Capabilities) -> Frame:
     """Returns the warning that a model thinks although the request asks for no effort; empty: no warning."""
-    why = unfollowed_effort(payload, abilities)
+    why = unfollowed_effort(payload, capabilities)
     if not why:
         return []
     message = f"{_EFFORT}: none was ignored: the model {why}"

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from runner_svc.backend.port import Backend
 from runner_svc.cache.model_cache import RequestCache
 from runner_svc.instance.admission import AdmittedRequest, RequestLimit, SlotTable
+from runner_svc.instance.instance_settings import RunRecipe, ServedModel, no_recipes
 from runner_svc.instance.lifecycle_loop import IdleWork, LifecycleLoop
-from runner_svc.instance.settings import RunRecipe, ServedModel, no_recipes
 from runner_svc.memory.device_meter import DeviceMeter, RequestMeter
 from runner_svc.memory.model_memory import ModelMemory
 from runner_svc.memory.port import MemoryLedger
@@ -23,14 +23,14 @@ from runner_svc.policy.load_plan import AS_CONFIGURED, STAY_LOADED, LoadPlan, Lo
 from runner_svc.request_records import RequestRecord, RequestRecords
 from runner_svc.waiting import within
 from weft.dispatch.placement import MAX_ATTEMPT_LOG_BYTES, MAX_ATTEMPT_LOG_LINES
-from weft.kernel.abilities import Abilities, complete_list, known_abilities
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
-from weft.kernel.failures import FailureKind, classify
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
-from weft.kernel.service import start_critical, stop_tasks
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.failures import FailureKind, classify
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.capabilities import Capabilities, complete_list, known_capabilities
+from weft.kernel.requests.request_values import Priority
+from weft.kernel.services.service_lifecycle import start_critical, stop_tasks
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import Clock
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -105,13 +105,13 @@ class Instance:
         """The names it serves: the model's and those of its adapters."""
         return self.config.names
 
-    def abilities_of(self, name: str) -> Abilities:
-        """Returns the abilities of the model, or of the adapter with this name."""
+    def capabilities_of(self, name: str) -> Capabilities:
+        """Returns the capabilities of the model, or of the adapter with this name."""
         adapter = self.config.adapter(name)
-        known = self.loader.abilities
+        known = self.loader.capabilities
         if adapter is None or not adapter.skills:
             return known
-        return known_abilities(declared=complete_list(adapter.skills), engine=known)
+        return known_capabilities(declared=complete_list(adapter.skills), engine=known)
 
     def set_idle_work(self, work: IdleWork) -> None:
         """Sets the work of the engine while it has no requests."""
@@ -240,7 +240,7 @@ class Instance:
             self.backend,
             lambda error: self._lifecycle.note_failure(error, start),
             cache,
-            self.loader.abilities,
+            self.loader.capabilities,
             self._request_meter(),
             self.idle_work,
         )

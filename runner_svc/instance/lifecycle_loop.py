@@ -5,10 +5,10 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from datetime import datetime, timedelta
 
 from runner_svc.backend.port import Backend
-from runner_svc.chat.request import ChatRequest
+from runner_svc.chat.chat_request import ChatRequest
+from runner_svc.instance.instance_settings import HibernationSettings, RunRecipe, ServedModel
 from runner_svc.instance.loader import Loader
 from runner_svc.instance.restart_log import RestartLog
-from runner_svc.instance.settings import HibernationSettings, RunRecipe, ServedModel
 from runner_svc.instance.watchdog import Watchdog
 from runner_svc.memory.model_memory import ModelMemory
 from runner_svc.policy.keep_alive import keep_alive, seconds_to_sleep
@@ -30,11 +30,11 @@ from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
 from runner_svc.request_records import RequestRecords
 from runner_svc.waiting import SharedOutcome, end_tasks, event_within, first_of, first_within, within
 from weft.dispatch.frames import Frame
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Handling
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Handling
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import Clock
 
 log = get_logger("weft.instance")
 

@@ -7,11 +7,11 @@ from runner_svc.backend.port import Backend
 from runner_svc.model_files.gguf import read_gguf_header
 from runner_svc.policy.load_plan import LoadPlan, LoadSpec
 from weft.api.runner.v1 import load_pb2 as pb
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.load_parameters import LoadValue, check_parameters, load_value, value_message
-from weft.kernel.names import MAX_NAME_CHARS
-from weft.kernel.timestamps import duration_of, seconds_of
-from weft.kernel.units import FOREVER, MAX_DURATION_SECONDS
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.models.load_parameters import LoadValue, check_parameters, load_value, value_message
+from weft.kernel.time.timestamps import duration_of, seconds_of
+from weft.kernel.values.names import MAX_NAME_CHARS
+from weft.kernel.values.units import FOREVER, MAX_DURATION_SECONDS
 
 MAX_BUDGET_BYTES = 2**50
 

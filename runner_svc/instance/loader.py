@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from runner_svc.backend.port import Backend, BackendFacts, LoadOrder
 from runner_svc.instance.accepted_forms import AcceptedForms
-from runner_svc.instance.settings import ServedModel
+from runner_svc.instance.instance_settings import ServedModel
 from runner_svc.memory.model_memory import ModelMemory
 from runner_svc.memory.port import OnWaiting
 from runner_svc.policy.load_plan import AS_CONFIGURED
-from weft.kernel.abilities import UNKNOWN, Abilities, known_abilities
-from weft.kernel.clock import Clock
-from weft.kernel.interrupt import Interruptible
-from weft.kernel.log import get_logger
+from weft.kernel.requests.capabilities import UNKNOWN, Capabilities, known_capabilities
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import Clock
+from weft.kernel.time.deadline import Interruptible
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,11 +72,11 @@ class Loader:
         self.fetch_share: float | None = None
         """Completed share of the pull; None: unknown, or no pull."""
         self.context_tokens = 0
-        self._engine_abilities = UNKNOWN
+        self._engine_capabilities = UNKNOWN
         self._engine_quantization = ""
         self._sources = (UNKNOWN, UNKNOWN, UNKNOWN)
-        """Those that `_abilities` were merged from."""
-        self._abilities = UNKNOWN
+        """Those that `_capabilities` were merged from."""
+        self._capabilities = UNKNOWN
         self.starts = 0
         """Number of times that the backend became ready; identifies the current start."""
         self.forms = AcceptedForms()
@@ -90,19 +90,19 @@ class Loader:
         return self.plan != AS_CONFIGURED
 
     @property
-    def abilities(self) -> Abilities:
-        """The model's abilities according to its settings, files and engine.
+    def capabilities(self) -> Capabilities:
+        """The model's capabilities according to its settings, files and engine.
 
         The engine of another quantization says nothing about the current one.
         """
-        engine = self._engine_abilities if self._engine_quantization == self.plan.quantization else UNKNOWN
-        declared, files = self.config.declared_abilities, self.config.abilities
+        engine = self._engine_capabilities if self._engine_quantization == self.plan.quantization else UNKNOWN
+        declared, files = self.config.declared_capabilities, self.config.capabilities
         sources = (declared, engine, files)
         # Every request asks twice.
         if any(map(is_not, sources, self._sources)):
             self._sources = sources
-            self._abilities = known_abilities(declared=declared, engine=engine, files=files)
-        return self._abilities
+            self._capabilities = known_capabilities(declared=declared, engine=engine, files=files)
+        return self._capabilities
 
     @property
     def stage(self) -> str:
@@ -209,7 +209,7 @@ class Loader:
         self._times.append(now - self._engine_began)
         self.last_seconds = now - self._began
         self.context_tokens = facts.context_tokens
-        self._engine_abilities, self._engine_quantization = facts.abilities, self.plan.quantization
+        self._engine_capabilities, self._engine_quantization = facts.capabilities, self.plan.quantization
         self.on_slots(facts.slots)
         self.starts += 1
         self.forms = AcceptedForms()

@@ -4,8 +4,8 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from weft.api.runner.v1 import runner_service_pb2 as pb
-from weft.kernel.clock import Clock
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.clock import Clock
 
 if TYPE_CHECKING:
     from datetime import datetime

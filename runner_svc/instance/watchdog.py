@@ -7,10 +7,10 @@ from runner_svc.policy.progress import Observation, ProgressPolicy, RequestSampl
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.request_records import RequestRecord, RequestRecords, RequestState
 from runner_svc.waiting import end_tasks
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import Clock
 
 log = get_logger("weft.watchdog")
 

@@ -24,8 +24,8 @@ from runner_svc.waiting import event_within
 from weft.api.common.v1 import receipt_pb2
 from weft.api.registry.v1.lease_pb2 import Lease
 from weft.gpu.snapshot import DeviceUse, HostSnapshot, ProcessId, Source
-from weft.kernel.clock import Clock
-from weft.kernel.service import BackgroundLoop
+from weft.kernel.services.service_lifecycle import BackgroundLoop
+from weft.kernel.time.clock import Clock
 
 IDLE_SAMPLE_SECONDS = 5.0
 """Interval of samples while no engine is processing a request."""

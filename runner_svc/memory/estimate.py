@@ -29,9 +29,9 @@ from runner_svc.policy.memory_estimate import (
     largest_context,
     settings_for,
 )
-from weft.kernel.errors import WeftError
-from weft.kernel.load_parameters import LoadValue
-from weft.kernel.log import get_logger
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.models.load_parameters import LoadValue
+from weft.kernel.telemetry.log import get_logger
 
 log = get_logger("weft.memory")
 

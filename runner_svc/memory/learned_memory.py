@@ -10,8 +10,8 @@ from typing import Annotated
 import msgspec
 
 from runner_svc.policy.memory_estimate import MemorySettings
-from weft.kernel.file_replacement import replace_file
-from weft.kernel.log import get_logger
+from weft.kernel.machine.file_replacement import replace_file
+from weft.kernel.telemetry.log import get_logger
 
 log = get_logger("weft.memory")
 

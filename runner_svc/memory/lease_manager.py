@@ -17,14 +17,14 @@ from runner_svc.waiting import event_within, within
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2_grpc
 from weft.api.registry.v1 import lease_service_pb2 as pb
 from weft.gpu.snapshot import HostSnapshot, ProcessId, Source, process_id_message, snapshot_message
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.names import new_id
-from weft.kernel.reasons import REGISTRY_AWAY, Reason
-from weft.kernel.rpc import calling, was_answered
-from weft.kernel.service import start_critical, stop_tasks
-from weft.kernel.timestamps import duration_of, seconds_of
+from weft.kernel.channels.rpc import calling, was_answered
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import REGISTRY_AWAY, Reason
+from weft.kernel.services.service_lifecycle import start_critical, stop_tasks
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import Clock
+from weft.kernel.time.timestamps import duration_of, seconds_of
+from weft.kernel.values.names import new_id
 
 if TYPE_CHECKING:
     from weft.api.registry.v1.lease_service_pb2_grpc import LeaseServiceAsyncStub

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from runner_svc.policy.memory_estimate import MEBIBYTE
 from runner_svc.policy.model_sizing import MachineMemory
-from weft.kernel.machine_limits import UsableMemory, usable_memory
+from weft.kernel.machine.machine_limits import UsableMemory, usable_memory
 
 if TYPE_CHECKING:
     from runner_svc.memory.lease_manager import LeaseManager

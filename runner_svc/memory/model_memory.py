@@ -22,12 +22,12 @@ from runner_svc.request_records import RequestRecords
 from weft.api.registry.v1.lease_pb2 import Lease
 from weft.api.registry.v1.lease_service_pb2 import AcquireLeaseRequest, LeaseUse
 from weft.gpu.snapshot import ProcessId
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.machine_limits import usable_processors
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
-from weft.kernel.units import size_words
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.machine.machine_limits import usable_processors
+from weft.kernel.requests.request_values import Priority
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.values.units import size_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from weft.kernel.file_replacement import replace_file
-from weft.kernel.log import get_logger
+from weft.kernel.machine.file_replacement import replace_file
+from weft.kernel.telemetry.log import get_logger
 
 log = get_logger("weft.runner")
 

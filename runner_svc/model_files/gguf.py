@@ -16,8 +16,8 @@ from types import MappingProxyType
 from typing import BinaryIO
 
 from runner_svc.model_files.header import ModelHeader
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 BLOCKS: Mapping[int, tuple[int, int]] = MappingProxyType(
     {

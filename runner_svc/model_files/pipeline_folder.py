@@ -75,7 +75,7 @@ def read_pipeline_folder(folder: Path, variant: str | None = None) -> PipelineFo
     entries = {name: _entry(name, value) for name, value in index.items() if isinstance(value, list)}
     if len(entries) > MAX_COMPONENTS:
         raise PipelineFolderError(f"{INDEX_NAME} has more than {MAX_COMPONENTS} components")
-    present = sorted(name for name, is_there in entries.items() if is_there)
+    present = sorted(name for name, exists in entries.items() if exists)
     found = {name: _weights_in(folder / name) for name in present}
     chosen = (
         variant if variant is not None else _own_variant([by_variant for by_variant in found.values() if by_variant])

@@ -13,8 +13,8 @@ from typing import TypeVar
 import msgspec
 
 from runner_svc.model_files.header import ModelHeader
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 SUFFIX = ".safetensors"
 INDEX_NAME = "model.safetensors.index.json"

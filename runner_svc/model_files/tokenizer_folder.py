@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from runner_svc.model_files.gguf import MAX_NAMED_TEMPLATES, MAX_TEXT_BYTES
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 CONFIG_FILE = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"

@@ -28,9 +28,9 @@ from runner_svc.model_store.store import ModelStore
 from runner_svc.policy.repository_files import ModelForm, RepositoryFile
 from runner_svc.supervise.child_program import run_program
 from weft.api.runner.v1 import model_store_pb2 as pb
-from weft.kernel.errors import WeftError
-from weft.kernel.model_source import ModelSource, parse_source, shown_source
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.models.model_source import ModelSource, parse_source, shown_source
 
 PROGRAM = "runner_svc.model_store.background_pull"
 MAX_SAID_CHARS = 300

@@ -1,4 +1,4 @@
-"""HTTP client of pulls: it connects only to addresses that `weft.kernel.outbound` allows."""
+"""HTTP client of pulls: it connects only to addresses that `weft.kernel.channels.outbound` allows."""
 
 from collections.abc import Iterable, Mapping
 
@@ -6,9 +6,9 @@ import httpcore2
 import httpx2
 from typing_extensions import override
 
-from weft.kernel.errors import WeftError
-from weft.kernel.outbound import ForbiddenAddressError, Outbound, public_refusal
-from weft.kernel.reasons import Reason
+from weft.kernel.channels.outbound import ForbiddenAddressError, Outbound, public_refusal
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 SocketOptions = Iterable[httpcore2.SOCKET_OPTION]
 

@@ -23,9 +23,9 @@ from runner_svc.policy.repository_files import (
     quantization_of,
 )
 from weft.api.runner.v1 import model_store_pb2 as pb
-from weft.kernel.errors import FieldError, WeftError, invalid_field
-from weft.kernel.model_source import HubSource, LmStudioSource, OllamaSource, SourceScheme, is_safe_path
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError, WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.models.model_source import HubSource, LmStudioSource, OllamaSource, SourceScheme, is_safe_path
 
 MAX_FILES = 10_000
 """Maximum number of files examined per folder."""

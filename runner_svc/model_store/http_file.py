@@ -19,11 +19,11 @@ import msgspec
 from runner_svc.model_files.whole_file import require_whole
 from runner_svc.model_store.http_range import FileVersion, content_range, is_part, number_of
 from runner_svc.model_store.store import RoomChecks
-from weft.kernel.errors import WeftError
-from weft.kernel.file_replacement import replace_file
-from weft.kernel.model_source import LOOPBACK_HOSTS
-from weft.kernel.reasons import Reason
-from weft.kernel.units import size_words
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.machine.file_replacement import replace_file
+from weft.kernel.models.model_source import LOOPBACK_HOSTS
+from weft.kernel.values.units import size_words
 
 if TYPE_CHECKING:
     import httpx2

@@ -12,9 +12,9 @@ from runner_svc.model_store.http_file import require_allowed_url
 from runner_svc.policy.memory_estimate import MAX_CONTEXT_TOKENS
 from runner_svc.policy.repository_files import RepositoryFile
 from weft import __version__
-from weft.kernel.errors import WeftError
-from weft.kernel.model_source import HubSource
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.models.model_source import HubSource
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi

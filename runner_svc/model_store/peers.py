@@ -17,14 +17,14 @@ from runner_svc.policy.repository_files import ModelForm, RepositoryFile
 from weft.api.registry.v1 import registry_service_pb2, registry_service_pb2_grpc, runner_pb2
 from weft.api.runner.v1 import model_store_pb2, runner_service_pb2_grpc
 from weft.api.runner.v1 import runner_service_pb2 as pb
-from weft.kernel.address import metadata_of, relayed_address
-from weft.kernel.clock import Clock, SystemClock
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.log import get_logger
-from weft.kernel.model_source import ModelSource, is_safe_path, shown_source
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import ChannelPool, calling, open_channel
-from weft.kernel.tls_channel import ChannelSecurity
+from weft.kernel.channels.rpc import ChannelPool, calling, open_channel
+from weft.kernel.channels.tls_channel import ChannelSecurity
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.models.model_source import ModelSource, is_safe_path, shown_source
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import Clock, SystemClock
+from weft.kernel.values.address import metadata_of, relayed_address
 
 if TYPE_CHECKING:
     from weft.api.registry.v1.registry_service_pb2_grpc import RegistryServiceAsyncStub

@@ -35,9 +35,9 @@ from runner_svc.policy.repository_files import (
 )
 from weft import __version__
 from weft.api.runner.v1 import model_store_pb2 as pb
-from weft.kernel.clock import Clock, SystemClock
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.model_source import (
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.models.model_source import (
     GGUF,
     HubSource,
     LmStudioSource,
@@ -49,9 +49,9 @@ from weft.kernel.model_source import (
     is_safe_path,
     shown_source,
 )
-from weft.kernel.reasons import Reason
-from weft.kernel.timestamps import stamp_of
-from weft.kernel.units import size_words
+from weft.kernel.time.clock import Clock, SystemClock
+from weft.kernel.time.timestamps import stamp_of
+from weft.kernel.values.units import size_words
 
 if TYPE_CHECKING:
     from runner_svc.model_store.checked_client import PullClient

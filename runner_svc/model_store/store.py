@@ -24,11 +24,11 @@ from google.protobuf.json_format import MessageToJson, Parse, ParseError
 
 from runner_svc.policy.repository_files import FileRole, ModelForm
 from weft.api.runner.v1 import model_store_pb2 as pb
-from weft.kernel.errors import WeftError
-from weft.kernel.file_replacement import lock_file, replace_file
-from weft.kernel.model_source import ModelSource, shown_source
-from weft.kernel.reasons import Reason
-from weft.kernel.units import size_words
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.machine.file_replacement import lock_file, replace_file
+from weft.kernel.models.model_source import ModelSource, shown_source
+from weft.kernel.values.units import size_words
 
 SCHEMA_VERSION = 1
 MAX_MANIFEST_BYTES = 8 * 1024**2

@@ -5,7 +5,7 @@ import re
 
 from yarl import URL
 
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors.error_tree import invalid_field
 
 _PRIVATE_NAMES = (
     ".lan",

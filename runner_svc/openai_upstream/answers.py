@@ -6,10 +6,10 @@ from contextlib import suppress
 from runner_svc.engine_http.answer import Answer
 from runner_svc.engine_http.faults import BadHeadError, HttpFaultError, Unconnected, UnconnectedError
 from runner_svc.openai_upstream.errors import REPEATS
-from weft.kernel.clock import within
-from weft.kernel.content_coding import CODINGS
-from weft.kernel.errors import WeftError, quoting_engine
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError, quoting_engine
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.text.content_coding import CODINGS
+from weft.kernel.time.clock import within
 
 DRAIN_SECONDS = 1.0
 MAX_DRAIN_BYTES = 64 * 1024

@@ -9,8 +9,8 @@ from contextlib import aclosing
 
 from weft.api.common.v1 import chat_pb2, completion_pb2, event_pb2, receipt_pb2
 from weft.dispatch.frames import Frame, GenerationPayload, has_content
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 Ask = Callable[[GenerationPayload], AsyncGenerator[Frame]]
 """Sends one request; its answer may have fewer choices than requested."""

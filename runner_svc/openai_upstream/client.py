@@ -36,7 +36,7 @@ from runner_svc.openai_upstream.choices import Choices
 from runner_svc.openai_upstream.dialects import count_of, figure, read_json
 from runner_svc.openai_upstream.errors import provider_refusal, refusal, refuses_stream_options, stated_answer
 from runner_svc.openai_upstream.infill import INFILL, about_model, as_completion
-from runner_svc.openai_upstream.request import (
+from runner_svc.openai_upstream.openai_request import (
     STREAM_OPTIONS,
     Json,
     PreparedBody,
@@ -50,9 +50,9 @@ from runner_svc.openai_upstream.request import (
     model_field,
     warning_frame,
 )
+from runner_svc.openai_upstream.openai_stream import DONE, StreamReader
 from runner_svc.openai_upstream.server_probes import HEALTH, MODELS
 from runner_svc.openai_upstream.sse import MAX_EVENT_BYTES, SseDecoder
-from runner_svc.openai_upstream.stream import DONE, StreamReader
 from runner_svc.openai_upstream.tool_calls import (
     engine_names,
     refuses_tool_schemas,
@@ -65,9 +65,9 @@ from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.supervise.peer_process import VerifyPeer
 from weft.api.common.v1 import chat_pb2, embedding_pb2, rerank_pb2, usage_pb2
 from weft.dispatch.frames import Frame, GenerationPayload, has_content
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.reasons import Reason
-from weft.kernel.telemetry import TRACEPARENT
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.telemetry.structured_logs import TRACEPARENT
 
 MESSAGES = "/v1/messages"
 CHAT = "/v1/chat/completions"

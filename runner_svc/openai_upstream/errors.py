@@ -13,9 +13,9 @@ import msgspec
 
 from runner_svc.policy.answer_room import blames_answer_limit
 from runner_svc.policy.engine_failures import last_words, refuses_content, refuses_length, without_tracebacks
-from weft.kernel.decoding import DECODE_FAULTS
-from weft.kernel.errors import LASTING, MAX_RETRY_AFTER_SECONDS, WeftError, invalid_field, quoting_engine
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import LASTING, MAX_RETRY_AFTER_SECONDS, WeftError, invalid_field, quoting_engine
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.text.decoding import DECODE_FAULTS
 
 JSON_FAULTS = DECODE_FAULTS
 REPEATS = MappingProxyType({LASTING: "true"})

@@ -4,8 +4,8 @@ import msgspec
 
 from runner_svc.openai_upstream.errors import JSON_FAULTS
 from weft.api.common.v1 import completion_pb2
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
 
 INFILL = "/infill"
 _FINISH_WORDS = {"eos": "stop", "word": "stop", "limit": "length", "none": "stop"}

@@ -34,12 +34,12 @@ from runner_svc.openai_upstream.media_stream import (
     text_of,
     word_of,
 )
-from runner_svc.openai_upstream.request import Json, json_object, model_field, warning_frame
+from runner_svc.openai_upstream.openai_request import Json, json_object, model_field, warning_frame
 from runner_svc.policy.parameters import admit, of_images, plain_name
 from weft.api.common.v1 import audio_pb2, chat_pb2, event_pb2, image_pb2, usage_pb2
 from weft.dispatch.frames import Frame, has_content
-from weft.kernel.errors import WeftError, quoting_engine
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError, quoting_engine
+from weft.kernel.errors.reasons import Reason
 
 MAX_IMAGE_BODY_BYTES = 48 * 1024 * 1024
 """Maximum size of base64 images: below the mesh's message limit of 64 MiB."""

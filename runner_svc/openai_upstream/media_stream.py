@@ -9,14 +9,14 @@ import msgspec
 from runner_svc.openai_upstream.chunks import Place
 from runner_svc.openai_upstream.dialects import count_of, figure, read_json
 from runner_svc.openai_upstream.errors import ErrorBody, error_fields, stated_answer, stated_error
+from runner_svc.openai_upstream.openai_stream import DONE
 from runner_svc.openai_upstream.sse import ErrorPayload
-from runner_svc.openai_upstream.stream import DONE
 from weft.api.common.v1 import audio_pb2, chat_pb2, event_pb2, image_pb2, receipt_pb2, usage_pb2
 from weft.dispatch.frames import Frame
 from weft.dispatch.parameter_checks import MAX_IMAGE_SEED
-from weft.kernel.errors import WeftError
-from weft.kernel.media_types import UNKNOWN_TYPE, image_type_of
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.media_types import UNKNOWN_TYPE, image_type_of
 
 
 def image_part(text: str) -> chat_pb2.MediaPart:

@@ -8,7 +8,7 @@ from runner_svc.engine_http.faults import HttpFaultError, UnansweredError, Uncon
 from runner_svc.openai_upstream.answers import read_bounded, unreached
 from runner_svc.openai_upstream.server_probes import HEALTH, LISTED, MODELS, ServerProbe, lacks_list
 from runner_svc.policy.model_names import ServerList, listed_models
-from weft.kernel.errors import WeftError
+from weft.kernel.errors.error_tree import WeftError
 
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
 WEFT = "weft"

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from runner_svc.policy.model_names import ListedModels
-from weft.kernel.clock import Clock, SystemClock
+from weft.kernel.time.clock import Clock, SystemClock
 
 SHARED_AGE = 0.9
 """Maximum age of a reused result, as a fraction of the probe interval. Below 1, so that a model never counts one result

@@ -6,8 +6,8 @@ if a line arrives in many chunks.
 
 import codecs
 
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 MAX_EVENT_BYTES = 4 * 1024 * 1024
 """Maximum size of an event, the sum of its `data` lines."""

@@ -11,11 +11,11 @@ import msgspec
 from runner_svc.backend.port import CallInfo
 from runner_svc.openai_upstream.client import APPLY_TEMPLATE, TOKENIZE, OpenAiHttp
 from runner_svc.openai_upstream.dialects import read_json
-from runner_svc.openai_upstream.request import chat_body, model_field
+from runner_svc.openai_upstream.openai_request import chat_body, model_field
 from runner_svc.policy.parameters import TEMPLATE_ARGUMENTS
 from weft.api.common.v1 import chat_pb2, tokenize_pb2
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
 
 MAX_TOKENS_BODY_BYTES = 256 * 1024 * 1024
 """Maximum response size: a request has a few million tokens at most, and a token with its text takes 40 bytes."""

@@ -17,11 +17,11 @@ from runner_svc.policy.parameters import ParameterWarning
 from runner_svc.policy.text_calls import JsonExtent
 from weft.api.common.v1 import chat_pb2, event_pb2, json_value_pb2
 from weft.dispatch.frames import Frame
-from weft.kernel.errors import WeftError
-from weft.kernel.json_objects import to_json_object
-from weft.kernel.json_schema import MAP_KEYS, SCHEMA_TYPES
-from weft.kernel.names import new_id
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.schemas.json_schema import MAP_KEYS, SCHEMA_TYPES
+from weft.kernel.text.json_objects import to_json_object
+from weft.kernel.values.names import new_id
 
 MAX_CALLS = 1_024
 """Maximum number of calls in a choice."""

@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from enum import Enum, auto
 from types import MappingProxyType
 
-from weft.kernel.errors import WeftError, quoting_engine
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError, quoting_engine
+from weft.kernel.errors.reasons import Reason
 
 
 class Finish(Enum):

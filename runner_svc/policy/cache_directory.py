@@ -17,7 +17,7 @@ from itertools import count
 from operator import attrgetter
 from typing import NamedTuple
 
-from weft.kernel.value import value_class
+from weft.kernel.values.fast_dataclass import fast_dataclass
 
 MAX_CACHE_SLOTS = 1_024
 MIN_LOST_MARKS = 2
@@ -61,7 +61,7 @@ class UnownedContent(Enum):
 Owner = Partition | UnownedContent
 
 
-@value_class(kw_only=True)
+@fast_dataclass(kw_only=True)
 class CacheTurn:
     """Cache use of one engine turn; ended by `CacheDirectory.end`."""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from math import ceil
 
 from runner_svc.policy.cache_directory import Partition
-from weft.kernel.request import PREFIX_ENDS
+from weft.kernel.requests.request_values import PREFIX_ENDS
 
 BlockHash = int | bytes
 

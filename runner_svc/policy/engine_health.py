@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from runner_svc.policy.lifecycle import Phase
-from weft.kernel.health import WELL, Observation, degraded
+from weft.kernel.services.health import WELL, Observation, degraded
 
 _USABLE = frozenset({Phase.READY, Phase.IDLE, Phase.HIBERNATING})
 """Phases in which it serves, or the next request loads it."""

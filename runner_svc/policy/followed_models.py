@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from weft.kernel.model_source import GGUF, LATEST_TAG, free_name
-from weft.kernel.names import MAX_NAME_CHARS, ascii_name, is_model_name, is_resource_id
+from weft.kernel.models.model_source import GGUF, LATEST_TAG, free_name
+from weft.kernel.values.names import MAX_NAME_CHARS, ascii_name, is_model_name, is_resource_id
 
 LOOKS_UNTIL_GONE = 2
 """Number of consecutive lists without a model after which it is removed: a starting server lists nothing at first."""

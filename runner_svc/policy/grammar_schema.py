@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from weft.kernel.json_schema import LIST_KEYS, MAP_KEYS, WITH_SCHEMAS
+from weft.kernel.schemas.json_schema import LIST_KEYS, MAP_KEYS, WITH_SCHEMAS
 
 _CHARACTER: Final = r"\\u(?P<code>[0-9A-Fa-f]{4})|\\x(?P<byte>[0-9A-Fa-f]{2})|\\(?P<escaped>.)|(?P<other>.)"
 _MEMBER: Final = re.compile(rf"\\(?P<set>[dws])(?P<after>-?)|(?P<dash>^-|-$|\\-)|(?P<range>-)|{_CHARACTER}", re.DOTALL)

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from enum import Enum
 from types import MappingProxyType
 
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 
 class Permission(Enum):

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 
-from weft.kernel.request import Operation
+from weft.kernel.requests.request_values import Operation
 
 DEFAULT_CATEGORY = "text"
 CATEGORY_SECONDS: Mapping[str, float] = MappingProxyType(

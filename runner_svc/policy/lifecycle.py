@@ -11,8 +11,8 @@ from types import MappingProxyType
 
 from runner_svc.policy.backoff import RestartHistory, RestartLimits
 from runner_svc.policy.engine_failures import ADVICE
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 
 class Phase(IntEnum):

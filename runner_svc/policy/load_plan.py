@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from weft.kernel.load_parameters import LoadParameter, LoadValue, load_parameter, value_message
+from weft.kernel.models.load_parameters import LoadParameter, LoadValue, load_parameter, value_message
 
 MIN_CONTEXT_TOKENS = 16
 MAX_CONTEXT_TOKENS = 16_777_216

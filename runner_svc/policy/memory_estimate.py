@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from weft.kernel.load_parameters import LoadValue
+    from weft.kernel.models.load_parameters import LoadValue
 
 KIBIBYTE = 1024
 MEBIBYTE = 1024 * KIBIBYTE

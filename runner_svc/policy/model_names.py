@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from weft.kernel.reasons import MODEL_NOT_LISTED
+from weft.kernel.errors.reasons import MODEL_NOT_LISTED
 
 MAX_NAME_CHARS = 80
 """Maximum length of a name in a warning."""

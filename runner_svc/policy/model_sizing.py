@@ -21,9 +21,9 @@ from runner_svc.policy.memory_estimate import (
     largest_context,
     settings_for,
 )
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.units import size_words
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.units import size_words
 
 MAX_CHOSEN_CONTEXT_TOKENS = 32_768
 """Longest context that is chosen automatically. Modern models are trained for four times as much, but few conversations

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
-from weft.kernel.errors import invalid_field
-from weft.kernel.grammar_ways import MAX_WAYS, grammar_ways
-from weft.kernel.json_schema import SchemaLimits
-from weft.kernel.schema_guard import require_safe_pattern, require_safe_schema
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.schemas.grammar_ambiguity import MAX_WAYS, grammar_ways
+from weft.kernel.schemas.json_schema import SchemaLimits
+from weft.kernel.schemas.schema_guard import require_safe_pattern, require_safe_schema
 
 MAX_EXTRA_PARAMETERS = 64
 """Maximum number of extra parameters of a request, and of warnings about them; set by the API."""

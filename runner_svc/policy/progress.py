@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from runner_svc.policy.timeouts import TimeoutProfile
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 FROZEN_PROBES = 3
 """Number of consecutive unanswered probes after which an idle engine counts as frozen."""

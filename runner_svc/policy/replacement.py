@@ -1,6 +1,6 @@
 """Decides whether a changed model is loaded beside its old instance or after it, by required and free memory. Pure."""
 
-from weft.kernel.units import size_words
+from weft.kernel.values.units import size_words
 
 
 def must_drain_first(*, is_loaded: bool, needed_bytes: int | None, free_bytes: int | None) -> bool:

@@ -11,9 +11,9 @@ from enum import StrEnum
 from pathlib import PurePosixPath
 from typing import assert_never
 
-from weft.kernel.errors import FieldError, invalid_field
-from weft.kernel.model_source import GGUF, SPLIT_PART, is_safe_path
-from weft.kernel.names import closest_names
+from weft.kernel.errors.error_tree import FieldError, invalid_field
+from weft.kernel.models.model_source import GGUF, SPLIT_PART, is_safe_path
+from weft.kernel.values.names import closest_names
 
 USUAL_QUANTIZATIONS = ("Q4_K_M", "Q4_0", "Q8_0")
 """Order of preference if no quantization is named, as in other programs."""

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 from annotated_types import MaxLen, MinLen
 
-from weft.kernel.errors import WeftError
-from weft.kernel.reach import PLAIN
-from weft.kernel.reasons import Reason
-from weft.kernel.settings import PUBLIC, Pattern
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.settings.setting_annotations import PUBLIC, Pattern
+from weft.kernel.values.reach import PLAIN
 
 MAX_SIGNAL_TEXT_CHARS = 2000
 """Maximum length of a text argument of a built-in signal."""

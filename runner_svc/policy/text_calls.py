@@ -18,8 +18,8 @@ from typing import Any
 
 import msgspec
 
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 MAX_HELD_CHARS = 64 * 1024
 """Maximum length of text that is held back because it may be a call."""

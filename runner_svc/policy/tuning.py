@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, TypeAlias
 
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors.error_tree import invalid_field
 
 if TYPE_CHECKING:
-    from weft.kernel.load_parameters import LoadValue
+    from weft.kernel.models.load_parameters import LoadValue
 
 TYPICAL_PROMPT_TOKENS = 1000
 TYPICAL_ANSWER_TOKENS = 200

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from runner_svc.policy.parameters import ParameterWarning
-from weft.kernel.errors import FieldError, invalid_field
-from weft.kernel.names import close_names, is_token
+from weft.kernel.errors.error_tree import FieldError, invalid_field
+from weft.kernel.values.names import close_names, is_token
 
 FIELD = "voice"
 SPEAKER_MARK = "/"

@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.line_breaks import escaped
-from weft.kernel.names import require_name, require_name_of_model
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.text.line_breaks import escaped
+from weft.kernel.values.names import require_name, require_name_of_model
 
 MAX_ERROR_CHARS = 2_000
 _FAULTS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)

@@ -12,8 +12,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from runner_svc.backend.port import EnginePage
 from runner_svc.runtimes.metrics_page import MAX_PAGE_BYTES
 from weft.api.registry.v1 import runner_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.service import start_task, stop_tasks
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.services.service_lifecycle import start_task, stop_tasks
 
 if TYPE_CHECKING:
     from runner_svc.openai_upstream.client import OpenAiHttp

@@ -7,9 +7,9 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 from runner_svc.backend.devices import uses_no_device
 from runner_svc.backend.port import LoadOrder
 from runner_svc.policy.memory_estimate import MEBIBYTE
-from runner_svc.runtimes.settings import Argument, ModelSettings
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.load_parameters import LoadParameter, LoadValue, check_parameters
+from runner_svc.runtimes.runtime_settings import Argument, ModelSettings
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.models.load_parameters import LoadParameter, LoadValue, check_parameters
 
 LoadFlags = Sequence[tuple[LoadParameter, Sequence[str]]]
 """Load parameters with their flag and its other spellings."""

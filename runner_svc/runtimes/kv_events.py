@@ -17,9 +17,9 @@ from runner_svc.backend.prefix_reports import PrefixReports
 from runner_svc.policy.engine_blocks import BlockEvent, BlockHash, ClearedCache, RemovedBlocks, StoredBlocks
 from runner_svc.supervise.socket_folder import SocketFolder
 from runner_svc.waiting import end_tasks
-from weft.kernel.decoding import DECODE_FAULTS
-from weft.kernel.log import get_logger
-from weft.kernel.service import start_task, stop_tasks
+from weft.kernel.services.service_lifecycle import start_task, stop_tasks
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.text.decoding import DECODE_FAULTS
 
 if TYPE_CHECKING:
     import zmq.asyncio

@@ -19,14 +19,14 @@ from runner_svc.openai_upstream.errors import own_error
 from runner_svc.runtimes.flags import flags_of
 from runner_svc.runtimes.model_engine import ModelContext
 from runner_svc.runtimes.runtime import Runtime
+from runner_svc.runtimes.runtime_settings import CTranslate2Settings, PathModelSettings, StartedModelSettings
 from runner_svc.runtimes.server_calls import require_done
-from runner_svc.runtimes.settings import CTranslate2Settings, PathModelSettings, StartedModelSettings
 from runner_svc.runtimes.started_server import StartedServer, StartLog
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.dispatch.operations import generation_of
-from weft.kernel.abilities import UNKNOWN
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.dispatch.operation_table import generation_of
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.capabilities import UNKNOWN
 
 SLEEP_SECONDS = 30.0
 """Maximum time for freeing the engine's memory; then the engine is stopped."""
@@ -133,13 +133,13 @@ class LibraryServer(StartedServer[Settings], Generic[Settings]):
 class MediaServer(LibraryServer[Settings], Generic[Settings]):
     """Backend of one server process for images or recordings."""
 
-    abilities = UNKNOWN
+    capabilities = UNKNOWN
     """What the loaded model accepts in addition to its operations."""
 
     @override
     async def facts(self, http: OpenAiHttp, order: LoadOrder) -> BackendFacts:
         return BackendFacts(
-            operations=self.operations, context_tokens=0, slots=self.model.slots, abilities=self.abilities
+            operations=self.operations, context_tokens=0, slots=self.model.slots, capabilities=self.capabilities
         )
 
     @override

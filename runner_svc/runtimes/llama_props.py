@@ -7,9 +7,9 @@ import msgspec
 
 from runner_svc.openai_upstream.client import OpenAiHttp
 from runner_svc.openai_upstream.errors import JSON_FAULTS
-from runner_svc.policy.template_abilities import abilities_of_templates
-from weft.kernel.abilities import UNKNOWN, Abilities
-from weft.kernel.request import Skill
+from runner_svc.policy.template_capabilities import capabilities_of_templates
+from weft.kernel.requests.capabilities import UNKNOWN, Capabilities
+from weft.kernel.requests.request_values import Skill
 
 PROPS = "/props"
 PROPS_TIMEOUT_SECONDS = 5.0
@@ -26,7 +26,7 @@ class ServerProps:
     """Number of concurrent requests of all clients."""
     build: str = ""
     """Version of the server."""
-    abilities: Abilities = UNKNOWN
+    capabilities: Capabilities = UNKNOWN
 
 
 class _Settings(msgspec.Struct):
@@ -59,7 +59,7 @@ def parse_props(body: bytes) -> ServerProps:
         context_tokens=count_in_answer(answer.default_generation_settings.n_ctx),
         slots=count_in_answer(answer.total_slots),
         build=answer.build_info if isinstance(answer.build_info, str) else "",
-        abilities=reported_abilities(
+        capabilities=reported_capabilities(
             modalities=answer.modalities,
             template_caps=answer.chat_template_caps,
             templates=(answer.chat_template, answer.chat_template_tool_use),
@@ -72,30 +72,30 @@ def count_in_answer(number: object) -> int:
     return number if type(number) is int and 0 < number <= MAX_COUNT else 0
 
 
-def reported_abilities(*, modalities: object, template_caps: object, templates: Sequence[object]) -> Abilities:
+def reported_capabilities(*, modalities: object, template_caps: object, templates: Sequence[object]) -> Capabilities:
     """Returns the capabilities that a server's properties show. Properties of an unexpected type are ignored."""
     texts = [text for text in templates if isinstance(text, str) and text]
     return (
         UNKNOWN.completed_by(_of_flags({"vision": Skill.IMAGE, "audio": Skill.AUDIO}, modalities))
         .completed_by(_of_template_caps(template_caps))
-        .completed_by(abilities_of_templates(texts))
+        .completed_by(capabilities_of_templates(texts))
     )
 
 
-def _of_flags(names: dict[str, Skill], flags: object) -> Abilities:
+def _of_flags(names: dict[str, Skill], flags: object) -> Capabilities:
     values = {skill: flags.get(name) for name, skill in names.items()} if isinstance(flags, dict) else {}
-    return Abilities(
+    return Capabilities(
         skills=frozenset(skill for skill, value in values.items() if value is True),
         lacking=frozenset(skill for skill, value in values.items() if value is False),
     )
 
 
-def _of_template_caps(caps: object) -> Abilities:
+def _of_template_caps(caps: object) -> Capabilities:
     """Returns whether the template supports tools, by descriptions or at least by calls in earlier turns."""
     if not isinstance(caps, dict):
         return UNKNOWN
     values = [caps.get(name) for name in ("supports_tools", "supports_tool_calls")]
     tools = frozenset({Skill.TOOLS})
     if True in values:
-        return Abilities(skills=tools)
-    return Abilities(lacking=tools) if values == [False, False] else UNKNOWN
+        return Capabilities(skills=tools)
+    return Capabilities(lacking=tools) if values == [False, False] else UNKNOWN

@@ -27,9 +27,9 @@ from runner_svc.openai_upstream.server_probes import ServerProbes
 from runner_svc.policy.engine_variables import passed_variables
 from runner_svc.policy.memory_estimate import EngineHabits, ModelShape
 from runner_svc.policy.parameters import EngineParameters, ParameterProfile
-from runner_svc.policy.template_abilities import abilities_of_templates
+from runner_svc.policy.template_capabilities import capabilities_of_templates
 from runner_svc.policy.timeouts import StopGraces, TimeoutProfile
-from runner_svc.runtimes.settings import (
+from runner_svc.runtimes.runtime_settings import (
     FileModelSettings,
     HostedModelSettings,
     ModelSettings,
@@ -39,12 +39,12 @@ from runner_svc.runtimes.settings import (
 )
 from runner_svc.supervise.leftovers import Leftovers
 from weft.api.registry.v1 import model_pb2
-from weft.kernel.abilities import UNKNOWN, Abilities
-from weft.kernel.errors import FieldError, WeftError, invalid_field
-from weft.kernel.load_parameters import LoadValue
-from weft.kernel.names import is_token
-from weft.kernel.reasons import Reason
-from weft.kernel.request import TEXT_OPERATIONS, Operation, Skill
+from weft.kernel.errors.error_tree import FieldError, WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.models.load_parameters import LoadValue
+from weft.kernel.requests.capabilities import UNKNOWN, Capabilities
+from weft.kernel.requests.request_values import TEXT_OPERATIONS, Operation, Skill
+from weft.kernel.values.names import is_token
 
 Files = TypeVar("Files", bound=PathModelSettings)
 
@@ -122,7 +122,7 @@ class ModelEngine:
     list_price: Callable[[], model_pb2.ModelPrice | None] | None = field(default=None, repr=False)
     """Returns what its provider charges, None if unknown; called in another thread. None: it has no provider."""
     timeouts: TimeoutProfile = field(default_factory=TimeoutProfile)
-    abilities: Abilities = UNKNOWN
+    capabilities: Capabilities = UNKNOWN
     """The model's capabilities according to its files."""
     model_file: model_pb2.ModelFile = field(default_factory=model_pb2.ModelFile)
     """Metadata of its files; empty: unknown. Read-only."""
@@ -203,10 +203,10 @@ def engine_environment(model: StartedModelSettings, context: ModelContext, liste
     return environment
 
 
-def text_abilities(templates: Sequence[str]) -> Abilities:
+def text_capabilities(templates: Sequence[str]) -> Capabilities:
     """Returns the capabilities of a model with these templates in a text-only engine."""
-    only_text = Abilities(skills=frozenset({Skill.TEXT}), lacking=frozenset({Skill.IMAGE, Skill.AUDIO}))
-    return only_text.completed_by(abilities_of_templates(templates))
+    only_text = Capabilities(skills=frozenset({Skill.TEXT}), lacking=frozenset({Skill.IMAGE, Skill.AUDIO}))
+    return only_text.completed_by(capabilities_of_templates(templates))
 
 
 def forecast_model(
@@ -236,9 +236,9 @@ def file_engine(
     forecast: FileForecast,
     *,
     operations: frozenset[Operation],
-    abilities: Callable[[Sequence[str]], Abilities] = text_abilities,
+    capabilities: Callable[[Sequence[str]], Capabilities] = text_capabilities,
 ) -> ModelEngine:
-    """Returns the engine of a model in files. `abilities`: derives capabilities from chat templates."""
+    """Returns the engine of a model in files. `capabilities`: derives capabilities from chat templates."""
     context.require_file("chat_template_path", model.chat_template_file)
     facts = read_model_facts(model.file)
     found = replace(
@@ -264,7 +264,7 @@ def file_engine(
         remote=bool(model.remote),
         timeouts=context.timeouts,
         operations=operations,
-        abilities=abilities(found.templates),
+        capabilities=capabilities(found.templates),
         model_file=found.model_file,
     )
 

@@ -16,12 +16,12 @@ from runner_svc.policy.memory_estimate import EngineHabits
 from runner_svc.policy.model_sizing import EnginePlaces
 from runner_svc.policy.parameters import EngineParameters
 from runner_svc.policy.tuning import TunedParameter
-from runner_svc.runtimes.settings import ModelSettings
+from runner_svc.runtimes.runtime_settings import ModelSettings
 
 if TYPE_CHECKING:
     from runner_svc.environments.folder import EnvironmentFolder
     from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
-    from weft.kernel.load_parameters import LoadValue
+    from weft.kernel.models.load_parameters import LoadValue
 
     EngineReport = Callable[[tuple[str, ...] | None, EnvironmentFolder, Iterable[Variant]], tuple[str, str]]
 
@@ -34,7 +34,7 @@ class ModelFault:
 
     message: str
     remedy: str
-    is_there: bool = False
+    is_reachable: bool = False
     """Whether its server responds: then a mesh starts without this model."""
 
 

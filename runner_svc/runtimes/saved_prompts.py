@@ -20,10 +20,10 @@ from runner_svc.memory.machine_memory import engine_memory_bytes
 from runner_svc.openai_upstream.errors import JSON_FAULTS
 from runner_svc.policy.memory_estimate import MEBIBYTE
 from runner_svc.runtimes.model_engine import ModelContext
-from runner_svc.runtimes.settings import GgufModelSettings
+from runner_svc.runtimes.runtime_settings import GgufModelSettings
 from runner_svc.runtimes.started_server import StartedServer
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the folder below it is private
 """In-memory file system: prompts must not be written to disk."""

@@ -12,9 +12,9 @@ from runner_svc.openai_upstream.client import OpenAiHttp
 from runner_svc.openai_upstream.tokens import tokenize
 from weft.api.common.v1 import audio_pb2, embedding_pb2, image_pb2, rerank_pb2, tokenize_pb2
 from weft.dispatch.frames import Frame
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Operation
 
 _Payload = TypeVar("_Payload")
 _Part = TypeVar("_Part")

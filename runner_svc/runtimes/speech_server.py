@@ -12,7 +12,7 @@ from runner_svc.backend.port import Backend, BackendFacts, CallInfo, LoadOrder, 
 from runner_svc.openai_upstream import media
 from runner_svc.openai_upstream.client import OpenAiHttp
 from runner_svc.openai_upstream.dialects import read_json
-from runner_svc.openai_upstream.request import warning_frame
+from runner_svc.openai_upstream.openai_request import warning_frame
 from runner_svc.policy.parameters import ParameterWarning
 from runner_svc.policy.voices import KnownVoice, VoiceCatalog
 from runner_svc.runtimes.library_server import MediaServer
@@ -20,8 +20,8 @@ from runner_svc.runtimes.llama_props import PROPS, PROPS_TIMEOUT_SECONDS
 from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
 from runner_svc.runtimes.speech_settings import SpeechSettings
 from weft.api.common.v1 import audio_pb2
-from weft.kernel.abilities import Abilities
-from weft.kernel.request import Operation
+from weft.kernel.requests.capabilities import Capabilities
+from weft.kernel.requests.request_values import Operation
 
 OPERATIONS = frozenset({Operation.SPEECH})
 Settings = TypeVar("Settings", bound=SpeechSettings)
@@ -47,7 +47,7 @@ class SpeechServer(MediaServer[Settings], Generic[Settings]):
             default=self.model.default_voice or "",
             aliases=self.model.voice_aliases,
         ).checked()
-        self.abilities = Abilities(voices=self._catalog.published)
+        self.capabilities = Capabilities(voices=self._catalog.published)
         return await super().facts(http, order)
 
     @override

@@ -8,9 +8,9 @@ from annotated_types import MaxLen
 
 from runner_svc.environments.environment import FOLDER, EngineEnvironment, EnvironmentVariant, Variant
 from runner_svc.policy.voices import MAX_VOICE_CHARS
-from runner_svc.runtimes.settings import StartedModelSettings
-from weft.kernel.reach import PLAIN
-from weft.kernel.settings import PUBLIC, Pattern
+from runner_svc.runtimes.runtime_settings import StartedModelSettings
+from weft.kernel.settings.setting_annotations import PUBLIC, Pattern
+from weft.kernel.values.reach import PLAIN
 
 SPEECH_ENVIRONMENT = EngineEnvironment(
     folder=FOLDER / "speech",

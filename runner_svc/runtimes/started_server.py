@@ -32,15 +32,15 @@ from runner_svc.policy.parameters import EngineParameters
 from runner_svc.runtimes.engine_figures import FigureSampler, MetricsPage
 from runner_svc.runtimes.kv_events import BlockEvents
 from runner_svc.runtimes.model_engine import ModelContext, parameter_profile
+from runner_svc.runtimes.runtime_settings import StartedModelSettings
 from runner_svc.runtimes.server_calls import ServerCalls
-from runner_svc.runtimes.settings import StartedModelSettings
 from runner_svc.supervise.peer_process import ForeignPeerError
 from weft.api.registry.v1 import runner_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Operation
+from weft.kernel.telemetry.log import get_logger
 
 log = get_logger("weft.started_server")
 

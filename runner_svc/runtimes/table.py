@@ -19,9 +19,9 @@ from typing import Any
 from runner_svc.environments.environment import EngineEnvironment
 from runner_svc.policy.engine_choice import WeightFormat
 from runner_svc.runtimes.runtime import Runtime
-from weft.kernel.errors import FieldError, WeftError, invalid_field
-from weft.kernel.names import close_names
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError, WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.names import close_names
 
 DEFAULT_RUNTIME = "llama_server"
 """Runtime of a runner whose configuration names none."""

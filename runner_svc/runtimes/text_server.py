@@ -11,19 +11,19 @@ import msgspec
 from typing_extensions import override
 
 from runner_svc.backend.port import BackendFacts, CacheIsolation, CallInfo, ErasedCache, LoadOrder
-from runner_svc.engine_host.request import prepare, template_part
+from runner_svc.engine_host.rendered_request import prepare, template_part
 from runner_svc.openai_upstream.client import Endpoint, OpenAiHttp
-from runner_svc.openai_upstream.request import PreparedBody
+from runner_svc.openai_upstream.openai_request import PreparedBody
 from runner_svc.openai_upstream.tokens import tokenize
 from runner_svc.runtimes.library_server import LibraryServer
 from runner_svc.runtimes.llama_props import read_props
-from runner_svc.runtimes.model_engine import ModelContext, text_abilities
+from runner_svc.runtimes.model_engine import ModelContext, text_capabilities
+from runner_svc.runtimes.runtime_settings import FileModelSettings
 from runner_svc.runtimes.server_calls import require_done
-from runner_svc.runtimes.settings import FileModelSettings
 from runner_svc.templates.sandbox import ModelTemplates, TemplateSandbox, check_templates, read_templates
 from weft.api.common.v1 import tokenize_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.kernel.request import Operation
+from weft.kernel.requests.request_values import Operation
 
 ERASE_SECONDS = 30.0
 """Maximum wait for running requests before the cache is erased."""
@@ -74,7 +74,7 @@ class TextServer(LibraryServer[Settings], Generic[Settings]):
             operations=self.operations - (frozenset() if self._templates.usual is not None else {Operation.CHAT}),
             context_tokens=props.context_tokens,
             slots=props.slots or self.model.slots,
-            abilities=text_abilities(self._templates.all),
+            capabilities=text_capabilities(self._templates.all),
         )
 
     @override

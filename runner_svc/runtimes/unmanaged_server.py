@@ -23,14 +23,14 @@ from runner_svc.openai_upstream.client import Endpoint, Open, OpenAiHttp
 from runner_svc.policy.backoff import BUSY_REASONS, ServerBackoff
 from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.runtimes.model_engine import ModelContext
+from runner_svc.runtimes.runtime_settings import UpstreamSettings
 from runner_svc.runtimes.server_calls import ServerCalls
-from runner_svc.runtimes.settings import UpstreamSettings
 from runner_svc.supervise.logs import LogRing
 from weft.api.common.v1 import completion_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.kernel.errors import ENGINE_CAUSE, UNSENT, FieldError, WeftError, invalid_field
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
+from weft.kernel.errors.error_tree import ENGINE_CAUSE, UNSENT, FieldError, WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Operation
 from weft.wake.recipes import redacted
 
 Model = TypeVar("Model", bound=UpstreamSettings)

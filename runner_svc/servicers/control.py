@@ -23,13 +23,13 @@ from runner_svc.waiting import end_tasks
 from weft.api.runner.v1 import added_model_pb2, load_pb2, model_store_pb2, permit_pb2, runner_service_pb2_grpc
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.dispatch.tickets import Action, PermitGate, TicketGate
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.names import MAX_NAME_CHARS
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
-from weft.kernel.rpc import AnsweringServicer, answering
-from weft.kernel.timestamps import duration_of
+from weft.kernel.channels.rpc import AnsweringServicer, answering
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Priority
+from weft.kernel.time.clock import Clock
+from weft.kernel.time.timestamps import duration_of
+from weft.kernel.values.names import MAX_NAME_CHARS
 
 MAX_LOG_LINES = 1000
 

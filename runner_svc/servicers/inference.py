@@ -10,7 +10,7 @@ import grpc
 from google.protobuf.message import Message
 
 from runner_svc.backend.port import ENGINE_METHODS, CallInfo, not_offered
-from runner_svc.chat.request import ChatRequest, ChatSetup
+from runner_svc.chat.chat_request import ChatRequest, ChatSetup
 from runner_svc.chat.tool_loop import converse
 from runner_svc.chat.turn import kills_repetition
 from runner_svc.instance.admission import AdmittedRequest
@@ -20,10 +20,10 @@ from weft.api.common.v1 import event_pb2, receipt_pb2, workflow_pb2
 from weft.api.runner.v1 import generation_service_pb2, serve_options_pb2, ticket_pb2
 from weft.api.runner.v1 import model_call_service_pb2 as pb
 from weft.dispatch.frames import Frame, apart, has_content
-from weft.dispatch.operations import CHAT, IMAGE, OPERATIONS, SPEECH, TOKENIZE, TRANSCRIPTION, OperationSpec
+from weft.dispatch.operation_table import CHAT, IMAGE, OPERATIONS, SPEECH, TOKENIZE, TRANSCRIPTION, OperationSpec
 from weft.dispatch.parameter_checks import handling_of
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
 from weft.link.carried_calls import CarriedCalls, CarriedContext
 
 MAX_HELD_EVENTS = 256

@@ -17,12 +17,12 @@ from weft.api.runner.v1 import serve_options_pb2, ticket_pb2
 from weft.dispatch.parameter_checks import granted_priority_of, handling_of
 from weft.dispatch.payload_description import Payload, untaken_words_of
 from weft.dispatch.tickets import TicketGate
-from weft.kernel.clock import Clock, clock_off
-from weft.kernel.errors import WeftError
-from weft.kernel.failures import quotes_model
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
-from weft.kernel.telemetry import TRACEPARENT, trace_id_of, traceparent_of
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.failures import quotes_model
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.telemetry.structured_logs import TRACEPARENT, trace_id_of, traceparent_of
+from weft.kernel.time.clock import Clock, clock_off
 from weft.link.carried_calls import CarriedContext
 
 log = get_logger("weft.runner")
@@ -134,7 +134,7 @@ def require_abilities(instance: Instance, model: str, payload: Payload) -> None:
     Routers check this first, by the runner's report. This check is for requests granted before that report, and for
     languages, which routers do not check.
     """
-    if untaken := untaken_words_of(payload, instance.abilities_of(model)):
+    if untaken := untaken_words_of(payload, instance.capabilities_of(model)):
         raise WeftError(Reason.MODALITY_UNSUPPORTED, f"{model} {untaken}")
 
 

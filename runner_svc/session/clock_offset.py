@@ -3,8 +3,8 @@
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from weft.kernel.clock import NOTABLE_OFFSET_SECONDS, Clock, MeshClock, offset_words, refused_words
-from weft.kernel.log import get_logger
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import NOTABLE_OFFSET_SECONDS, Clock, MeshClock, offset_words, refused_words
 
 if TYPE_CHECKING:
     from google.protobuf.timestamp_pb2 import Timestamp

@@ -6,8 +6,8 @@ import psutil
 
 from runner_svc.policy.memory_estimate import MEBIBYTE
 from weft.api.registry.v1 import runner_pb2
-from weft.kernel.clock import Clock
-from weft.kernel.machine_limits import busy_seconds, usable_memory, usable_processors
+from weft.kernel.machine.machine_limits import busy_seconds, usable_memory, usable_processors
+from weft.kernel.time.clock import Clock
 
 SAMPLE_SECONDS = 10.0
 CPU_STEP = 0.05

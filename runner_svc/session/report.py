@@ -6,16 +6,16 @@ from datetime import timedelta
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from runner_svc.added_models import shown
-from runner_svc.config import RunnerConfig
 from runner_svc.instance.instance import Instance
+from runner_svc.instance.instance_settings import HibernationSettings, ServedAdapter, ServedModel
 from runner_svc.instance.load_messages import options_message
-from runner_svc.instance.settings import HibernationSettings, ServedAdapter, ServedModel
 from runner_svc.memory.port import leased_bytes
 from runner_svc.policy.lifecycle import MAX_HOW_CHARS
 from runner_svc.policy.memory_estimate import MEBIBYTE
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.redaction import redact_local_addresses
 from runner_svc.request_records import RequestRecord
+from runner_svc.runner_config import RunnerConfig
 from runner_svc.runtimes.table import ATTACHED_RUNTIME
 from runner_svc.session.clock_offset import ClockOffset
 from weft import __version__
@@ -23,9 +23,9 @@ from weft.api.registry.v1 import agent_pb2, model_pb2, runner_pb2, wake_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.documents.left_out import bounded
-from weft.kernel.abilities import abilities_message
-from weft.kernel.names import is_token
-from weft.kernel.timestamps import duration_of, optional_duration, optional_stamp
+from weft.kernel.requests.capabilities import capabilities_message
+from weft.kernel.time.timestamps import duration_of, optional_duration, optional_stamp
+from weft.kernel.values.names import is_token
 from weft.wake.recipes import MAX_WAIT_SECONDS, set_defaults
 
 MAX_QUANTIZATION_CHARS = 64
@@ -158,7 +158,7 @@ class RunnerReport:
             fault_count=instance.restart_log.total,
             last_fault=self._last_fault(instance),
             engine_load=instance.backend.engine_load,
-            abilities=abilities_message(instance.abilities_of(name)),
+            abilities=capabilities_message(instance.capabilities_of(name)),
             added_source="" if instance.config.added is None else instance.config.added.source,
             model_file=None if is_adapter else _model_file(instance),
             runtime=self._own_runtime(instance.config),
@@ -294,7 +294,7 @@ def instance_description(
         load_options=options_message(instance.plan, instance.idle_timer.load_seconds, pin=instance.memory.pinned),
         cache_isolation=instance.backend.cache_isolation.value,  # type: ignore[arg-type]  # same numbers
         cache=cache,
-        vision_input=instance.config.takes_images(instance.abilities_of(name)),
+        vision_input=instance.config.takes_images(instance.capabilities_of(name)),
         model_path="" if instance.model_path is None else str(instance.model_path),
         added=None if instance.config.added is None else shown(instance.config.added),
     )

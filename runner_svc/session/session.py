@@ -16,14 +16,14 @@ from runner_svc.waiting import event_within
 from weft.api.registry.v1 import agent_pb2, model_pb2, runner_pb2, runner_session_service_pb2_grpc
 from weft.api.registry.v1 import runner_session_service_pb2 as pb
 from weft.dispatch.tickets import PermitGate, TicketGate
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.names import new_id
-from weft.kernel.reasons import REGISTRY_AWAY, Reason
-from weft.kernel.rpc import calling
-from weft.kernel.service import start_critical, stop_tasks
-from weft.kernel.timestamps import seconds_of
+from weft.kernel.channels.rpc import calling
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import REGISTRY_AWAY, Reason
+from weft.kernel.services.service_lifecycle import start_critical, stop_tasks
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import Clock
+from weft.kernel.time.timestamps import seconds_of
+from weft.kernel.values.names import new_id
 
 if TYPE_CHECKING:
     from weft.api.registry.v1.runner_session_service_pb2_grpc import RunnerSessionServiceAsyncStub

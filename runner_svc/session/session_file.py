@@ -7,8 +7,8 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from weft.kernel.file_replacement import replace_file, set_aside
-from weft.kernel.log import get_logger
+from weft.kernel.machine.file_replacement import replace_file, set_aside
+from weft.kernel.telemetry.log import get_logger
 
 log = get_logger("weft.session")
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from runner_svc.policy.engine_failures import MemoryKill
-from weft.kernel.cgroups import (
+from weft.kernel.machine.cgroups import (
     MEMBERSHIP,
     MOUNT_TABLE,
     limiting_cgroups,

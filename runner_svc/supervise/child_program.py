@@ -7,7 +7,7 @@ from pathlib import Path
 
 from runner_svc.supervise.logs import LogRing
 from runner_svc.supervise.process import SupervisedProcess, describe_exit
-from weft.kernel.principal import KEY_VARIABLES
+from weft.kernel.access.principal import KEY_VARIABLES
 
 MAX_LINE_BYTES = 65_536
 """Maximum length of an output line, which may be a JSON message; the rest is cut."""

@@ -19,10 +19,10 @@ from runner_svc.supervise.cgroup import CgroupLeaf, OutOfMemoryCount
 from runner_svc.supervise.guardian import KILL_ALL
 from runner_svc.supervise.leftovers import TAG_VARIABLE, kill_tagged
 from runner_svc.supervise.system import PortableSystem
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
-from weft.kernel.service import start_task
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.services.service_lifecycle import start_task
+from weft.kernel.telemetry.log import get_logger
 
 log = get_logger("weft.process")
 

@@ -15,10 +15,10 @@ import msgspec
 
 from runner_svc.supervise.cgroup import PREFIX, CgroupLeaf
 from runner_svc.supervise.system import PortableSystem, this_system
-from weft.kernel.cgroups import own_cgroup
-from weft.kernel.decoding import DECODE_FAULTS
-from weft.kernel.file_replacement import replace_file
-from weft.kernel.log import get_logger
+from weft.kernel.machine.cgroups import own_cgroup
+from weft.kernel.machine.file_replacement import replace_file
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.text.decoding import DECODE_FAULTS
 
 log = get_logger("weft.leftovers")
 

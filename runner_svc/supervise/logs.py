@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 MAX_RING_BYTES = 256 * 1024
 MAX_LINE_BYTES = 8 * 1024

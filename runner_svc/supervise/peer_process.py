@@ -9,7 +9,7 @@ import os
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 
-from weft.kernel.peer_user import are_connected, tcp_end
+from weft.kernel.access.peer_user import are_connected, tcp_end
 
 QUICK_LOOKS = 10
 """Looks before the first pause: most engines accept within 0.2 ms."""

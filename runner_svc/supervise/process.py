@@ -24,9 +24,9 @@ from runner_svc.supervise.guarded_engine import (
 from runner_svc.supervise.leftovers import Leftovers, leaf_name
 from runner_svc.supervise.logs import LogRing
 from runner_svc.supervise.system import PortableSystem, this_system
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.telemetry.log import get_logger
 
 log = get_logger("weft.process")
 

@@ -13,10 +13,10 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from weft.kernel.errors import WeftError
-from weft.kernel.file_replacement import lock_file
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.machine.file_replacement import lock_file
+from weft.kernel.telemetry.log import get_logger
 
 log = get_logger("weft.runner")
 

@@ -18,8 +18,8 @@ from typing_extensions import override
 from runner_svc.supervise.cgroup import CgroupLeaf, make_leaf
 from runner_svc.supervise.guardian import LINUX, PORTABLE
 from weft.gpu.process import process_id_of
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 
 class PortableSystem:

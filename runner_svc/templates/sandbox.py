@@ -20,8 +20,8 @@ import msgspec
 
 from runner_svc.model_files.gguf import MAX_TEXT_BYTES, GgufHeader, is_gguf, read_gguf_header
 from runner_svc.model_files.tokenizer_folder import TokenizerFolder, read_tokenizer_folder
-from weft.kernel.errors import WeftError, invalid_field, quoting_engine
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError, invalid_field, quoting_engine
+from weft.kernel.errors.reasons import Reason
 
 MAX_REQUEST_BYTES = 32 * 1024 * 1024
 """Maximum total size of template and conversation."""

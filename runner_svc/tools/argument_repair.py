@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from runner_svc.tools.schemas import ArgumentCheck
-from weft.kernel.errors import WeftError
+from weft.kernel.errors.error_tree import WeftError
 
 MAX_REPAIRED_CHARS = 16_384
 """Maximum length of arguments that are repaired: the repair takes about 25 µs per character."""

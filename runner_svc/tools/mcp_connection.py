@@ -37,9 +37,9 @@ from runner_svc.supervise.logs import LogRing
 from runner_svc.supervise.process import describe_exit
 from runner_svc.supervise.system import this_system
 from runner_svc.tools.port import ToolOutcome, ToolSettings
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.telemetry.log import get_logger
 
 log = get_logger("weft.tools")
 

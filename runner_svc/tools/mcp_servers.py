@@ -15,10 +15,10 @@ from runner_svc.policy.backoff import RedialLimits, RedialPolicy
 from runner_svc.tools.port import MAX_TOOLS_PER_SOURCE, ToolDescription, ToolOutcome, ToolRunner, ToolSettings
 from runner_svc.tools.schemas import object_schema
 from runner_svc.waiting import end_tasks
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.names import MAX_NAME_CHARS, is_name
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.values.names import MAX_NAME_CHARS, is_name
 
 if TYPE_CHECKING:
     from runner_svc.tools.mcp_connection import McpConnection

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal, Protocol
 
 from annotated_types import Ge, Gt, Le, MaxLen
 
-from weft.kernel.reach import PROGRAM, TEMPLATE, TOOL
-from weft.kernel.settings import PUBLIC, SECRET, Name, UrlText
+from weft.kernel.settings.setting_annotations import PUBLIC, SECRET, Name, UrlText
+from weft.kernel.values.reach import PROGRAM, TEMPLATE, TOOL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

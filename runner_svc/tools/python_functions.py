@@ -18,8 +18,8 @@ from typing_extensions import override
 
 from runner_svc.tools.port import ToolDescription, ToolOutcome, ToolRunner, ToolSettings, described
 from runner_svc.tools.schemas import object_schema
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
 
 MAX_THREADS_PER_TOOL = 16
 """Maximum number of concurrent calls of a synchronous function, including hanging ones."""

@@ -8,10 +8,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.json_schema import require_json_schema
-from weft.kernel.reasons import Reason
-from weft.kernel.value_check import UncheckedError, ValueCheck, parsed
+from weft.kernel.errors.error_tree import FieldError, WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.schemas.json_schema import require_json_schema
+from weft.kernel.schemas.value_check import UncheckedError, ValueCheck, parsed
 
 MAX_SCHEMA_BYTES = 65_536
 """Maximum size of a tool's schema as JSON."""

@@ -18,10 +18,10 @@ from runner_svc.tools.port import (
 )
 from runner_svc.tools.python_functions import PythonFunction
 from runner_svc.tools.schemas import ArgumentCheck
-from weft.kernel.errors import WeftError
-from weft.kernel.interrupt import task_is_cancelled
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.deadline import task_is_cancelled
 
 log = get_logger("weft.tools")
 

@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from weft.kernel.file_replacement import lock_file
+from weft.kernel.machine.file_replacement import lock_file
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from registry_svc.mesh.store import SqlStore
 from router_svc.store.database import RouterDatabase
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft.sql.store import Store
 from weft_testing.failing_disk import EVERY, FailingDisk
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from registry_svc.store.owner_file import create_owner_file, read_owner_file
-from router_svc.policy.promises import Loss, LossKind, Promise
-from router_svc.store.promises import PromiseFile
+from router_svc.policy.lost_commits import CommitCount, Loss, LossKind
+from router_svc.store.commit_count import CommitCountFile
 from runner_svc.added_models_file import AddedModelsFile
 from runner_svc.cache.prompt_store import PromptStore
 from runner_svc.model_store.store import ModelStore
@@ -28,9 +28,9 @@ from runner_svc.policy.kept_prompts import KeptPrompt
 from runner_svc.policy.repository_files import ModelForm
 from runner_svc.session.session_file import SessionFile
 from weft.api.runner.v1 import added_model_pb2, model_store_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.file_replacement import replace_file
-from weft.kernel.model_source import parse_source
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.machine.file_replacement import replace_file
+from weft.kernel.models.model_source import parse_source
 from weft_app.compose.authority import self_signed_certificate
 from weft_testing.failing_disk import EVERY, DiskImage, FailingDisk, entries, write_image
 
@@ -68,26 +68,26 @@ def _small_file(folder: Path) -> int:
 
 
 def _write_promise(folder: Path, version: int) -> None:
-    file = PromiseFile(folder / "promise")
-    file.open(Promise(store_id="store-1", commits=version))
+    file = CommitCountFile(folder / "promise")
+    file.open(CommitCount(store_id="store-1", commits=version))
     file.close()
 
 
 def _promise(folder: Path) -> int:
-    found = PromiseFile(folder / "promise").read()
+    found = CommitCountFile(folder / "promise").read()
     return 0 if found is None else found.commits
 
 
 def _write_loss(folder: Path, version: int) -> None:
-    promised, found = Promise(store_id="store-1", commits=2), Promise(store_id="store-1", commits=1)
-    PromiseFile(folder / "promise").write_loss(
+    promised, found = CommitCount(store_id="store-1", commits=2), CommitCount(store_id="store-1", commits=1)
+    CommitCountFile(folder / "promise").write_loss(
         Loss(kind=LossKind.OLDER, promised=promised, found=found), f"version {version}"
     )
 
 
 def _loss(folder: Path) -> int:
     """An operator is told of it, or it was never noticed."""
-    notice = PromiseFile(folder / "promise").notice()
+    notice = CommitCountFile(folder / "promise").notice()
     return 1 if "version 1" in notice else 2 if "version 2" in notice else 3 if "version 3" in notice else 0
 
 
@@ -172,9 +172,9 @@ def _write_certificate(folder: Path, version: int) -> None:
 
 def _certificate(folder: Path) -> int:
     """It is there and whole, or is made when it is needed."""
-    is_there = (folder / "relay" / "cert.pem").exists()
+    is_reachable = (folder / "relay" / "cert.pem").exists()
     self_signed_certificate(folder / "relay", [])
-    return 2 if is_there else 1
+    return 2 if is_reachable else 1
 
 
 WRITERS: Mapping[str, Writer] = MappingProxyType(

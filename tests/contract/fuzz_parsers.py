@@ -22,7 +22,7 @@ try:
 except ImportError:
     atheris = None
 
-from weft.kernel.telemetry import configure_logging
+from weft.kernel.telemetry.structured_logs import configure_logging
 
 PACKAGES = ["gateway", "runner_svc", "weft", "weft_app"]
 with atheris.instrument_imports(include=PACKAGES) if atheris else nullcontext():

@@ -16,7 +16,7 @@ from router_svc.policy.decisions import Placed
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.further_turns import FurtherTurns
 from router_svc.policy.queue.fair_share import FairShare
-from router_svc.policy.request import Request
+from router_svc.policy.router_request import Request
 from router_svc.policy.scheduler import SchedulerMemory
 from router_svc.request_log import RequestLogLimits
 from router_svc.request_servicer import RequestServicer
@@ -25,9 +25,9 @@ from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_service_pb2
 from weft.dispatch.fleet import FleetView
 from weft.durable.requests import RequestClient
-from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.placement_request import PlacementRequest
+from weft.kernel.requests.request_values import Operation
 from weft_testing.fake_clock import FakeClock
 
 NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)

@@ -23,31 +23,31 @@ import http_bodies
 import msgspec
 from google.protobuf.message import DecodeError
 
-from gateway.config import MediaConfig, RequestLimits
+from gateway.gateway_config import MediaConfig, RequestLimits
 from gateway.intake.body import decoded
 from gateway.intake.json_guard import parse_json
 from gateway.intake.multipart import MultipartStream, boundary_of
 from gateway.media.addresses import parse_url
 from gateway.media.content import checked_audio, checked_image
-from runner_svc.anthropic_upstream.stream import MessagesReader
+from runner_svc.anthropic_upstream.anthropic_stream import MessagesReader
 from runner_svc.model_files.gguf import read_gguf_header
 from runner_svc.model_files.safetensors import read_safetensors_model
 from runner_svc.model_files.tokenizer_folder import read_tokenizer_folder
 from runner_svc.openai_upstream import media, media_stream
 from runner_svc.openai_upstream.errors import refusal, stated_answer
+from runner_svc.openai_upstream.openai_stream import StreamReader
 from runner_svc.openai_upstream.sse import SseDecoder
-from runner_svc.openai_upstream.stream import StreamReader
 from runner_svc.publishers.messages import read_piece, read_registration
 from runner_svc.runtimes.kv_events import UntrackedCacheError, events_of
 from runner_svc.templates.sandbox import TemplateSandbox
 from weft.api.common.v1 import link_pb2
 from weft.dispatch.media_work import recording_seconds
 from weft.documents.yaml_documents import read_documents
-from weft.kernel.content_coding import BodyDecoder
-from weft.kernel.decoding import DECODE_FAULTS
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.tracing import Sampling
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.telemetry.tracing import Sampling
+from weft.kernel.text.content_coding import BodyDecoder
+from weft.kernel.text.decoding import DECODE_FAULTS
 from weft.link.frames import Side, error_of, metadata_of, timeout_of
 from weft.link.multiplexer import LinkLimits, Multiplexer
 from weft_app.compose.announcement import parse_announcement

@@ -12,7 +12,7 @@ from router_svc.store.database import RouterDatabase
 from weft.api.common.v1 import chat_pb2, event_pb2
 from weft.api.router.v1 import batch_service_pb2, file_service_pb2, task_pb2
 from weft.durable.batches import BATCH_INPUT, LineResult
-from weft.kernel.timestamps import stamp_of
+from weft.kernel.time.timestamps import stamp_of
 from weft_testing.fake_clock import FakeClock
 
 if TYPE_CHECKING:

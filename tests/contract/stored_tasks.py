@@ -5,13 +5,13 @@ import hashlib
 from typing import Any
 
 from router_svc.durable.tasks.sql_store import SqlTaskStore
-from router_svc.durable.tasks.task_records import Claim, Lane, NewChunk, NewTask, PendingTask, TaskOutcome
+from router_svc.durable.tasks.task_records import Lane, NewChunk, NewTask, PendingTask, TaskLease, TaskOutcome
 from router_svc.store.database import RouterDatabase
 from weft.api.common.v1 import event_pb2
 from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.durable.tasks import task_error
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Priority
 
 NOW = 1_800_000_000.0
 LEASE = 15.0
@@ -54,14 +54,14 @@ def _event(word: str) -> event_pb2.InferenceEvent:
     return event_pb2.InferenceEvent(delta=event_pb2.Delta(text=word))
 
 
-async def claimed(store: SqlTaskStore, name: str, owner: str = "r1", now: float = NOW) -> Claim:
+async def claimed(store: SqlTaskStore, name: str, owner: str = "r1", now: float = NOW) -> TaskLease:
     """It is, for LEASE seconds."""
     claim = await store.claim(name, owner, now, now + LEASE)
     assert claim is not None
     return claim
 
 
-async def begun(store: SqlTaskStore, name: str, owner: str = "r1", **changes: Any) -> Claim:
+async def begun(store: SqlTaskStore, name: str, owner: str = "r1", **changes: Any) -> TaskLease:
     """Submitted and claimed."""
     await store.submit(a_task(name, **changes))
     return await claimed(store, name, owner)
@@ -92,7 +92,7 @@ async def waiting(store: SqlTaskStore, lane: Lane = LANE, now: float = NOW, limi
     return list(await store.pending(lane, now, limit, MUCH))
 
 
-async def reverted(store: SqlTaskStore, claim: Claim, now: float = NOW, **changes: Any) -> bool:
+async def reverted(store: SqlTaskStore, claim: TaskLease, now: float = NOW, **changes: Any) -> bool:
     """An attempt that counts came to nothing, and the task may be begun at once."""
     fields: dict[str, Any] = {"receipt": b"", "counts": True, "now": now, "ready_at": now}
     return await store.revert(claim, CRASH, **(fields | changes))

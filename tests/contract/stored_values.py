@@ -4,12 +4,12 @@ from datetime import UTC, datetime, timedelta, timezone
 
 from kit.resource_samples import BEHAVIOUR
 
-from registry_svc.mesh.domain import JoinToken, Session, Standing
+from registry_svc.mesh.states import JoinToken, Session, Standing
 from registry_svc.mesh.store import StoredPulse, StoredSession
 from weft.api.common.v1 import sampling_pb2
 from weft.api.registry.v1 import agent_pb2, journal_pb2, model_pb2, route_pb2, runner_pb2, settings_pb2, tags_pb2
 from weft.api.registry.v1.wake_pb2 import CommandAction, HttpAction, Wake, WakeRecipe
-from weft.kernel.timestamps import duration_of, stamp_of
+from weft.kernel.time.timestamps import duration_of, stamp_of
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, 123456, tzinfo=UTC)
 YESTERDAY = NOW - timedelta(days=1)

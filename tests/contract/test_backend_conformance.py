@@ -17,19 +17,19 @@ from warm_guardian import warm_guardians
 from runner_svc.backend import engine_process
 from runner_svc.backend.port import CallInfo
 from runner_svc.policy.timeouts import StopGraces
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.llama_server_backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import LAUNCHER, LlamaServerModel
-from runner_svc.runtimes.openai_http.backend import AttachedServer
+from runner_svc.runtimes.openai_http.openai_http_backend import AttachedServer
 from runner_svc.runtimes.openai_http.runtime import OpenAiHttpModel
-from runner_svc.runtimes.openai_remote.backend import OpenAiRemote
+from runner_svc.runtimes.openai_remote.openai_remote_backend import OpenAiRemote
 from runner_svc.runtimes.openai_remote.runtime import OpenAiRemoteModel
-from runner_svc.runtimes.server.backend import ServerBackend
 from runner_svc.runtimes.server.runtime import ServerModel
-from runner_svc.runtimes.vllm.backend import VllmBackend
+from runner_svc.runtimes.server.server_backend import ServerBackend
 from runner_svc.runtimes.vllm.runtime import VllmModel
+from runner_svc.runtimes.vllm.vllm_backend import VllmBackend
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Operation
 from weft_app.compose.demo import demo_model_path
 from weft_testing.conformance.backend import (
     BackendConformance,

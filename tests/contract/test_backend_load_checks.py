@@ -14,7 +14,7 @@ from kit.warm_python import warm
 
 from runner_svc.backend.port import BackendFacts, LoadOrder
 from runner_svc.policy.timeouts import StopGraces
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.llama_server_backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft.gpu.snapshot import ProcessId
 from weft_testing.conformance.backend import Engine, LoadOrderChecks

@@ -18,9 +18,9 @@ from router_svc.durable.uploads import UPLOAD_LIMIT_SECONDS
 from weft.api.common.v1 import priority_pb2
 from weft.api.router.v1 import batch_service_pb2, file_service_pb2, task_pb2
 from weft.durable.batches import BATCH_OUTPUT
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
-from weft.kernel.timestamps import datetime_of, optional_datetime
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Priority
+from weft.kernel.time.timestamps import datetime_of, optional_datetime
 
 pytest_plugins = ("database_fixtures",)
 

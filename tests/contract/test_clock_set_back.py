@@ -10,10 +10,10 @@ from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import stored_response_service_pb2, task_pb2
 from weft.durable.tasks import task_error
-from weft.kernel.clock import CLOCK_MARGIN_SECONDS
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.timestamps import datetime_of, optional_datetime, stamp_of
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.clock import CLOCK_MARGIN_SECONDS
+from weft.kernel.time.timestamps import datetime_of, optional_datetime, stamp_of
 from weft_testing.fake_clock import FakeClock
 
 pytest_plugins = ("database_fixtures", "task_store_fixtures")

@@ -13,21 +13,21 @@ from stored_tasks import CRASH, LANE, LEASE, a_task
 from router_svc.durable.limits import UsageLimits
 from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.durable.tasks.task_recorder import TaskRecorder
-from router_svc.durable.tasks.task_records import Claim, TaskOffered, TaskOutcome, TaskPaused, TasksEnded
+from router_svc.durable.tasks.task_records import TaskLease, TaskOffered, TaskOutcome, TaskPaused, TasksEnded
 from router_svc.durable.usage import UsageService
-from router_svc.metrics import RouterMetrics
 from router_svc.observer import RequestEnded
 from router_svc.policy.decisions import Placed
-from router_svc.policy.request import Request
+from router_svc.policy.router_request import Request
+from router_svc.router_metrics import RouterMetrics
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_pb2, task_pb2
 from weft.api.router.v1 import usage_service_pb2 as pb
 from weft.durable.requests import MAX_LISTED
 from weft.durable.tasks import task_error
-from weft.kernel.errors import WeftError
-from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.reasons import Reason, reason_of
-from weft.kernel.request import Operation
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason, reason_of
+from weft.kernel.requests.placement_request import PlacementRequest
+from weft.kernel.requests.request_values import Operation
 
 pytest_plugins = ("database_fixtures",)
 
@@ -61,7 +61,7 @@ class History:
     def __init__(self, url: str, seed: int) -> None:
         self.url, self.chance, self.metrics = url, random.Random(seed), RouterMetrics()
         self.router = KeptRouter(url)
-        self.claims: list[Claim] = []
+        self.claims: list[TaskLease] = []
         self.number = 0
 
     async def start(self) -> None:
@@ -146,7 +146,7 @@ class History:
             claim = await self.store.claim(name, "r1", self.now(), self.now() + LEASE)
             self.claims += [] if claim is None else [claim]
 
-    def attempt(self, claim: Claim, reason: Reason) -> bytes:
+    def attempt(self, claim: TaskLease, reason: Reason) -> bytes:
         """A placement of a task with its end, which counts nowhere by itself; returns its receipt."""
         spec = PlacementRequest(
             request_id=claim.task_id, tenant=LANE.tenant, model="demo", operation=Operation.CHAT, task_id=claim.task_id

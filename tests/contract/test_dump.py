@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.file_replacement import replace_file
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError, WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.machine.file_replacement import replace_file
 from weft.sql.connections import Tx
 from weft.sql.dump import DumpFacts, DumpWriter, checked, lines_of, restore_tables, writing
 from weft.sql.migrations import Schema, tables_in

@@ -10,8 +10,8 @@ from stored_batches import NEW_FILE, World, content, running
 from router_svc.durable.uploads import UPLOAD_LIMIT_SECONDS
 from weft.api.router.v1 import file_service_pb2
 from weft.durable.batches import BATCH_OUTPUT, MAX_PIECE_BYTES
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 pytest_plugins = ("database_fixtures",)
 

@@ -15,13 +15,13 @@ from router_svc.loop import LoopDeps, SchedulingLoop, TicketIssuer, WakeFinished
 from router_svc.placement import LocalPlacement
 from router_svc.policy.decisions import FailedAttempt, Rejects, Wakes
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.request import Request
-from router_svc.policy.settings import Settings
+from router_svc.policy.pool_settings import Settings
+from router_svc.policy.router_request import Request
 from router_svc.request_log import RequestLogLimits
 from weft.api.common.v1 import warning_pb2
 from weft.api.router.v1 import request_pb2, request_service_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_testing.fake_clock import FakeClock
 
 pytest_plugins = ("database_fixtures",)

@@ -6,11 +6,11 @@ import pytest
 from kept_router import KeptRouter
 
 from router_svc.client_registry import ClientsConfig
-from router_svc.policy.settings import ClientProfile, RateLimitConfig
+from router_svc.policy.pool_settings import ClientProfile, RateLimitConfig
 from weft.api.router.v1 import figures_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.units import Rate, RateUnit
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.units import Rate, RateUnit
 
 pytest_plugins = ("database_fixtures",)
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from router_svc.store.database import ROUTER_OWNER, RouterDatabase
-from weft.kernel.clock import SystemClock
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.clock import SystemClock
 from weft.sql.address import address_of
 from weft.sql.connections import Tx
 from weft.sql.owners import TakenOverError

@@ -18,8 +18,8 @@ from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.placement import RouterPort
 from weft.dispatch.remote_router import RemoteRouter
-from weft.kernel.clock import SystemClock
-from weft.kernel.errors import WeftError
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.time.clock import SystemClock
 from weft_testing.conformance.placement import POOL, PlacementConformance
 
 

@@ -11,8 +11,8 @@ import pytest
 from registry_svc.mesh.store import SqlStore
 from router_svc.store.database import RouterDatabase
 from weft import __version__
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 PAGE_BYTES = 4096
 Damage = Callable[[Path], None]

@@ -13,8 +13,8 @@ from router_svc.durable.stored_responses import ResponseService
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import stored_response_service_pb2
 from weft.durable.responses import MAX_CHAIN, ResponseClient
-from weft.kernel.reasons import Reason
-from weft.kernel.timestamps import stamp_of
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.timestamps import stamp_of
 from weft_testing.fake_clock import FakeClock
 
 pytest_plugins = ("database_fixtures",)

@@ -13,7 +13,7 @@ from router_svc.durable.limits import BatchLimits, ResultLimits, TaskLimits
 from router_svc.durable.tasks.spec_validation import checked_task
 from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.durable.tasks.task_media import TaskMedia
-from router_svc.durable.tasks.task_records import Claim, TaskOutcome
+from router_svc.durable.tasks.task_records import TaskLease, TaskOutcome
 from router_svc.durable.uploads import UPLOAD_LIMIT_SECONDS
 from router_svc.store.database import RouterDatabase
 from weft.api.common.v1 import audio_pb2, chat_pb2, image_pb2
@@ -21,8 +21,8 @@ from weft.api.router.v1 import file_service_pb2 as pb
 from weft.api.router.v1 import task_pb2
 from weft.durable.batches import RESULT, TASK_INPUT, FileClient
 from weft.durable.tasks import task_error
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_testing.fake_clock import FakeClock
 
 pytest_plugins = ("database_fixtures",)
@@ -46,19 +46,19 @@ class Store:
         new = pb.File(tenant=tenant, name="a.png", purpose=purpose, media_type="image/png", task=task, attempt=attempt)
         return await self.files.save(new, content(bytes(size)))
 
-    async def claimed(self) -> Claim:
+    async def claimed(self) -> TaskLease:
         """A task that runs."""
         spec = task_pb2.TaskSpec(model="sdxl", image=image_pb2.ImagePayload(prompt="a lighthouse"))
         row = checked_task(spec, TaskLimits(), "spec", tenant="ann", caller="local", created_at=self.now())
         await self.tasks.submit(row)
         return await self.claim(row.task.id)
 
-    async def claim(self, task_id: str) -> Claim:
+    async def claim(self, task_id: str) -> TaskLease:
         claim = await self.tasks.claim(task_id, "router-1", self.now(), self.now() + 10 * HOUR)
         assert claim is not None
         return claim
 
-    async def end(self, claim: Claim, state: "task_pb2.TaskState.ValueType") -> None:
+    async def end(self, claim: TaskLease, state: "task_pb2.TaskState.ValueType") -> None:
         failure = None if state == task_pb2.TASK_STATE_COMPLETED else task_error(Reason.INTERNAL, "why")
         assert await self.tasks.end(
             claim, TaskOutcome(state=state, chunks=(), failure=failure, receipt=b""), self.now()

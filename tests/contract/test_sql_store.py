@@ -14,8 +14,8 @@ import pytest
 from kit.postgres_proxy import PostgresProxy, postgres_proxy
 from kit.waiting import until
 
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError, WeftError
+from weft.kernel.errors.reasons import Reason
 from weft.sql import postgres
 from weft.sql import store as store_module
 from weft.sql.address import address_of
@@ -334,7 +334,7 @@ async def test_commits_are_counted_in_the_transaction_and_durable_before_acknowl
     seen: list[str] = []
 
     class Counter:
-        def require_place(self) -> None:
+        def require_queue_room(self) -> None:
             seen.append("place")
 
         def count(self, tx: Tx) -> None:

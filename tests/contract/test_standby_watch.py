@@ -9,7 +9,7 @@ from stored_values import stored
 
 from registry_svc.mesh.store import SqlStore
 from registry_svc.store.database import REGISTRY_OWNER
-from weft.kernel.clock import SystemClock
+from weft.kernel.time.clock import SystemClock
 from weft.sql.address import address_of
 from weft.sql.owners import TakenOverError
 from weft.sql.standby import OwnerWatch, owner_watch_of
@@ -18,7 +18,7 @@ pytest_plugins = ("database_fixtures",)
 
 LIMIT_SECONDS = 30.0
 SILENCE_SECONDS = 2.5
-"""Longer than a busy machine keeps an owner that beats from its heartbeat."""
+"""Longer than a busy machine keeps an owner that heartbeats from its heartbeat."""
 SHORT_SILENCE_SECONDS = 0.5
 """For owners that do not beat."""
 

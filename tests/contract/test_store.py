@@ -29,11 +29,11 @@ from stored_values import (
 )
 
 from registry_svc.mesh import store as mesh_store
-from registry_svc.mesh.domain import Standing
+from registry_svc.mesh.states import Standing
 from registry_svc.mesh.store import SqlStore, StoredMesh, StoredPulse, StoredSession
 from weft.api.registry.v1 import event_pb2
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 pytest_plugins = ("database_fixtures",)
 

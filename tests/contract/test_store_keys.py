@@ -13,10 +13,10 @@ from registry_svc.mesh.store import SqlStore
 from registry_svc.secrets.cipher import KEY_ID_CHARS
 from registry_svc.secrets.secrets import SqlSecretStore, StoredSecret
 from weft.gpu.snapshot import ProcessId
-from weft.kernel.errors import WeftError
-from weft.kernel.names import MAX_NAME_CHARS, MAX_TENANT_CHARS
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Priority
+from weft.kernel.values.names import MAX_NAME_CHARS, MAX_TENANT_CHARS
 
 pytest_plugins = ("database_fixtures",)
 

@@ -16,9 +16,9 @@ from registry_svc.operations.governance import Admission
 from registry_svc.operations.operation_store import NonceUsed, OperationStore, RequestKnown, Saved
 from weft.api.operations.v1.operation_pb2 import LoadModel, Operation, OperationAction, OperationResult
 from weft.api.operations.v1.operation_service_pb2 import AuditEntry
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.timestamps import stamp_of
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.timestamps import stamp_of
 
 pytest_plugins = ("database_fixtures",)
 

@@ -13,8 +13,8 @@ from kit.refusals import refused
 from stored_values import declared_model, stored
 
 from registry_svc.mesh.store import SqlStore, StoredMesh
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError, WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_testing.postgres_server import PostgresServer
 
 pytest_plugins = ("database_fixtures",)

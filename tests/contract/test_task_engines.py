@@ -12,14 +12,14 @@ from kit.messages import news_of
 
 from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.failpoints import Failpoints
-from router_svc.durable.tasks.service import TaskService
 from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.durable.tasks.task_call import CallMaker, Gate, TaskCall
 from router_svc.durable.tasks.task_records import PendingTask
+from router_svc.durable.tasks.task_service import TaskService
 from router_svc.store.database import RouterDatabase
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2
 from weft.api.router.v1 import task_pb2, task_service_pb2
-from weft.kernel.clock import SystemClock
+from weft.kernel.time.clock import SystemClock
 
 pytest_plugins = ("database_fixtures",)
 

@@ -29,10 +29,10 @@ from router_svc.store.database import RouterDatabase
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.durable.tasks import task_error
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
-from weft.kernel.timestamps import datetime_of
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Priority
+from weft.kernel.time.timestamps import datetime_of
 
 pytest_plugins = ("database_fixtures", "task_store_fixtures")
 

@@ -25,15 +25,15 @@ from stored_tasks import (
 
 from router_svc.durable.tasks.sql_rows import MAX_ERROR_CHARS
 from router_svc.durable.tasks.sql_store import SqlTaskStore
-from router_svc.durable.tasks.task_records import Claim, Lane, TaskOutcome
+from router_svc.durable.tasks.task_records import Lane, TaskLease, TaskOutcome
 from router_svc.policy.task_release import KeptTasks, Release, ReleaseBound
 from router_svc.store.database import RouterDatabase
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import task_pb2
 from weft.durable.tasks import event_number
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
-from weft.kernel.timestamps import datetime_of, optional_datetime
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Priority
+from weft.kernel.time.timestamps import datetime_of, optional_datetime
 
 pytest_plugins = ("database_fixtures", "task_store_fixtures")
 
@@ -47,7 +47,7 @@ async def test_task_is_claimed_once_and_its_attempt_is_recorded(kept: SqlTaskSto
     await kept.submit(a_task("task-1"))
     found = await all_of(*(kept.claim("task-1", f"r{n}", NOW, NOW + LEASE) for n in range(8)))
     (claim,) = [each for each in found if each]
-    assert claim == Claim("task-1", claim.owner, 1)
+    assert claim == TaskLease("task-1", claim.owner, 1)
     task = await seen(kept, "task-1")
     assert (task.state, task.owner, task.attempt, optional_datetime(task, "expire_time")) == (
         task_pb2.TASK_STATE_RUNNING,

@@ -18,8 +18,8 @@ from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.durable.tasks.task_records import TaskOutcome
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import task_pb2, task_service_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_testing.postgres_server import PYTHON_OF_THE_WHEEL, PostgresServer, running_postgres
 
 pytest_plugins = ("database_fixtures",)

@@ -13,12 +13,12 @@ from kit.refusals import refused
 from stored_tasks import CRASH, LANE, LEASE, MUCH, NOW, a_chunk, a_task, failed, said
 
 from router_svc.durable.tasks.sql_store import SqlTaskStore
-from router_svc.durable.tasks.task_records import Claim, Lane, NewTask, TaskOutcome
+from router_svc.durable.tasks.task_records import Lane, NewTask, TaskLease, TaskOutcome
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.durable.tasks import event_number
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Priority
 
 pytest_plugins = ("database_fixtures",)
 
@@ -48,9 +48,9 @@ class ModelTask:
     expires_at: float = NOW
     ended_at: float = 0.0
     words: list[str] = field(default_factory=list)
-    ended_by: "tuple[Claim, task_pb2.TaskState.ValueType] | None" = None
+    ended_by: "tuple[TaskLease, task_pb2.TaskState.ValueType] | None" = None
 
-    def is_held_by(self, claim: Claim) -> bool:
+    def is_held_by(self, claim: TaskLease) -> bool:
         return self.state is R and (self.owner, self.attempt) == (claim.owner, claim.attempt)
 
     def may_begin(self, now: float) -> bool:
@@ -85,7 +85,7 @@ class TaskStoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.now = NOW
         self.tasks: dict[str, ModelTask] = {}
-        self.claims: list[Claim] = []
+        self.claims: list[TaskLease] = []
         self.count = 0
 
     @rule(
@@ -139,7 +139,7 @@ class TaskStoreMachine(RuleBasedStateMachine):
         mine = [task for task in self.tasks.values() if task.state is R and task.owner == owner]
         for task in mine:
             task.lease_until = self.now + LEASE
-        expected = {Claim(task.row.task.id, owner, task.attempt) for task in mine}
+        expected = {TaskLease(task.row.task.id, owner, task.attempt) for task in mine}
         assert self.do(self.store.renew(owner, self.now + LEASE)) == expected
 
     @precondition(lambda self: self.claims)
@@ -206,7 +206,7 @@ class TaskStoreMachine(RuleBasedStateMachine):
         expected = set()
         for task in over:
             task.failures += 1
-            claim = Claim(task.row.task.id, task.owner, task.attempt)
+            claim = TaskLease(task.row.task.id, task.owner, task.attempt)
             if task.failures < task.row.task.max_attempts:
                 task.wait_again(self.now, self.now)
             else:
@@ -276,7 +276,7 @@ class TaskStoreMachine(RuleBasedStateMachine):
     def any_task(self, data: st.DataObject) -> ModelTask:
         return self.tasks[data.draw(st.sampled_from(list(self.tasks)))]
 
-    def any_claim(self, data: st.DataObject) -> tuple[Claim, ModelTask | None]:
+    def any_claim(self, data: st.DataObject) -> tuple[TaskLease, ModelTask | None]:
         """The task is None where it is forgotten."""
         claim = data.draw(st.sampled_from(self.claims))
         return claim, self.tasks.get(claim.task_id)

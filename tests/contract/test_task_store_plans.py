@@ -14,11 +14,11 @@ from typing_extensions import override
 
 from router_svc.durable.tasks.sql_rows import values_of
 from router_svc.durable.tasks.sql_store import SqlTaskStore
-from router_svc.durable.tasks.task_records import Claim, Lane
+from router_svc.durable.tasks.task_records import Lane, TaskLease
 from router_svc.policy.task_release import Release, ReleaseBound
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import task_pb2, task_service_pb2
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 from weft.sql.connections import Tx
 from weft.sql.statements import Values
 from weft.sql.store import T, Work
@@ -27,7 +27,7 @@ pytest_plugins = ("database_fixtures",)
 
 ROWS = 6_000
 RUNNING, WAITING, TENANTS = 60, 2_000, 20
-CLAIM = Claim("task-10", "r1", 1)
+CLAIM = TaskLease("task-10", "r1", 1)
 Use = Callable[[SqlTaskStore], Awaitable[Any]]
 
 

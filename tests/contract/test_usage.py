@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from router_svc.durable.limits import UsageLimits
 from router_svc.durable.tasks.sql_store import SqlTaskStore
-from router_svc.durable.tasks.task_records import Claim, Lane, TaskOutcome
+from router_svc.durable.tasks.task_records import Lane, TaskLease, TaskOutcome
 from router_svc.durable.usage import UsageService
 from router_svc.policy.usage_rows import OTHER
 from router_svc.store.database import RouterDatabase
@@ -27,9 +27,9 @@ from weft.api.router.v1 import usage_service_pb2 as pb
 from weft.dispatch.fleet import FleetView
 from weft.durable.tasks import task_error
 from weft.durable.usage import GROUPS
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
-from weft.kernel.timestamps import stamp_of
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Priority
+from weft.kernel.time.timestamps import stamp_of
 from weft.sql.store import T, Work
 from weft_testing.fake_clock import FakeClock, let_all_run
 
@@ -185,7 +185,7 @@ class Chaos:
         self.url = url
         self.chance = random.Random(seed)
         self.routers = [Router(url, max_rows_per_hour=1_000) for _ in range(2)]
-        self.claims: list[Claim] = []
+        self.claims: list[TaskLease] = []
         self.live: list[receipt_pb2.Receipt] = []
         """Receipts of live requests that a router has written down."""
         self.unwritten: list[list[receipt_pb2.Receipt]] = [[], []]

@@ -4,7 +4,7 @@ import asyncio
 import sys
 from collections.abc import Coroutine
 
-from weft.kernel import service
+from weft.kernel.services import service_lifecycle as service
 
 
 def main() -> None:

@@ -23,8 +23,8 @@ from kit.warm_server import NAME as SERVER_NAME
 
 from weft.api.registry.v1 import registry_service_pb2, registry_service_pb2_grpc, runner_pb2
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
-from weft.kernel.address import metadata_of
-from weft.kernel.rpc import open_channel
+from weft.kernel.channels.rpc import open_channel
+from weft.kernel.values.address import metadata_of
 from weft_app.cli.stages import STOP_LINE
 from weft_testing.fake_backend.behaviour import Behaviour
 from weft_testing.fake_backend.process import FakeControl, fake_backend_command

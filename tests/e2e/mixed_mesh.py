@@ -13,7 +13,7 @@ import aiohttp
 from apart_mesh import Apart
 from mesh_process import POOL, WEFT, eventually, fake_runner, write_config
 
-from weft.kernel.names import new_id
+from weft.kernel.values.names import new_id
 
 READY_SECONDS = 30.0
 ANSWER_SECONDS = 60.0

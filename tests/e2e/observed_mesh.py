@@ -18,7 +18,7 @@ from mesh_process import MeshProcess, eventually, fake_runner, running_mesh, wri
 
 from weft.api.registry.v1 import model_pb2
 from weft.api.router.v1 import placement_service_pb2 as pb
-from weft.kernel.rpc import open_channel
+from weft.kernel.channels.rpc import open_channel
 from weft_testing.carried import CarriedStub
 from weft_testing.certificates import Authority
 from weft_testing.fake_backend.dialect import Dialect

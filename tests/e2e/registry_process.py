@@ -15,9 +15,9 @@ from mesh_process import WEFT
 from typer.testing import CliRunner, Result
 
 from weft.api.registry.v1 import key_service_pb2_grpc
-from weft.kernel.clock import SystemClock
-from weft.kernel.principal import KeyRing
-from weft.kernel.rpc import open_channel
+from weft.kernel.access.principal import KeyRing
+from weft.kernel.channels.rpc import open_channel
+from weft.kernel.time.clock import SystemClock
 from weft_app.cli.main import app
 from weft_app.compose.key_ring import KeyRingWatcher
 

@@ -15,7 +15,7 @@ from tools.torture.history import Event, Kind, read_backend_log, read_router_log
 from tools.torture.submitter import until_known
 from weft.api.common.v1 import chat_pb2, sampling_pb2
 from weft.api.router.v1 import task_pb2, task_service_pb2, task_service_pb2_grpc
-from weft.kernel.rpc import open_channel
+from weft.kernel.channels.rpc import open_channel
 
 MODEL = "m-a"
 CALL_SECONDS = 10.0

@@ -13,7 +13,7 @@ from kit.counting_provider import CountingProvider, counting_provider
 from mesh_process import eventually
 from tls_mesh import TlsMesh, weft
 
-from weft.kernel.names import CENTRAL_RUNNER
+from weft.kernel.values.names import CENTRAL_RUNNER
 
 pytestmark = pytest.mark.nightly("kills a registry of a pair")
 

@@ -29,8 +29,8 @@ from weft.api.common.v1 import tokenize_pb2
 from weft.api.registry.v1 import runner_pb2
 from weft.api.router.v1 import inference_service_pb2, inference_service_pb2_grpc
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
-from weft.kernel.address import metadata_of, relayed_address
-from weft.kernel.rpc import open_channel
+from weft.kernel.channels.rpc import open_channel
+from weft.kernel.values.address import metadata_of, relayed_address
 from weft_app.cli.options import EXIT_CONFLICT
 from weft_testing.conformance.runner_under_test import attach
 from weft_testing.fake_backend.process import FakeBackendProcess

@@ -17,14 +17,14 @@ from kit.quick_weft import within
 from mesh_process import eventually, fake_runner, write_config
 
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
-from weft.kernel.address import metadata_of
-from weft.kernel.rpc import open_channel
+from weft.kernel.channels.rpc import open_channel
+from weft.kernel.values.address import metadata_of
 from weft_testing.free_port import free_port
 
 SECONDS = 30.0
 QUICK = within(
     {
-        "weft.kernel.health:HealthLimits": {
+        "weft.kernel.services.health:HealthLimits": {
             "worse_after_checks": 2,
             "worse_after_seconds": 0,
             "better_after_checks": 2,

@@ -15,9 +15,9 @@ from mesh_process import MeshProcess, eventually, fake_runner, running_mesh, wri
 
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.api.runner.v1 import runner_service_pb2_grpc
-from weft.kernel.address import metadata_of
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call, open_channel
+from weft.kernel.channels.rpc import error_from_call, open_channel
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.address import metadata_of
 
 
 async def _is_refused(mesh: MeshProcess, body: dict[str, Any]) -> None:

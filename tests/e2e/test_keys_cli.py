@@ -10,8 +10,8 @@ import pytest
 import yaml
 from registry_process import key_ring, serving_registry, stop_in_order, weft
 
-from weft.kernel.errors import WeftError
-from weft.kernel.principal import Principal, authenticate, parse_scopes
+from weft.kernel.access.principal import Principal, authenticate, parse_scopes
+from weft.kernel.errors.error_tree import WeftError
 from weft_app.cli.keys import KeyRole, scopes_of
 
 KEY = re.compile(r"weft_[a-z0-9]{12}_[0-9a-f]{64}")

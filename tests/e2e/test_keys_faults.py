@@ -11,7 +11,7 @@ import pytest
 from registry_process import key_ring, key_stub, serving_registry, stop_in_order, weft
 
 from weft.api.registry.v1 import key_service_pb2 as pb
-from weft.kernel.principal import authenticate
+from weft.kernel.access.principal import authenticate
 
 ROUNDS = 3
 MAKERS = 4

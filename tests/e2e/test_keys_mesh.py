@@ -10,7 +10,7 @@ from chats import chat
 from mesh_process import WEFT, MeshProcess, fake_runner, running_mesh, user_environment, write_config
 
 from weft.client import WeftError, connect
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 
 @pytest.fixture(scope="module")

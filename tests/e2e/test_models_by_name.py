@@ -12,8 +12,8 @@ from kit.demo_answers import WITHOUT_END
 from mesh_process import MeshProcess, eventually, run_weft, running_mesh, write_config
 
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
-from weft.kernel.address import metadata_of
-from weft.kernel.rpc import open_channel
+from weft.kernel.channels.rpc import open_channel
+from weft.kernel.values.address import metadata_of
 from weft_app.compose.demo import demo_model_path
 from weft_testing.model_hub import HubRepository, ModelHub
 

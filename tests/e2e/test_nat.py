@@ -23,7 +23,7 @@ from weft.api.registry.v1 import registry_service_pb2, registry_service_pb2_grpc
 from weft.client import connect_async
 from weft.client._home import mesh_address
 from weft.documents.kinds import record_in
-from weft.kernel.rpc import open_channel
+from weft.kernel.channels.rpc import open_channel
 
 pytestmark = pytest.mark.nightly("a network of its own that is cut")
 

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from mesh_process import COLD_WEFT, START_SECONDS, run_weft, user_environment
 
-from weft.kernel.telemetry import FOLLOW_SECONDS
+from weft.kernel.telemetry.structured_logs import FOLLOW_SECONDS
 from weft_app.cli.options import EXIT_OK
 
 pytestmark = pytest.mark.slow("starts meshes")

@@ -26,7 +26,7 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
     folder = tmp_path_factory.mktemp("prewarmed")
     (model,) = demo_runner_document()["models"]
     model["path"] = str(write_shallow_model(folder / "shallow.gguf"))
-    tool = {"type": "python", "name": "new_id", "function": "weft.kernel.names:new_id"}
+    tool = {"type": "python", "name": "new_id", "function": "weft.kernel.values.names:new_id"}
     agent = {"name": "keeper", "model": DEMO_MODEL, "system_prompt": RULES, "tools": ["new_id"]}
     config = write_config(folder, {"name": "local", "models": [model], "agents": [agent], "tools": [tool]})
     with running_mesh(folder / "home", "--config", str(config)) as mesh:

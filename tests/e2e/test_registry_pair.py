@@ -20,8 +20,8 @@ from weft.api.registry.v1 import (
     registry_service_pb2,
     registry_service_pb2_grpc,
 )
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call
+from weft.kernel.channels.rpc import error_from_call
+from weft.kernel.errors.reasons import Reason
 from weft_app.cli.grpc_calls import call_registry
 from weft_testing.cut_socket import cut_socket
 from weft_testing.postgres_server import PostgresServer

@@ -16,7 +16,7 @@ from registry_pair import Member, Pair, running_pair, until
 
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2, operation_service_pb2_grpc
 from weft.api.registry.v1 import registry_service_pb2, registry_service_pb2_grpc, runner_pb2
-from weft.kernel.rpc import open_channel
+from weft.kernel.channels.rpc import open_channel
 
 if TYPE_CHECKING:
     from weft.api.operations.v1.operation_service_pb2_grpc import OperationServiceAsyncStub

@@ -12,8 +12,8 @@ from kit.counting_provider import WORDS, CountingProvider, counting_provider
 from mesh_process import WEFT, MeshProcess, eventually, fake_runner, running_mesh, write_config
 
 from weft.client import connect_async
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_testing.free_port import free_ports
 
 KEY_VARIABLE = "FRONTIER_KEY"

@@ -16,10 +16,10 @@ from apart_mesh import Apart, running_apart
 from mesh_process import POOL, eventually, fake_runner, run_weft, running_mesh, write_config
 
 from weft.dispatch.remote_router import RemoteRouter
-from weft.kernel.clock import SystemClock
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import open_channel
+from weft.kernel.channels.rpc import open_channel
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.clock import SystemClock
 
 pytestmark = pytest.mark.slow("starts five processes and PostgreSQL")
 

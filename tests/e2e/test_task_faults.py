@@ -14,7 +14,7 @@ from tools.torture.history import expected_text
 from weft.api.common.v1 import chat_pb2, sampling_pb2
 from weft.api.router.v1 import inference_service_pb2, inference_service_pb2_grpc, task_pb2
 from weft.durable.requests import RequestClient
-from weft.kernel.rpc import open_channel
+from weft.kernel.channels.rpc import open_channel
 
 SLOW, ABSENT, FAST, KEPT = "m-slow", "m-absent", "m-fast", "m-kept"
 

@@ -17,7 +17,7 @@ from mesh_process import eventually, fake_runner, write_config
 
 from weft.api.common.v1 import chat_pb2
 from weft.api.router.v1 import inference_service_pb2, inference_service_pb2_grpc
-from weft.kernel.rpc import open_channel
+from weft.kernel.channels.rpc import open_channel
 
 
 @dataclass(frozen=True, slots=True)

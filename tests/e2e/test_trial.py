@@ -38,8 +38,8 @@ async def _report(mesh: MeshProcess, *states: str) -> dict[str, Any]:
             report: dict[str, Any] = (
                 await answer.json() if answer.status == 200 else {"pairs": [], "stopped": "unknown"}
             )
-        is_there = "stopped" not in report and [each["state"] for each in report["pairs"]] == list(states)
-        return report if is_there else None
+        is_reachable = "stopped" not in report and [each["state"] for each in report["pairs"]] == list(states)
+        return report if is_reachable else None
 
     return dict(await eventually(found, SECONDS, f"the trial has no pairs {states}"))
 

@@ -19,7 +19,7 @@ from sleepy_server import SleepyServer
 from weft.api.registry.v1 import model_pb2, registry_service_pb2, registry_service_pb2_grpc
 from weft.client import connect_async
 from weft.documents.kinds import record_in
-from weft.kernel.rpc import open_channel
+from weft.kernel.channels.rpc import open_channel
 
 MODEL = "sleepy"
 
@@ -35,7 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SleepyServer]:
 def mesh(server: SleepyServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
     """A mesh whose model sleeps."""
     folder = tmp_path_factory.mktemp("sleepers")
-    quick = within({"gateway.config:GatewayConfig": {"sse_keepalive_seconds": 0.2}})
+    quick = within({"gateway.gateway_config:GatewayConfig": {"sse_keepalive_seconds": 0.2}})
     config = write_config(folder, server.runner("box", MODEL))
     with running_mesh(folder / "home", "--config", str(config), within=quick) as mesh:
         yield mesh

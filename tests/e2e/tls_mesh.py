@@ -14,7 +14,7 @@ from weft_testing.certificates import Authority
 HOST = "127.0.0.2"
 """An address of this machine that nobody else has; 0.0.0.0 is listened on, and TLS asked for."""
 EVERYWHERE = "0.0.0.0:0"
-QUICK = within({"weft.kernel.tls_channel:ChannelSecurity": {"reload_interval_seconds": 0.01}})
+QUICK = within({"weft.kernel.channels.tls_channel:ChannelSecurity": {"reload_interval_seconds": 0.01}})
 
 
 class TlsMesh:

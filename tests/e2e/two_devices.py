@@ -17,7 +17,7 @@ from kit.ledger_checker import LedgerChecker, Sample, SeenDevice, SeenLease
 from kit.quick_weft import within
 from mesh_process import MeshProcess, alive, eventually
 
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 SERVED, QUANTIZED = "served", "quantized"
 """The runners: of vLLM, and of llama.cpp's server."""
@@ -42,7 +42,12 @@ SECTIONS: dict[str, Any] = {
 }
 """What weft.yaml has beside the runners."""
 QUICK = within(
-    {"registry_svc.config:LedgerConfig": {"lease_time_to_live_seconds": LEASE_SECONDS, "renew_interval_seconds": 0.5}}
+    {
+        "registry_svc.registry_config:LedgerConfig": {
+            "lease_time_to_live_seconds": LEASE_SECONDS,
+            "renew_interval_seconds": 0.5,
+        }
+    }
 )
 
 

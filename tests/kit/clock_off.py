@@ -8,7 +8,7 @@ import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from weft.kernel.clock import SystemClock
+from weft.kernel.time.clock import SystemClock
 from weft_app.cli.main import app
 
 

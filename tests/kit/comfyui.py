@@ -10,7 +10,7 @@ import aiohttp
 from kit.engine_settings import engine_settings
 from kit.fake_comfyui.server import FakeComfyUi
 from runner_svc.backend.port import CallInfo
-from runner_svc.runtimes.comfyui.backend import ComfyUiBackend
+from runner_svc.runtimes.comfyui.comfyui_backend import ComfyUiBackend
 from runner_svc.runtimes.comfyui.prompt_run import RunLimits
 from runner_svc.runtimes.comfyui.runtime import ComfyUiModel
 from weft.api.common.v1 import image_pb2, workflow_pb2

@@ -3,7 +3,7 @@
 from typing import Any, TypeVar
 
 from runner_svc.runtimes.model_engine import ModelContext
-from runner_svc.runtimes.settings import ModelSettings
+from runner_svc.runtimes.runtime_settings import ModelSettings
 
 Model = TypeVar("Model", bound=ModelSettings)
 

@@ -12,14 +12,14 @@ import psutil
 
 from kit.engine_settings import engine_settings
 from runner_svc.backend.port import Backend, BackendFacts, CacheUse, CallInfo, LoadOrder
-from runner_svc.instance.settings import ServedModel
+from runner_svc.instance.instance_settings import ServedModel
 from runner_svc.policy.timeouts import StopGraces
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.llama_server_backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft.api.common.v1 import chat_pb2
 from weft.dispatch.frames import Frame
-from weft.kernel.errors import WeftError
-from weft.kernel.telemetry import new_traceparent
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.telemetry.structured_logs import new_traceparent
 from weft_testing.fake_backend.process import FakeControl, fake_backend_command
 
 CALL = CallInfo(request_id="r1", traceparent=new_traceparent())

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError, WeftError
+from weft.kernel.errors.reasons import Reason
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from typing import Any
 
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.dispatch.fleet import ModelView, RunnerView
-from weft.kernel.request import Operation
+from weft.kernel.requests.request_values import Operation
 
 
 def runner_view(name: str = "titan", **fields: Any) -> RunnerView:

@@ -20,7 +20,7 @@ from pathlib import Path
 from runner_svc.environments.environment import EngineEnvironment, EnvironmentVariant, Variant
 from runner_svc.runtimes.openai_http.runtime import PARAMETERS
 from runner_svc.runtimes.runtime import Runtime
-from runner_svc.runtimes.settings import StartedModelSettings
+from runner_svc.runtimes.runtime_settings import StartedModelSettings
 
 ENVIRONMENT = EngineEnvironment(
     folder=Path(__file__).parent / "gravel",

@@ -5,9 +5,9 @@ from contextlib import asynccontextmanager
 
 import grpc
 
-from weft.kernel.principal import KeyRing
-from weft.kernel.rpc import new_server, open_channel
-from weft.kernel.rpc_auth import AuthInterceptor
+from weft.kernel.access.principal import KeyRing
+from weft.kernel.access.rpc_auth import AuthInterceptor
+from weft.kernel.channels.rpc import new_server, open_channel
 from weft_testing.fake_clock import FakeClock
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import structlog
 
-import gateway.service
-from weft.kernel.health import HealthSource
-from weft.kernel.metrics import MetricsPage
+import gateway.gateway_service
+from weft.kernel.services.health import HealthSource
+from weft.kernel.telemetry.metrics_page import MetricsPage
 from weft_app.compose.gateway import RemoteMesh
 from weft_app.compose.home import WeftHome
 from weft_app.compose.service_configs import gateway_config
@@ -38,7 +38,7 @@ def home_gateway(home: Path, registry: str, router: str = "", *, is_ready: bool 
 
     async def serve() -> None:
         remote = RemoteMesh(config, folder)
-        service = gateway.service.build(
+        service = gateway.gateway_service.build(
             gateway_config(config),
             remote.ports(HealthSource()),
             metrics=MetricsPage(),

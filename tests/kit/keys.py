@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from weft.kernel.principal import DEFAULT_SCOPES, KeyRing, KeyVerifier, key_digest, key_text, parse_scopes
+from weft.kernel.access.principal import DEFAULT_SCOPES, KeyRing, KeyVerifier, key_digest, key_text, parse_scopes
 
 PEPPER, SECRET = b"p" * 32, "5" * 64
 KEY = "abcdefghijk1"

@@ -5,7 +5,7 @@ This detects frozen peers sooner. Only channels that it opens are affected; thei
 
 import sys
 
-from weft.kernel import rpc
+from weft.kernel.channels import rpc
 from weft_app.cli.main import app
 
 QUICK = {"grpc.keepalive_time_ms": 3_000, "grpc.keepalive_timeout_ms": 1_000, "grpc.http2.ping_timeout_ms": 1_000}

@@ -6,9 +6,9 @@ from random import Random
 
 from router_svc.policy.endpoints.routes import Route
 from router_svc.policy.limits import SchedulerLimits
+from router_svc.policy.pool_settings import ChoicePolicy, PoolSettings, RemotePermission, Settings, TenantSettings
 from router_svc.policy.port import SchedulerPort
 from router_svc.policy.scheduler import Scheduler
-from router_svc.policy.settings import ChoicePolicy, PoolSettings, RemotePermission, Settings, TenantSettings
 from router_svc.simulation.engine import Simulation
 from router_svc.simulation.invariants import InvariantChecker, InvariantError
 from router_svc.simulation.scenario import (
@@ -25,7 +25,7 @@ from router_svc.simulation.scenario import (
     Traffic,
     seeded_random,
 )
-from weft.kernel.request import CALLER_CLASSES, Priority, Skill
+from weft.kernel.requests.request_values import CALLER_CLASSES, Priority, Skill
 
 FEWEST_REQUESTS, MOST_REQUESTS = 30, 150
 FEWEST_DURABLE, MOST_DURABLE = 10, 80

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 import grpc
 import pytest
 
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call
+from weft.kernel.channels.rpc import error_from_call
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 
 @contextmanager

@@ -15,8 +15,8 @@ from grpc_status import rpc_status
 
 from weft.api.registry.v1.resource_pb2 import ResourceDocument
 from weft.documents.resources import declared_document
-from weft.kernel.errors import FieldError
-from weft.kernel.rpc import error_to_status
+from weft.kernel.channels.rpc import error_to_status
+from weft.kernel.errors.error_tree import FieldError
 
 
 class RefusingServices(grpc.GenericRpcHandler):

@@ -3,13 +3,13 @@
 from typing import Any
 
 from router_svc.observer import RequestEnded
-from router_svc.policy.request import Request
+from router_svc.policy.router_request import Request
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.fleet import FleetView
-from weft.kernel.names import DEFAULT_TENANT
-from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.placement_request import PlacementRequest
+from weft.kernel.requests.request_values import Operation
+from weft.kernel.values.names import DEFAULT_TENANT
 
 
 def ending(

@@ -5,11 +5,11 @@ from typing import Any
 from router_svc.loop import LoopDeps, RouterRecords, SchedulingLoop, TicketIssuer, WakeFinished
 from router_svc.policy.decisions import Wakes
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.settings import Settings
+from router_svc.policy.pool_settings import Settings
 from weft.dispatch.fleet import FleetView
-from weft.kernel.clock import Clock, SystemClock
-from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.request import Operation
+from weft.kernel.requests.placement_request import PlacementRequest
+from weft.kernel.requests.request_values import Operation
+from weft.kernel.time.clock import Clock, SystemClock
 
 
 def placement_request(request_id: str = "r-1", **fields: Any) -> PlacementRequest:

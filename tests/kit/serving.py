@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from weft.kernel.rpc import new_server, open_channel
+from weft.kernel.channels.rpc import new_server, open_channel
 
 
 @asynccontextmanager

@@ -17,19 +17,19 @@ from pathlib import Path
 
 from typing_extensions import override
 
-import router_svc.durable.tasks.service
-import router_svc.service
+import router_svc.durable.tasks.task_service
+import router_svc.router_service
 from router_svc.durable.tasks.failpoints import Failpoint, Failpoints
-from router_svc.durable.tasks.service import TaskService
 from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.durable.tasks.task_call import CallMaker
-from router_svc.durable.tasks.task_records import Claim, TaskOutcome
-from router_svc.service import RouterService
+from router_svc.durable.tasks.task_records import TaskLease, TaskOutcome
+from router_svc.durable.tasks.task_service import TaskService
+from router_svc.router_service import RouterService
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import task_pb2
 from weft.dispatch.agents import KnownNames
-from weft.kernel.clock import SystemClock
-from weft.kernel.telemetry import BoundedLogFile, configure_logging
+from weft.kernel.telemetry.structured_logs import BoundedLogFile, configure_logging
+from weft.kernel.time.clock import SystemClock
 from weft_app.compose.durable_services import record_service, router_database, usage_service
 from weft_app.compose.home import WeftHome
 from weft_app.compose.security import new_host
@@ -78,7 +78,7 @@ class SleepyTaskStore(SqlTaskStore):
         self._ends_left = stop_before_end
 
     @override
-    async def end(self, claim: Claim, ending: TaskOutcome, now: float) -> bool:
+    async def end(self, claim: TaskLease, ending: TaskOutcome, now: float) -> bool:
         self._ends_left -= 1
         if not self._ends_left:
             # In the store's thread, within a read without statements, which holds no lock. To this thread: it would
@@ -94,28 +94,35 @@ class UnfencedTaskStore(SleepyTaskStore):
 
     def __init__(self, database: RouterDatabase, *, stop_before_end: int) -> None:
         super().__init__(database, stop_before_end=stop_before_end)
-        self._claims: set[Claim] = set()
+        self._claims: set[TaskLease] = set()
 
     @override
-    async def claim(self, task_id: str, owner: str, now: float, lease_until: float) -> Claim | None:
+    async def claim(self, task_id: str, owner: str, now: float, lease_until: float) -> TaskLease | None:
         claim = await super().claim(task_id, owner, now, lease_until)
         if claim is not None:
             self._claims.add(claim)
         return claim
 
-    async def renew(self, owner: str, lease_until: float) -> frozenset[Claim]:
+    async def renew(self, owner: str, lease_until: float) -> frozenset[TaskLease]:
         """Renews all claims, and also returns those that another router has taken."""
         renewed = await super().renew(owner, lease_until)
         return renewed | self._claims
 
     @override
-    async def end(self, claim: Claim, ending: TaskOutcome, now: float) -> bool:
+    async def end(self, claim: TaskLease, ending: TaskOutcome, now: float) -> bool:
         self._claims.discard(claim)
         return await super().end(claim, ending, now)
 
     @override
     async def revert(
-        self, claim: Claim, failure: task_pb2.TaskError, *, receipt: bytes, counts: bool, now: float, ready_at: float
+        self,
+        claim: TaskLease,
+        failure: task_pb2.TaskError,
+        *,
+        receipt: bytes,
+        counts: bool,
+        now: float,
+        ready_at: float,
     ) -> bool:
         self._claims.discard(claim)
         return await super().revert(claim, failure, receipt=receipt, counts=counts, now=now, ready_at=ready_at)
@@ -139,7 +146,7 @@ def broken_tasks(
     failpoints: Failpoints = Failpoints() if breakage.kill_at is None else DeadlyFailpoint(*breakage.kill_at)
     kind = SleepyTaskStore if breakage.is_fenced else UnfencedTaskStore
     store = kind(database, stop_before_end=breakage.stop_before_end)
-    tasks = router_svc.durable.tasks.service.build(
+    tasks = router_svc.durable.tasks.task_service.build(
         database, config.router.tasks, calls, router_name=router.name, failpoints=failpoints, store=store
     )
     router.subscribe(tasks.engine.mesh_changed)
@@ -150,7 +157,7 @@ async def serve(config: WeftConfig, home: WeftHome, listen: str, breakage: Break
     """Serves a faulty router until a signal comes, or it kills itself."""
     host = new_host(config, "router", None)
     address = host.bind(listen)
-    router = router_svc.service.build(router_config(config, registry_address(config, home), address))
+    router = router_svc.router_service.build(router_config(config, registry_address(config, home), address))
     database = router_database(config, home)
     companions = broken_tasks(config, database, router, breakage)
     usage, records = usage_service(config, database, router), record_service(config, database, router)

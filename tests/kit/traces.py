@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
 from kit.otlp_receiver import OtlpReceiver, ReceivedSpan, running_receiver
-from weft.kernel.tracing import Sampling
+from weft.kernel.telemetry.tracing import Sampling
 from weft_app.compose.span_export import SpanExport
 
 

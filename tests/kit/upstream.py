@@ -8,8 +8,8 @@ from runner_svc.openai_upstream.client import Endpoint, OpenAiHttp
 from runner_svc.policy.parameters import EngineParameters, ParameterProfile
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.runtimes.llama_server.runtime import PARAMETERS
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 
 async def _unexplained(_: Reason) -> WeftError | None:

@@ -15,14 +15,14 @@ from contextlib import asynccontextmanager, contextmanager
 import pytest
 
 from runner_svc.memory.device_meter import DeviceMeter, DeviceSampler, RequestMeter
-from runner_svc.settings import DEFAULT_DEVICE_SAMPLE_SECONDS
+from runner_svc.runner_settings import DEFAULT_DEVICE_SAMPLE_SECONDS
 from weft.api.common.v1.receipt_pb2 import DeviceUsage
 from weft.api.registry.v1.lease_pb2 import DeviceBytes, Lease
 from weft.gpu.nvml import Health, read_within
 from weft.gpu.observer import HostObserver
 from weft.gpu.process import process_id_of
 from weft.gpu.snapshot import ProcessId
-from weft.kernel.clock import SystemClock
+from weft.kernel.time.clock import SystemClock
 
 READ_SECONDS = 10.0
 WORK_SECONDS = 6.0

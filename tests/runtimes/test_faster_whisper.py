@@ -18,15 +18,15 @@ from kit.speech import spoken
 from native_builds import built_faster_whisper
 
 from runner_svc.backend.port import BackendFacts, CallInfo, LoadOrder
-from runner_svc.runtimes.faster_whisper.backend import FasterWhisperBackend
+from runner_svc.runtimes.faster_whisper.faster_whisper_backend import FasterWhisperBackend
 from runner_svc.runtimes.faster_whisper.runtime import FasterWhisperModel
 from runner_svc.runtimes.library_server import program_command
 from weft.api.common.v1 import audio_pb2, chat_pb2, event_pb2
 from weft.dispatch.frames import Frame, collected_transcription, has_content
-from weft.kernel.abilities import Abilities
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation, Skill
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.capabilities import Capabilities
+from weft.kernel.requests.request_values import Operation, Skill
 
 SERVER_PROGRAM = "runner_svc.runtimes.faster_whisper.server"
 
@@ -103,7 +103,7 @@ def _require_fox(heard: audio_pb2.Transcription) -> None:
 async def test_espeak_speech_is_transcribed_with_times_language_and_duration(fox: Path) -> None:
     async with _running() as (backend, facts):
         assert facts.operations == {Operation.TRANSCRIPTION}
-        assert facts.abilities == Abilities(
+        assert facts.capabilities == Capabilities(
             skills=frozenset({Skill.AUDIO}), lacking=frozenset({Skill.TEXT, Skill.IMAGE, Skill.TOOLS})
         )
         heard, end = await _words(backend, fox, with_words=True)

@@ -11,13 +11,13 @@ from kit.engine_settings import engine_settings
 from native_builds import built_mlx_lm
 
 from runner_svc.backend.port import CallInfo
-from runner_svc.runtimes.server.backend import ServerBackend
 from runner_svc.runtimes.server.presets import PRESETS
 from runner_svc.runtimes.server.runtime import ServerModel
+from runner_svc.runtimes.server.server_backend import ServerBackend
 from weft.api.common.v1 import chat_pb2, event_pb2, sampling_pb2
 from weft.api.runner.v1.runner_service_pb2 import CLAIM_STATE_BROKEN, CLAIM_STATE_KEPT
 from weft.dispatch.frames import Frame
-from weft.kernel.telemetry import new_traceparent
+from weft.kernel.telemetry.structured_logs import new_traceparent
 
 pytestmark = [pytest.mark.runtimes, pytest.mark.timeout(3700)]
 CALL = CallInfo(request_id="r1", traceparent=new_traceparent())

@@ -17,7 +17,7 @@ from native_builds import (
 )
 
 from runner_svc.environments.environment import Variant
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.llama_server_backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import ENVIRONMENT, LlamaServerModel
 from weft_app.compose.demo import demo_model_path
 

@@ -8,9 +8,9 @@ from kit.one_model import OneModelCache
 from native_builds import LLAMA_CPP, ROOT, built_llama_cpp_python, built_llama_server
 
 from runner_svc.backend.port import Backend, CacheUse, CallInfo
-from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend
+from runner_svc.runtimes.llama_cpp_python.llama_cpp_python_backend import LlamaCppPythonBackend
 from runner_svc.runtimes.llama_cpp_python.runtime import LlamaCppPythonModel
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.llama_server_backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft_app.compose.demo import demo_model_path
 from weft_testing.conformance.prefix_cache import (

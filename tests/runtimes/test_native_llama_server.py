@@ -13,7 +13,7 @@ from runner_svc.backend.port import LoadOrder
 from runner_svc.memory.estimate import read_model_facts
 from runner_svc.policy.memory_estimate import MEBIBYTE, compute_bytes, context_bytes, settings_for
 from runner_svc.runtimes.llama_server.arguments import habits_of
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.llama_server_backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft_app.compose.demo import demo_model_path
 from weft_testing.conformance.backend import BackendConformance, Engine

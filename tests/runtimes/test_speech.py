@@ -17,10 +17,10 @@ from native_builds import SPEECH, built_speech
 from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.openai_upstream.client import SPEECH as SPEECH_PATH
 from runner_svc.openai_upstream.sse import MAX_EVENT_BYTES
-from runner_svc.runtimes.piper.backend import PiperBackend
+from runner_svc.runtimes.piper.piper_backend import PiperBackend
 from runner_svc.runtimes.piper.runtime import PiperModel
-from weft.kernel.errors import FieldError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.errors.reasons import Reason
 
 pytestmark = [pytest.mark.runtimes, pytest.mark.timeout(3700)]
 
@@ -92,7 +92,7 @@ async def test_higher_speed_shortens_the_recording() -> None:
 
 async def test_first_chunk_is_sent_before_the_last_sentence_is_spoken() -> None:
     async with speaking(_piper()) as (backend, _):
-        body = {"input": LONG, "voice": backend.abilities.voices[0], "response_format": "mp3"}
+        body = {"input": LONG, "voice": backend.capabilities.voices[0], "response_format": "mp3"}
         before: list[dict[str, Any]] = []
         async with (
             asyncio.timeout(60),
@@ -110,7 +110,7 @@ async def test_piper_voice_is_found_by_file_alias_and_name() -> None:
     model = built_speech()[1] / f"{VOICE}.onnx"
     backend = _piper(voices={"joe": model}, voice_aliases={"nova": "joe"})
     async with speaking(backend) as (speaker, facts):
-        assert facts.abilities.voices == ("joe", "nova")
+        assert facts.capabilities.voices == ("joe", "nova")
         for voice, warned in (("joe", []), ("nova", []), ("", []), ("alloy", ["voice"])):
             assert (await spoken(speaker, "Hello there.", voice=voice)).warned_fields == warned
         with pytest.raises(FieldError, match="it has joe"):
@@ -126,7 +126,7 @@ async def test_broken_piper_voice_is_rejected_and_the_others_continue(tmp_path: 
     (tmp_path / "json.onnx").symlink_to(good)
     (tmp_path / "json.onnx.json").write_text("{}")
     async with speaking(_piper(path=tmp_path, voices={"joe": good}, default_voice="joe")) as (backend, facts):
-        assert "json" not in facts.abilities.voices
+        assert "json" not in facts.capabilities.voices
         for name in ("cut", "text", "pickle", "json"):
             with fails(match=name) as refused:
                 await spoken(backend, FOX, voice=name)

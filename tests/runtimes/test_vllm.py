@@ -26,16 +26,16 @@ from runner_svc.policy.cache_directory import Partition
 from runner_svc.policy.engine_blocks import PromptPrefixes
 from runner_svc.policy.memory_estimate import MEBIBYTE
 from runner_svc.runtimes.vllm.arguments import CACHE_BLOCK_TOKENS, server_arguments
-from runner_svc.runtimes.vllm.backend import VllmBackend
 from runner_svc.runtimes.vllm.runtime import VllmAdapter, VllmModel
+from runner_svc.runtimes.vllm.vllm_backend import VllmBackend
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, tokenize_pb2
 from weft.api.registry.v1 import runner_pb2
 from weft.dispatch.frames import Frame, has_content
 from weft.dispatch.payload_description import cache_scope, prompt_prefixes
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
-from weft.kernel.telemetry import new_traceparent
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Operation
+from weft.kernel.telemetry.structured_logs import new_traceparent
 from weft_testing.conformance.backend_steps import chat
 
 pytestmark = [pytest.mark.runtimes, pytest.mark.timeout(3700)]

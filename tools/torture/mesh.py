@@ -24,8 +24,8 @@ from tools.torture.orphans import DEATH_SECONDS, engines, lasting, ownerless
 from tools.torture.plan import DEMO_MODEL, DEMO_RUNNER, TOKENS_PER_SECOND, Plan
 from tools.torture.streams import GatewayAddress
 from tools.torture.submitter import SubmitterOptions
-from weft.kernel.address import without_tls
-from weft.kernel.tls_channel import ChannelSecurity
+from weft.kernel.channels.tls_channel import ChannelSecurity
+from weft.kernel.values.address import without_tls
 from weft_testing.fake_backend.process import fake_backend_command
 from weft_testing.free_port import free_ports
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from weft.kernel.tls import TlsFiles
+from weft.kernel.channels.tls import TlsFiles
 
 HUB = "10.78.0.1"
 HUB_NAME = "hub"

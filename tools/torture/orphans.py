@@ -15,8 +15,8 @@ import psutil
 from grpc.aio import AioRpcError
 
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2, lease_service_pb2_grpc
-from weft.kernel.rpc import open_channel
-from weft.kernel.tls_channel import ChannelSecurity
+from weft.kernel.channels.rpc import open_channel
+from weft.kernel.channels.tls_channel import ChannelSecurity
 
 if TYPE_CHECKING:
     from weft.api.registry.v1.lease_service_pb2_grpc import LeaseServiceAsyncStub

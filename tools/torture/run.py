@@ -58,8 +58,8 @@ from tools.torture.plan import (
 )
 from tools.torture.streams import Streams
 from tools.torture.submitter import task_stub
-from weft.kernel.rpc import open_channel
-from weft.kernel.service import start_task, stop_tasks
+from weft.kernel.channels.rpc import open_channel
+from weft.kernel.services.service_lifecycle import start_task, stop_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable

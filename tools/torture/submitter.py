@@ -26,9 +26,9 @@ from tools.torture.history import NO_REASON, Event, EventFile, Kind, read_events
 from tools.torture.plan import CONCURRENCY, MAX_ATTEMPTS, STEADY_MODEL, Submission, submission
 from weft.api.common.v1 import chat_pb2, priority_pb2, sampling_pb2
 from weft.api.router.v1 import inference_service_pb2, task_pb2, task_service_pb2, task_service_pb2_grpc
-from weft.kernel.rpc import open_channel
-from weft.kernel.tls import TlsFiles
-from weft.kernel.tls_channel import ChannelSecurity
+from weft.kernel.channels.rpc import open_channel
+from weft.kernel.channels.tls import TlsFiles
+from weft.kernel.channels.tls_channel import ChannelSecurity
 
 if TYPE_CHECKING:
     from weft.api.router.v1.task_service_pb2_grpc import TaskServiceAsyncStub

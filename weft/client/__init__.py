@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from weft.client._media_messages import ImageOptions, SpeechOptions, TranscriptionOptions
     from weft.client._mesh import AsyncMesh, Mesh, connect, connect_async
     from weft.client._messages import ChatOptions, Message
-    from weft.kernel.errors import FieldError, WeftError
-    from weft.kernel.reasons import Reason
+    from weft.kernel.errors.error_tree import FieldError, WeftError
+    from weft.kernel.errors.reasons import Reason
 
 __all__ = [
     "AsyncMesh",
@@ -37,14 +37,14 @@ __all__ = [
 _PLACES = {
     "AsyncMesh": "weft.client._mesh",
     "ChatOptions": "weft.client._messages",
-    "FieldError": "weft.kernel.errors",
+    "FieldError": "weft.kernel.errors.error_tree",
     "ImageOptions": "weft.client._media_messages",
     "Mesh": "weft.client._mesh",
     "Message": "weft.client._messages",
-    "Reason": "weft.kernel.reasons",
+    "Reason": "weft.kernel.errors.reasons",
     "SpeechOptions": "weft.client._media_messages",
     "TranscriptionOptions": "weft.client._media_messages",
-    "WeftError": "weft.kernel.errors",
+    "WeftError": "weft.kernel.errors.error_tree",
     "connect": "weft.client._mesh",
     "connect_async": "weft.client._mesh",
     "mesh_address": "weft.client._home",

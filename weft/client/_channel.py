@@ -8,18 +8,18 @@ from typing import Any, Self
 import grpc
 
 from weft.client._home import CA_FILE_VARIABLE, KEY_VARIABLE, require_key
-from weft.kernel.errors import ENGINE_CAUSE, FieldError, WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import CONNECTION_LOST, error_from_call, open_blocking_channel
-from weft.kernel.tls import TlsFiles
-from weft.kernel.tls_channel import ChannelSecurity
+from weft.kernel.channels.rpc import CONNECTION_LOST, error_from_call, open_blocking_channel
+from weft.kernel.channels.tls import TlsFiles
+from weft.kernel.channels.tls_channel import ChannelSecurity
+from weft.kernel.errors.error_tree import ENGINE_CAUSE, FieldError, WeftError
+from weft.kernel.errors.reasons import Reason
 
 _VARIABLES = {
     "certificate_file": "WEFT_CERTIFICATE_FILE",
     "key_file": "WEFT_KEY_FILE",
     "ca_file": CA_FILE_VARIABLE,
 }
-"""Environment variables by field of `weft.kernel.tls.TlsFiles`."""
+"""Environment variables by field of `weft.kernel.channels.tls.TlsFiles`."""
 _SECTION = "environment"
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NoReturn
 
-from weft.kernel.address import addresses_of
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.address import addresses_of
 
 if sys.platform == "win32":
     from pathlib import WindowsPath as _NativePath

@@ -20,9 +20,9 @@ from weft.gpu.snapshot import (
     process_id_message,
     snapshot_message,
 )
-from weft.kernel.errors import WeftError
-from weft.kernel.field_rules import check_message
-from weft.kernel.timestamps import duration_of, optional_seconds, seconds_of
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.schemas.field_rules import check_message
+from weft.kernel.time.timestamps import duration_of, optional_seconds, seconds_of
 
 MAX_SEEN_PROCESSES = 4_096
 """Maximum number of tracked processes of a tree; those with the lowest ids are kept."""

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from weft.api.common.v1 import audio_pb2, chat_pb2, image_pb2
 from weft.api.router.v1 import inference_service_pb2 as pb
 from weft.client._messages import HandlingOptions, request_options
-from weft.kernel.errors import invalid_field
-from weft.kernel.json_objects import to_json_object
-from weft.kernel.media_types import UNKNOWN_TYPE, image_type_of
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.text.json_objects import to_json_object
+from weft.kernel.values.media_types import UNKNOWN_TYPE, image_type_of
 
 
 class ImageOptions(HandlingOptions, total=False):

@@ -19,9 +19,9 @@ from weft.client._media_messages import (
     transcription_request,
 )
 from weft.client._messages import ChatOptions, Message, chat_request, embed_request
-from weft.kernel.errors import FieldError
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import calling, open_channel
+from weft.kernel.channels.rpc import calling, open_channel
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.errors.reasons import Reason
 
 if TYPE_CHECKING:
     from weft.api.router.v1.inference_service_pb2_grpc import InferenceServiceAsyncStub

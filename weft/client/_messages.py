@@ -13,11 +13,11 @@ from weft.api.common.v1 import (
     sampling_pb2,
 )
 from weft.api.router.v1 import inference_service_pb2 as pb
-from weft.kernel.errors import invalid_field
-from weft.kernel.json_objects import to_json_object
-from weft.kernel.media_types import AUDIO_FORMATS, audio_type_of, image_type_of
-from weft.kernel.names import MAX_CACHE_TAG_CHARS, MAX_CLIENT_CHARS, MAX_SESSION_CHARS, require_token
-from weft.kernel.units import keep_alive_seconds
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.text.json_objects import to_json_object
+from weft.kernel.values.media_types import AUDIO_FORMATS, audio_type_of, image_type_of
+from weft.kernel.values.names import MAX_CACHE_TAG_CHARS, MAX_CLIENT_CHARS, MAX_SESSION_CHARS, require_token
+from weft.kernel.values.units import keep_alive_seconds
 
 RoleName = Literal["system", "developer", "user", "assistant", "tool"]
 

@@ -30,12 +30,12 @@ from weft.client._lease_renewal import LeaseClient, LeaseManager, ProcessTree
 from weft.gpu.observer import HostObserver
 from weft.gpu.process import process_id_of
 from weft.gpu.snapshot import MAX_DEVICES, ProcessId, Source, device_from, snapshot_message
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.field_rules import check_message
-from weft.kernel.names import MAX_NAME_CHARS, new_id
-from weft.kernel.reasons import REGISTRY_AWAY, Reason
-from weft.kernel.request import CALLER_CLASSES
-from weft.kernel.units import parse_size
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import REGISTRY_AWAY, Reason
+from weft.kernel.requests.request_values import CALLER_CLASSES
+from weft.kernel.schemas.field_rules import check_message
+from weft.kernel.values.names import MAX_NAME_CHARS, new_id
+from weft.kernel.values.units import parse_size
 
 MAX_PURPOSE_CHARS = 256
 MAX_CALL_WAIT_SECONDS = 300.0

@@ -17,7 +17,7 @@ from weft.api.router.v1 import task_service_pb2 as pb
 from weft.client._channel import ServiceClient
 from weft.client._home import mesh_address
 from weft.client._messages import ChatOptions, Message, chat_request
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors.error_tree import invalid_field
 
 CALL_TIMEOUT_SECONDS = 10.0
 MAX_PAGE = 1_000

@@ -7,7 +7,7 @@ from typing import Any
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, workflow_pb2
 from weft.api.registry.v1 import agent_pb2
 from weft.api.registry.v1 import workflow_pb2 as registered_pb2
-from weft.dispatch.fleet import FleetSource, FleetView, ModelView, abilities_in
+from weft.dispatch.fleet import FleetSource, FleetView, ModelView, capabilities_in
 from weft.dispatch.parameter_checks import fill_defaults
 from weft.dispatch.payload_description import (
     Payload,
@@ -18,9 +18,13 @@ from weft.dispatch.payload_description import (
 )
 from weft.dispatch.request_trace import RequestContext
 from weft.dispatch.workflow_graph import input_values
-from weft.kernel.abilities import ThinkingMode
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.names import (
+from weft.kernel.access.principal import USE_MODELS, Principal
+from weft.kernel.access.rpc_auth import caller
+from weft.kernel.errors.error_tree import FieldError, WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.capabilities import ThinkingMode
+from weft.kernel.requests.request_values import Operation, Skill
+from weft.kernel.values.names import (
     AGENT_PREFIX,
     AUTO_MODEL,
     KIND_PREFIXES,
@@ -30,11 +34,7 @@ from weft.kernel.names import (
     require_name,
     require_name_of_model,
 )
-from weft.kernel.principal import USE_MODELS, Principal
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation, Skill
-from weft.kernel.rpc_auth import caller
-from weft.kernel.unknown_names import FOR_TASKS, unknown_field_target, unknown_target
+from weft.kernel.values.unknown_names import FOR_TASKS, unknown_field_target, unknown_target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +233,7 @@ class KnownNames:
         if is_plain and not names_languages(payload):
             return
         view = self._fleet.view
-        words = [untaken_words_of(payload, abilities_in(view, model)) for model in models_behind(view, name)]
+        words = [untaken_words_of(payload, capabilities_in(view, model)) for model in models_behind(view, name)]
         if words and all(words):
             raise FieldError(field, f"{name} {words[0]}", Reason.MODALITY_UNSUPPORTED)
 
@@ -257,7 +257,7 @@ def models_behind(view: FleetView, name: str) -> list[ModelView]:
 def skills_lacking_behind(view: FleetView, name: str) -> frozenset[Skill]:
     """Returns the skills that all models behind a target are known to lack; empty for an unknown target."""
     models = view.models.values() if name == AUTO_MODEL else models_behind(view, name)
-    lacking = [abilities_in(view, model).lacking for model in models]
+    lacking = [capabilities_in(view, model).lacking for model in models]
     return frozenset.intersection(*lacking) if lacking else frozenset()
 
 

@@ -6,11 +6,11 @@ from weft.api.registry.v1.alias_pb2 import AliasManifest
 from weft.api.router.v1.task_pb2 import TaskSpec
 from weft.dispatch.agents import named
 from weft.dispatch.fleet import FleetView
-from weft.kernel.names import ANY, AUTO_MODEL, KIND_PREFIXES, ascii_name, is_resource_id, matches
-from weft.kernel.value import value_class
+from weft.kernel.values.fast_dataclass import fast_dataclass
+from weft.kernel.values.names import ANY, AUTO_MODEL, KIND_PREFIXES, ascii_name, is_resource_id, matches
 
 
-@value_class()
+@fast_dataclass()
 class AskedName:
     """The model of a request."""
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from weft.api.common.v1 import event_pb2, warning_pb2
 from weft.dispatch.frames import Frame
-from weft.dispatch.operations import ChunkT, OperationSpec, PayloadT
+from weft.dispatch.operation_table import ChunkT, OperationSpec, PayloadT
 from weft.dispatch.request_trace import RequestContext
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 if TYPE_CHECKING:
     from weft.api.common.v1 import receipt_pb2

@@ -17,14 +17,14 @@ from weft.dispatch.fleet import FleetView
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.dispatch.request_trace import RequestContext
 from weft.dispatch.run_observer import ObservedRun, RunObserver
-from weft.kernel.errors import WeftError
-from weft.kernel.json_objects import plain_object
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
-from weft.kernel.request import CacheMode
-from weft.kernel.rpc import calling
-from weft.kernel.service import start_task, stop_tasks
-from weft.kernel.units import size_words
+from weft.kernel.channels.rpc import calling
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import CacheMode
+from weft.kernel.services.service_lifecycle import start_task, stop_tasks
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.text.json_objects import plain_object
+from weft.kernel.values.units import size_words
 
 log = get_logger("weft.captures")
 

@@ -1,7 +1,7 @@
 """Executes a request: obtains a grant, calls the runner, fails over before the first content, writes the receipt.
 
 The router only decides and never sees a token; a runner's chunks pass through here unchanged. Differences between
-operations are in `weft.dispatch.operations`.
+operations are in `weft.dispatch.operation_table`.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from weft.dispatch.end_reporter import EndReporter
 from weft.dispatch.fleet import FleetSource, FleetView
 from weft.dispatch.frames import Frame
 from weft.dispatch.labelers import Labelers
-from weft.dispatch.operations import ChunkT, OperationSpec, PayloadT, ended_early
+from weft.dispatch.operation_table import ChunkT, OperationSpec, PayloadT, ended_early
 from weft.dispatch.parameter_checks import serve_options
 from weft.dispatch.payload_description import (
     Description,
@@ -49,19 +49,25 @@ from weft.dispatch.prompt_counts import PromptCounts
 from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
 from weft.dispatch.request_spans import request_spans
 from weft.dispatch.request_trace import RequestContext, RequestTrace, log_internal, log_receipt
-from weft.kernel.address import metadata_of
-from weft.kernel.clock import Clock, SystemClock
-from weft.kernel.errors import LACKED_ROUTER, MAX_RETRY_AFTER_SECONDS, PROMPT_ESTIMATED, PROMPT_TOKENS, WeftError
-from weft.kernel.interrupt import task_is_cancelled
-from weft.kernel.names import AGENT_PREFIX, WORKFLOW_PREFIX
-from weft.kernel.placement_request import PlacementRequest, PrefixHolder
-from weft.kernel.reasons import Reason, reason_of
-from weft.kernel.request import Priority
-from weft.kernel.rpc_auth import caller
-from weft.kernel.telemetry import TRACEPARENT
-from weft.kernel.timestamps import optional_seconds, seconds_of
-from weft.kernel.tracing import NO_TRACING, ServiceName, TraceContext, Tracing
-from weft.kernel.unknown_names import UNKNOWN_NAME, among, of_the_kind
+from weft.kernel.access.rpc_auth import caller
+from weft.kernel.errors.error_tree import (
+    LACKED_ROUTER,
+    MAX_RETRY_AFTER_SECONDS,
+    PROMPT_ESTIMATED,
+    PROMPT_TOKENS,
+    WeftError,
+)
+from weft.kernel.errors.reasons import Reason, reason_of
+from weft.kernel.requests.placement_request import PlacementRequest, PrefixHolder
+from weft.kernel.requests.request_values import Priority
+from weft.kernel.telemetry.structured_logs import TRACEPARENT
+from weft.kernel.telemetry.tracing import NO_TRACING, ServiceName, TraceContext, Tracing
+from weft.kernel.time.clock import Clock, SystemClock
+from weft.kernel.time.deadline import task_is_cancelled
+from weft.kernel.time.timestamps import optional_seconds, seconds_of
+from weft.kernel.values.address import metadata_of
+from weft.kernel.values.names import AGENT_PREFIX, WORKFLOW_PREFIX
+from weft.kernel.values.unknown_names import UNKNOWN_NAME, among, of_the_kind
 from weft.link.carried_calls import CallStreams, CarriedCall
 
 if TYPE_CHECKING:
@@ -443,7 +449,7 @@ async def _observed_chunks(run: _RequestRun[T]) -> AsyncGenerator[T]:
 
 
 class _Attempt:
-    """An attempt of a request at its runner; see `weft.dispatch.operations.Attempt`."""
+    """An attempt of a request at its runner; see `weft.dispatch.operation_table.Attempt`."""
 
     def __init__(self, run: _RequestRun[Any], placement: ReconnectingPlacement, grant: Granted) -> None:
         self._run = run

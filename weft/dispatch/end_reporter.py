@@ -15,13 +15,13 @@ from annotated_types import Ge, Le
 
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.placement import EndPort
-from weft.kernel.clock import Clock, within
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.reasons import Reason
-from weft.kernel.service import start_task, stop_tasks
-from weft.kernel.settings import Seconds
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.placement_request import PlacementRequest
+from weft.kernel.services.service_lifecycle import start_task, stop_tasks
+from weft.kernel.settings.setting_annotations import Seconds
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import Clock, within
 
 log = get_logger("weft.ends")
 

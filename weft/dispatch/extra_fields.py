@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from weft.api.common.v1 import json_value_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.json_objects import plain_object, to_json_object
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.text.json_objects import plain_object, to_json_object
 
 JsonMap = dict[str, Any]
 CARRIED = frozenset({"extra_content", "provider_specific_fields", "reasoning_details", "thought_signature"})

@@ -28,17 +28,17 @@ from weft.api.registry.v1 import (
     workflow_pb2,
 )
 from weft.api.registry.v1.resource_pb2 import ResourceDocument
-from weft.kernel.abilities import Abilities, reported_over, skills_of
-from weft.kernel.clock import Clock
-from weft.kernel.health import WELL, HealthCheck, Observation, degraded, down
-from weft.kernel.log import get_logger
-from weft.kernel.names import AGENT_PREFIX, ROUTE_PREFIX, WORKFLOW_PREFIX
-from weft.kernel.placement_request import label_set
-from weft.kernel.reasons import Reason
-from weft.kernel.request import JournalMode, Operation, Skill, journal_in
-from weft.kernel.rpc import calling
-from weft.kernel.stream_follower import StreamFollower
-from weft.kernel.timestamps import seconds_of
+from weft.kernel.channels.rpc import calling
+from weft.kernel.channels.stream_follower import StreamFollower
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.capabilities import Capabilities, reported_over, skills_of
+from weft.kernel.requests.placement_request import label_set
+from weft.kernel.requests.request_values import JournalMode, Operation, Skill, journal_in
+from weft.kernel.services.health import WELL, HealthCheck, Observation, degraded, down
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import Clock
+from weft.kernel.time.timestamps import seconds_of
+from weft.kernel.values.names import AGENT_PREFIX, ROUTE_PREFIX, WORKFLOW_PREFIX
 
 if TYPE_CHECKING:
     from weft.api.registry.v1.registry_service_pb2_grpc import RegistryServiceAsyncStub
@@ -99,7 +99,7 @@ class ModelView:
     wake: wake_pb2.Wake | None = field(default=None, repr=False)
     """How to wake it; None: it never hibernates. Read-only."""
     skills: frozenset[Skill] | None = None
-    """All its declared skills; None: none are declared. See `abilities_in`."""
+    """All its declared skills; None: none are declared. See `capabilities_in`."""
     digest: str = ""
     """Digest of its file, "sha256:<64 hex digits>"; empty: unknown."""
     expected: bool = False
@@ -188,7 +188,7 @@ def instance_in(view: FleetView, model: ModelView) -> runner_pb2.InstanceState |
     return None if runner is None else runner.instances.get(model.name)
 
 
-def abilities_in(view: FleetView, model: ModelView) -> Abilities:
+def capabilities_in(view: FleetView, model: ModelView) -> Capabilities:
     """Returns a model's abilities: its declaration combined with its runner's report."""
     return reported_over(model.skills or frozenset(), instance_in(view, model))
 
@@ -509,7 +509,7 @@ MAX_VIEW_AGE_SECONDS = 30.0
 """Age from which routers and gateways that have lost the registry are degraded; they continue with their last view."""
 
 
-def look_at_fleet(fleet: FleetWatcher | None) -> Observation:
+def probe_fleet(fleet: FleetWatcher | None) -> Observation:
     """Returns the state of a service's view of the fleet; None: it has not connected to the registry yet.
 
     An outdated view is still used: calls fail for runners that are gone.
@@ -524,10 +524,10 @@ def look_at_fleet(fleet: FleetWatcher | None) -> Observation:
 
 def fleet_check(fleet: FleetWatcher) -> HealthCheck:
     """Returns the health check of a service's view of the fleet."""
-    return HealthCheck(name="fleet_view", look=lambda: look_at_fleet(fleet))
+    return HealthCheck(name="fleet_view", probe=lambda: probe_fleet(fleet))
 
 
 def router_check(router: "RouterSource") -> HealthCheck:
     """Returns the health check that a router answers."""
     away = down("no_router", "no router answers")
-    return HealthCheck(name="router", look=lambda: WELL if router.is_there else away)
+    return HealthCheck(name="router", probe=lambda: WELL if router.is_reachable else away)

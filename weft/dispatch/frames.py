@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 
 from weft.api.common.v1 import audio_pb2, chat_pb2, completion_pb2, event_pb2, image_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 Frame = list[event_pb2.InferenceEvent]
 """Events that are sent together."""

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from weft.api.common.v1 import chat_pb2, warning_pb2
-from weft.kernel.request import Skill
+from weft.kernel.requests.request_values import Skill
 
 MEDIA_SKILLS = {"image": Skill.IMAGE, "audio": Skill.AUDIO}
 """The skill that each kind of content part requires besides text."""

@@ -12,14 +12,14 @@ from weft.api.router.v1.quote_pb2 import Quote
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.placement import RouterPort
 from weft.dispatch.remote_router import CHECK_INTERVAL_SECONDS, NO_ROUTER, RemotePlace, RemoteRouter, RouterSource
-from weft.kernel.chosen_channel import PickedChannel
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
-from weft.kernel.placement_request import PlacementRequest, PoolQueue
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import open_channel
-from weft.kernel.service import start_task
-from weft.kernel.tls_channel import ChannelSecurity
+from weft.kernel.channels.chosen_channel import PickedChannel
+from weft.kernel.channels.rpc import open_channel
+from weft.kernel.channels.tls_channel import ChannelSecurity
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.placement_request import PlacementRequest, PoolQueue
+from weft.kernel.services.service_lifecycle import start_task
+from weft.kernel.time.clock import Clock
 
 SEARCH_INTERVAL_SECONDS = 0.1
 """Delay between health checks of a router while no leader is known."""
@@ -57,8 +57,8 @@ class LeaderPlacement(RouterPort, RouterSource):
 
     @property
     @override
-    def is_there(self) -> bool:
-        return self.leader is not None and self.leader.is_there
+    def is_reachable(self) -> bool:
+        return self.leader is not None and self.leader.is_reachable
 
     def start(self) -> None:
         """Starts checking the configured router, until others have registered."""
@@ -142,7 +142,7 @@ class LeaderPlacement(RouterPort, RouterSource):
 
     def _lose_leader(self) -> None:
         # Another one that claims to lead: only a change of its health would be noted.
-        self.leader = next((link for link in self._links.values() if link.is_there), None)
+        self.leader = next((link for link in self._links.values() if link.is_reachable), None)
         if self.leader is None:
             self._led.clear()
 

@@ -14,9 +14,11 @@ from google.protobuf.duration_pb2 import Duration
 from weft.api.common.v1 import json_value_pb2, sampling_pb2
 from weft.api.router.v1 import inference_service_pb2
 from weft.api.runner.v1 import serve_options_pb2
-from weft.kernel.errors import invalid_field
-from weft.kernel.json_objects import plain_object
-from weft.kernel.names import (
+from weft.kernel.access.principal import OPERATE, Principal
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.requests.request_values import CALLER_CLASSES, CacheMode, Handling, Priority
+from weft.kernel.text.json_objects import plain_object
+from weft.kernel.values.names import (
     AUTO_MODEL,
     KIND_PREFIXES,
     MAX_CACHE_TAG_CHARS,
@@ -24,9 +26,7 @@ from weft.kernel.names import (
     MAX_SESSION_CHARS,
     require_token,
 )
-from weft.kernel.principal import OPERATE, Principal
-from weft.kernel.request import CALLER_CLASSES, CacheMode, Handling, Priority
-from weft.kernel.units import keep_alive_seconds
+from weft.kernel.values.units import keep_alive_seconds
 
 MAX_DOCUMENTS = 1024
 MAX_IMAGES = 10

@@ -37,11 +37,11 @@ from weft.dispatch.parameter_checks import (
     SPEECH_FORMATS,
     check_extra,
 )
-from weft.kernel.errors import invalid_field
-from weft.kernel.field_rules import check_message
-from weft.kernel.json_objects import plain_object, to_json_object
-from weft.kernel.json_schema import SchemaFault, SchemaLimits
-from weft.kernel.schema_guard import SchemaGuard
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.schemas.field_rules import check_message
+from weft.kernel.schemas.json_schema import SchemaFault, SchemaLimits
+from weft.kernel.schemas.schema_guard import SchemaGuard
+from weft.kernel.text.json_objects import plain_object, to_json_object
 
 MAX_MESSAGES = 10_000
 MAX_CHOICES = 8

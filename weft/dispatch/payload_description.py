@@ -24,9 +24,9 @@ from weft.api.common.v1 import (
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.dispatch.history import SYSTEM_ROLES, media_skills, unread_media
 from weft.dispatch.media_work import work_of
-from weft.kernel.abilities import Abilities, ThinkingMode, untaken_languages, untaken_words
-from weft.kernel.request import CHARS_PER_TOKEN, PREFIX_ENDS, Skill
-from weft.kernel.value import value_class
+from weft.kernel.requests.capabilities import Capabilities, ThinkingMode, untaken_languages, untaken_words
+from weft.kernel.requests.request_values import CHARS_PER_TOKEN, PREFIX_ENDS, Skill
+from weft.kernel.values.fast_dataclass import fast_dataclass
 
 TOKENS_PER_MESSAGE = 4
 """Tokens that chat templates add per message."""
@@ -52,7 +52,7 @@ Payload = GeneratingPayload | WholePayload
 _NO_SKILLS: frozenset[Skill] = frozenset()
 
 
-@value_class(kw_only=True)
+@fast_dataclass(kw_only=True)
 class Description:
     """A payload as a scheduler sees it; see `port.PlacementRequest` for the fields."""
 
@@ -262,17 +262,17 @@ _NO_LANGUAGES = frozenset({"auto", "mixed"})
 """Source languages to be detected."""
 
 
-def untaken_words_of(payload: Payload, abilities: Abilities) -> str:
-    """Returns which parts of a payload a model with these abilities does not accept, as text; empty: it accepts all."""
-    lacking = needed_skills(payload) & abilities.lacking
-    words = untaken_words(lacking, abilities.thinking_modes, needed_thinking(payload))
-    if words or not (abilities.source_languages or abilities.target_languages):
+def untaken_words_of(payload: Payload, capabilities: Capabilities) -> str:
+    """Returns which parts of a payload a model with these capabilities rejects, as text; empty: it accepts all."""
+    lacking = needed_skills(payload) & capabilities.lacking
+    words = untaken_words(lacking, capabilities.thinking_modes, needed_thinking(payload))
+    if words or not (capabilities.source_languages or capabilities.target_languages):
         return words
     source, target = _languages_of(payload)
-    return untaken_languages(abilities, source, target)
+    return untaken_languages(capabilities, source, target)
 
 
-def unfollowed_effort(payload: Payload, abilities: Abilities) -> str:
+def unfollowed_effort(payload: Payload, capabilities: Capabilities) -> str:
     """Returns why `reasoning_effort: none` does not stop a model from thinking, as text; empty: it does, or may.
 
     If the payload sets thinking in another way, that takes precedence, see `needed_thinking`.
@@ -281,7 +281,7 @@ def unfollowed_effort(payload: Payload, abilities: Abilities) -> str:
         return ""
     if needed_thinking(payload) is not ThinkingMode.DEFAULT:
         return ""
-    return untaken_words(frozenset(), abilities.thinking_modes, ThinkingMode.DISABLED)
+    return untaken_words(frozenset(), capabilities.thinking_modes, ThinkingMode.DISABLED)
 
 
 def names_languages(payload: Payload) -> bool:

@@ -11,11 +11,11 @@ from typing import Protocol, Self, TypeAlias
 from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.api.router.v1 import placement_service_pb2 as pb
 from weft.api.router.v1.quote_pb2 import Quote
-from weft.kernel.errors import WeftError
-from weft.kernel.placement_request import PlacementRequest, PoolQueue
-from weft.kernel.principal import actor_words
-from weft.kernel.reasons import Reason
-from weft.kernel.timestamps import optional_duration
+from weft.kernel.access.principal import actor_words
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.placement_request import PlacementRequest, PoolQueue
+from weft.kernel.time.timestamps import optional_duration
 
 Decision: TypeAlias = pb.PlaceResponse
 """`queued` or `loading`, for the caller, or `granted`; the first one also has the caller's rate limits, if any."""

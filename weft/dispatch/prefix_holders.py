@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from weft.kernel.placement_request import PrefixHolder
+from weft.kernel.requests.placement_request import PrefixHolder
 
 MAX_PREFIX_HOLDERS = 16_384
 """Maximum number of prompts; the least recently used is dropped first."""

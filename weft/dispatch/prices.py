@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from weft.api.common.v1.usage_pb2 import Usage
 from weft.api.registry.v1.model_pb2 import ModelPrice
-from weft.kernel.request import Operation
+from weft.kernel.requests.request_values import Operation
 
 if TYPE_CHECKING:
     from weft.dispatch.fleet import FleetView

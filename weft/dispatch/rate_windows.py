@@ -10,11 +10,11 @@ from itertools import islice
 from types import MappingProxyType
 
 from weft.api.common.v1.rate_limit_pb2 import RateLimitStatus, RateLimitWindow
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.timestamps import duration_of
-from weft.kernel.units import DAY, HOUR, MINUTE, MONTH, SECOND, WEEK, Rate, RateUnit
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.clock import Clock
+from weft.kernel.time.timestamps import duration_of
+from weft.kernel.values.units import DAY, HOUR, MINUTE, MONTH, SECOND, WEEK, Rate, RateUnit
 
 BUCKETS_PER_WINDOW = 256
 """Amounts within a 256th of a window expire with the newest of them, so never too early."""
@@ -112,7 +112,7 @@ _UNIT_WORDS: Mapping[RateUnit, str] = MappingProxyType({RateUnit.REQUESTS: "requ
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class Amount:
     """An amount to count."""
 
     key: str
@@ -136,7 +136,7 @@ class RateWindows:
         """By key, unit and length."""
         self._tidy_at = MIN_TIDIED_KEYS
 
-    def take(self, claims: Sequence[Claim]) -> float:
+    def take(self, claims: Sequence[Amount]) -> float:
         """Counts all claims or none; returns the monotonic time, for later corrections.
 
         A claim above the whole limit is accepted when its window is empty. Raises RATE_LIMIT_EXCEEDED for the claim
@@ -184,7 +184,7 @@ class RateWindows:
         window = self._known(key, rate)
         return 0.0 if window is None else window.seconds_until_empty(self._clock.monotonic())
 
-    def status(self, claims: Sequence[Claim]) -> RateLimitStatus:
+    def status(self, claims: Sequence[Amount]) -> RateLimitStatus:
         """Returns what is left for such claims, by the tightest window of each unit."""
         return RateLimitStatus(
             requests=self._tightest(claims, RateUnit.REQUESTS), tokens=self._tightest(claims, RateUnit.TOKENS)
@@ -211,7 +211,7 @@ class RateWindows:
         windows = self._windows.get(key)
         return None if windows is None else windows.get((rate.unit, rate.window_seconds))
 
-    def _tightest(self, claims: Sequence[Claim], unit: RateUnit) -> RateLimitWindow | None:
+    def _tightest(self, claims: Sequence[Amount], unit: RateUnit) -> RateLimitWindow | None:
         """Returns the window with the least left; if equal, the one that resets last."""
         now, least = self._clock.monotonic(), -1
         tightest: list[tuple[Rate, SlidingWindow]] = []
@@ -235,7 +235,7 @@ class RateWindows:
             window=duration_of(rate.window_seconds),
         )
 
-    def _refusal(self, claims: Sequence[Claim], claim: Claim, wait: float, now: float) -> WeftError:
+    def _refusal(self, claims: Sequence[Amount], claim: Amount, wait: float, now: float) -> WeftError:
         """Returns the refusal of a claim that does not fit its window.
 
         Its metadata has the limit, unit, window, what is left and when some is free again (resetAt, Unix seconds), and
@@ -333,10 +333,10 @@ class TrackedKeys:
                 self._names.move_to_end(name)
 
 
-def _with_spare(claim: Claim) -> int:
+def _with_spare(claim: Amount) -> int:
     return min(claim.amount + claim.spare, claim.rate.amount)
 
 
-def within(claim: Claim) -> int:
+def within(claim: Amount) -> int:
     """Returns the space that a claim needs: one larger than a whole window waits for an empty window."""
     return min(claim.amount, claim.rate.amount)

@@ -13,10 +13,10 @@ from typing_extensions import override
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.end_reporter import EndReporter
 from weft.dispatch.placement import PLACED_AGAIN, Decision, OnCancelled, Placement, PlacementPort
-from weft.kernel.clock import Clock, within
-from weft.kernel.errors import LACKED_ROUTER, WeftError
-from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import LACKED_ROUTER, WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.placement_request import PlacementRequest
+from weft.kernel.time.clock import Clock, within
 
 T = TypeVar("T")
 

@@ -23,15 +23,15 @@ from weft.dispatch.placement import (
     RouterPort,
     request_cancelled,
 )
-from weft.kernel.clock import Clock, wait_for_event, within
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.placement_request import PlacementRequest, PoolQueue
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import RpcMethod, calling
-from weft.kernel.service import start_task, stop_tasks
-from weft.kernel.telemetry import TRACEPARENT
-from weft.kernel.timestamps import optional_duration, optional_seconds
+from weft.kernel.channels.rpc import RpcMethod, calling
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.placement_request import PlacementRequest, PoolQueue
+from weft.kernel.services.service_lifecycle import start_task, stop_tasks
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.telemetry.structured_logs import TRACEPARENT
+from weft.kernel.time.clock import Clock, wait_for_event, within
+from weft.kernel.time.timestamps import optional_duration, optional_seconds
 from weft.link.carried_calls import CallStream, CarriedCall
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class RouterSource(Protocol):
     """Source of the router's availability."""
 
     @property
-    def is_there(self) -> bool:
+    def is_reachable(self) -> bool:
         """Whether a router answered the last health check."""
         ...
 
@@ -95,7 +95,7 @@ class RemoteRouter(RouterPort):
         self._hurried = asyncio.Event()
         self._checks: asyncio.Task[None] | None = None
         self.led = led or asyncio.Event()
-        self.is_there = False
+        self.is_reachable = False
         """Whether it answered the last health check; False before the first answer."""
         self.lost = asyncio.Event()
         if is_lost:
@@ -132,9 +132,9 @@ class RemoteRouter(RouterPort):
         """Marks it as lost until its next successful health check."""
         if self.is_lost:
             return
-        if self.is_there:
+        if self.is_reachable:
             log.warning("router lost", router=self.router.name, address=self.router.address)
-        self.is_there = False
+        self.is_reachable = False
         self._abandon_all()
         self._on_change(self)
 
@@ -183,8 +183,8 @@ class RemoteRouter(RouterPort):
         while True:
             if not await self._answers():
                 self.note_lost()
-            elif self.is_lost or not self.is_there:
-                self.is_there = True
+            elif self.is_lost or not self.is_reachable:
+                self.is_reachable = True
                 self.lost.clear()
                 log.info("router leads", router=self.router.name, address=self.router.address)
                 self._on_change(self)

@@ -15,11 +15,10 @@ from dataclasses import dataclass
 
 from weft.api.common.v1 import receipt_pb2, usage_pb2
 from weft.dispatch.request_trace import AttemptRecord, RequestTrace, WaitPeriod
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
-from weft.kernel.telemetry import new_span_id
-from weft.kernel.timestamps import seconds_of
-from weft.kernel.tracing import (
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Operation
+from weft.kernel.telemetry.structured_logs import new_span_id
+from weft.kernel.telemetry.tracing import (
     Attribute,
     AttributeValue,
     ServiceName,
@@ -29,6 +28,7 @@ from weft.kernel.tracing import (
     TraceContext,
     error_type,
 )
+from weft.kernel.time.timestamps import seconds_of
 
 PROVIDER = "weft"
 """`gen_ai.provider.name` of every request: the mesh has a single address, regardless of the engine."""

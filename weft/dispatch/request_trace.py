@@ -13,14 +13,14 @@ from weft.dispatch.frames import Frame
 from weft.dispatch.payload_description import TokenCounter
 from weft.dispatch.placement import MAX_ATTEMPT_LOG_LINES, MAX_ATTEMPT_MESSAGE_CHARS, Decision
 from weft.dispatch.prices import price_of
-from weft.kernel.errors import ENGINE_CAUSE, UNSENT, WeftError
-from weft.kernel.failures import quotes_model
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Handling, Operation, Priority
-from weft.kernel.telemetry import new_span_id, trace_id_of
-from weft.kernel.timestamps import NANOSECONDS, set_seconds
-from weft.kernel.value import value_class
+from weft.kernel.errors.error_tree import ENGINE_CAUSE, UNSENT, WeftError
+from weft.kernel.errors.failures import quotes_model
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Handling, Operation, Priority
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.telemetry.structured_logs import new_span_id, trace_id_of
+from weft.kernel.time.timestamps import NANOSECONDS, set_seconds
+from weft.kernel.values.fast_dataclass import fast_dataclass
 
 log = get_logger("weft.request")
 
@@ -46,7 +46,7 @@ class Journal:
     """Whether the request was cancelled: then its task is cancelled too, regardless of `when_left`."""
 
 
-@value_class(kw_only=True)
+@fast_dataclass(kw_only=True)
 class RequestContext:
     """The caller, target and options of a request, as parsed at the edge."""
 

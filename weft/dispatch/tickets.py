@@ -12,9 +12,9 @@ from enum import IntEnum
 from heapq import heappop, heappush
 
 from weft.api.runner.v1 import permit_pb2, ticket_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.names import new_id
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.names import new_id
 
 TICKET_LIFETIME_SECONDS = 30.0
 MAX_REMEMBERED_TICKETS = 65_536

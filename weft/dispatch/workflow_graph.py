@@ -10,8 +10,8 @@ from typing import Any
 
 from weft.api.common.v1 import image_pb2
 from weft.api.common.v1 import workflow_pb2 as pb
-from weft.kernel.errors import invalid_field
-from weft.kernel.json_objects import plain_object
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.text.json_objects import plain_object
 
 MAX_GRAPH_BYTES = 256 * 1024
 MAX_NODES = 512

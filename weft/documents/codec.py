@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 
 from weft.api.common.v1 import document_pb2 as pb
 from weft.documents.computed import COMPUTED
-from weft.kernel.field_rules import DURATION, TIMESTAMP, MapKey, enum_words, rules_of
+from weft.kernel.schemas.field_rules import DURATION, TIMESTAMP, MapKey, enum_words, rules_of
 
 UNKNOWN = "unknown"
 """Word for an enum value that is unset or unknown to this version."""

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from weft.kernel.field_rules import RuleError, enum_words
-from weft.kernel.names import MAX_NAME_CHARS
+from weft.kernel.schemas.field_rules import RuleError, enum_words
+from weft.kernel.values.names import MAX_NAME_CHARS
 
 if TYPE_CHECKING:
     from weft.api.operations.v1 import operation_pb2

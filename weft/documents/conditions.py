@@ -12,9 +12,9 @@ from weft.api.registry.v1.pool_pb2 import Pool
 from weft.api.registry.v1.route_pb2 import Route
 from weft.api.registry.v1.runner_pb2 import InstanceState, Runner
 from weft.documents.left_out import left_out_items
-from weft.kernel.clock import offset_words, refused_words
-from weft.kernel.reasons import MODEL_NOT_LISTED
-from weft.kernel.timestamps import optional_datetime, seconds_of
+from weft.kernel.errors.reasons import MODEL_NOT_LISTED
+from weft.kernel.time.clock import offset_words, refused_words
+from weft.kernel.time.timestamps import optional_datetime, seconds_of
 
 READY = "Ready"
 

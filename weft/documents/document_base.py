@@ -12,8 +12,8 @@ from pydantic.alias_generators import to_camel
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from weft.kernel.names import MAX_NAME_CHARS, MODEL_NAME_PATTERN, is_name
-from weft.kernel.settings import checked_model_name
+from weft.kernel.settings.setting_annotations import checked_model_name
+from weft.kernel.values.names import MAX_NAME_CHARS, MODEL_NAME_PATTERN, is_name
 
 
 @cache

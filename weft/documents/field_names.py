@@ -10,7 +10,7 @@ from weft.api.runner.v1.load_pb2 import LoadOptions
 from weft.documents.codec import camel, document_path
 from weft.documents.kinds import KINDS
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.field_rules import MapKey, path_text
+from weft.kernel.schemas.field_rules import MapKey, path_text
 
 _DECLARED = re.compile(rf"^declarations\[(\d+)\](?:\.({'|'.join(KINDS)})(?=[.\[]|$))?\.?")
 _STEP = re.compile(r"\[(\d+)\]|\[([^\]]*)\]|([^.\[]+)")

@@ -30,9 +30,9 @@ from weft.documents.codec import (
     value_oneof_of,
 )
 from weft.documents.computed import COMPUTED
-from weft.kernel.field_rules import DURATION, TIMESTAMP, enum_words, rules_of
-from weft.kernel.names import MAX_NAME_CHARS, MODEL_NAME_PATTERN
-from weft.kernel.units import MAX_DURATION_CHARS
+from weft.kernel.schemas.field_rules import DURATION, TIMESTAMP, enum_words, rules_of
+from weft.kernel.values.names import MAX_NAME_CHARS, MODEL_NAME_PATTERN
+from weft.kernel.values.units import MAX_DURATION_CHARS
 
 _BLOCK = re.compile(r"(?:message|enum|oneof)\s+(\w+)\s*\{")
 _MEMBER = re.compile(r"(?:optional |repeated )?(?:map<[^>]+>|[\w.]+)? ?\b(\w+) = \d+")

@@ -9,9 +9,9 @@ from google.protobuf.message import Message
 
 from weft.documents.conditions import Condition
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.field_rules import check_message
-from weft.kernel.names import require_no_id
-from weft.kernel.principal import Resource
+from weft.kernel.access.principal import Resource
+from weft.kernel.schemas.field_rules import check_message
+from weft.kernel.values.names import require_no_id
 
 
 class PointsTo(Enum):

@@ -5,8 +5,8 @@ from types import MappingProxyType
 
 from weft.api.runner.v1 import load_pb2
 from weft.api.runner.v1.runner_service_pb2 import InstanceDescription
-from weft.kernel.errors import FieldError, invalid_field
-from weft.kernel.load_parameters import check_parameters, load_value
+from weft.kernel.errors.error_tree import FieldError, invalid_field
+from weft.kernel.models.load_parameters import check_parameters, load_value
 
 
 def require_loadable(

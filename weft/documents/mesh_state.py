@@ -13,7 +13,7 @@ from weft.api.registry.v1 import (
 from weft.documents.kinds import DECLARED_KINDS, Key, record_in
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument, instance_of, model_document, observed_document, pool_document
-from weft.kernel.names import is_resource_id
+from weft.kernel.values.names import is_resource_id
 
 _DECLARED = tuple(kind for kind in DECLARED_KINDS if kind is not ResourceKind.MODEL)
 _IDENTIFIED = frozenset({ResourceKind.MODEL, ResourceKind.AGENT, ResourceKind.ROUTE})

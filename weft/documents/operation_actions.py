@@ -20,9 +20,9 @@ from weft.documents.computed import (
     MIN_CONTEXT_TOKENS,
 )
 from weft.documents.document_base import DocumentPart
-from weft.kernel.errors import invalid_field
-from weft.kernel.load_parameters import LoadValue, value_message
-from weft.kernel.units import keep_alive_seconds
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.models.load_parameters import LoadValue, value_message
+from weft.kernel.values.units import keep_alive_seconds
 
 MAX_TAG_CHARS = 64
 

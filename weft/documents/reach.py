@@ -15,14 +15,14 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from weft.api.common.v1 import document_pb2 as pb
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.field_rules import MapKey, path_text
-from weft.kernel.load_parameters import parameter_reach
-from weft.kernel.model_source import asked_source, reaches_anywhere, server_source
-from weft.kernel.outbound import is_link_local
-from weft.kernel.principal import ANY_SOURCE, RUN_PROGRAMS, USE_SECRETS, Access, Principal
-from weft.kernel.reach import Reach
-from weft.kernel.reasons import Reason
+from weft.kernel.access.principal import ANY_SOURCE, RUN_PROGRAMS, USE_SECRETS, Access, Principal
+from weft.kernel.channels.outbound import is_link_local
+from weft.kernel.errors.error_tree import FieldError, WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.models.load_parameters import parameter_reach
+from weft.kernel.models.model_source import asked_source, reaches_anywhere, server_source
+from weft.kernel.schemas.field_rules import MapKey, path_text
+from weft.kernel.values.reach import Reach
 
 _WORDS: Mapping[Reach, str] = MappingProxyType(
     {

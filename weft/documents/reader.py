@@ -26,10 +26,10 @@ from weft.documents.codec import (
     value_oneof_of,
 )
 from weft.documents.computed import CHECKS, READ_AS
-from weft.kernel.errors import FieldError
-from weft.kernel.field_rules import DURATION, MapKey, RuleError, RuleErrors, check_rules, enum_words
-from weft.kernel.names import ascii_name
-from weft.kernel.units import keep_alive_seconds
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.schemas.field_rules import DURATION, MapKey, RuleError, RuleErrors, check_rules, enum_words
+from weft.kernel.values.names import ascii_name
+from weft.kernel.values.units import keep_alive_seconds
 
 MessageT = TypeVar("MessageT", bound=Message)
 Decode = Callable[[Any], Any]

@@ -6,8 +6,8 @@ from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
-from weft.kernel.errors import invalid_field
-from weft.kernel.removed import removed_kind
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.errors.removed_features import removed_kind
 
 _MODULES = sorted(path.stem for path in Path(__file__).with_name("kinds").glob("[a-z]*.py"))
 

@@ -17,7 +17,7 @@ from weft.documents.conditions import Condition, model_conditions
 from weft.documents.kinds import KINDS, packed
 from weft.documents.reader import read_message
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors.error_tree import invalid_field
 
 DeclaredT = TypeVar("DeclaredT", bound=Message)
 ObservedT = TypeVar("ObservedT", bound=Message)

@@ -17,9 +17,18 @@ from weft.documents.mesh_state import pool_message
 from weft.documents.reach import require_reach
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument
-from weft.kernel.errors import WeftError
-from weft.kernel.principal import EDIT_MODELS, OPERATE, USE_MODELS, VIEW_MODELS, Access, Principal, Resource, Role
-from weft.kernel.reasons import Reason
+from weft.kernel.access.principal import (
+    EDIT_MODELS,
+    OPERATE,
+    USE_MODELS,
+    VIEW_MODELS,
+    Access,
+    Principal,
+    Resource,
+    Role,
+)
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 StandsFor = Callable[[ResourceKind, str], Iterable[str]]
 """Returns the names for which a present resource answers besides its own: a model's pool, an alias's pattern."""

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from weft.kernel.errors import invalid_field
-from weft.kernel.names import is_name, is_token
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.values.names import is_name, is_token
 
 if TYPE_CHECKING:
     from weft.api.registry.v1.agent_pb2 import AgentManifest

@@ -19,9 +19,9 @@ from weft.documents.codec import camel
 from weft.documents.kinds import KINDS
 from weft.documents.resource_kinds import ResourceKind, parse_kind
 from weft.documents.resources import AnyDocument, read_document
-from weft.kernel.errors import MAX_REFUSALS, FieldError, WeftError, invalid_field, refused_together
-from weft.kernel.field_rules import RuleError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import MAX_REFUSALS, FieldError, WeftError, invalid_field, refused_together
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.schemas.field_rules import RuleError
 
 MAX_YAML_NODES = 100_000
 """Maximum number of values in all documents; aliased values count at each use."""

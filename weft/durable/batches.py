@@ -15,8 +15,8 @@ from weft.api.router.v1 import batch_service_pb2_grpc, file_service_pb2_grpc, ta
 from weft.api.router.v1 import file_service_pb2 as file_pb
 from weft.durable.store_calls import COMMIT_TIMEOUT_SECONDS, TIMEOUT_SECONDS, store_calls
 from weft.durable.tasks import require_known_states
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 BATCH_PREFIX = "batch"
 MAX_CUSTOM_ID_CHARS = 256

@@ -15,17 +15,17 @@ from weft.api.common.v1 import embedding_pb2, event_pb2
 from weft.api.router.v1 import inference_service_pb2, task_pb2, task_service_pb2
 from weft.dispatch.call import Call, Layer, Proceed
 from weft.dispatch.frames import Frame, has_content
-from weft.dispatch.operations import EMBEDDING, SPEECH, SpeechPiece
+from weft.dispatch.operation_table import EMBEDDING, SPEECH, SpeechPiece
 from weft.dispatch.request_trace import Journal, RequestContext, WhenLeft
 from weft.durable.batches import FileClient
 from weft.durable.media import filled, referring_part
 from weft.durable.tasks import TaskClient, TaskPayload, failure_of, is_terminal
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError, with_field
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason, reason_of
-from weft.kernel.request import TASK_OPERATIONS, TEXT_OPERATIONS, Priority
-from weft.kernel.rpc import MAX_MESSAGE_BYTES
+from weft.kernel.channels.rpc import MAX_MESSAGE_BYTES
+from weft.kernel.errors.error_tree import WeftError, with_field
+from weft.kernel.errors.reasons import Reason, reason_of
+from weft.kernel.requests.request_values import TASK_OPERATIONS, TEXT_OPERATIONS, Priority
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import Clock
 
 TASK_ID = "task_id"
 """Metadata key of an error for the task id."""

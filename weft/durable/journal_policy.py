@@ -11,10 +11,10 @@ from weft.api.registry.v1.tenant_pb2 import Tenant
 from weft.dispatch.agents import models_behind
 from weft.dispatch.fleet import FleetSource, FleetView
 from weft.dispatch.request_trace import WhenLeft
-from weft.kernel.errors import FieldError
-from weft.kernel.names import AUTO_MODEL
-from weft.kernel.reasons import Reason
-from weft.kernel.request import TASK_OPERATIONS, JournalMode, Operation, journal_in
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import TASK_OPERATIONS, JournalMode, Operation, journal_in
+from weft.kernel.values.names import AUTO_MODEL
 
 _COUNTS_TOKENS = Operation.TOKENIZE
 """Never journaled, as it is not inference."""

@@ -7,8 +7,8 @@ from typing import Protocol
 from weft.api.common.v1 import audio_pb2, chat_pb2, event_pb2, image_pb2
 from weft.api.router.v1 import task_pb2
 from weft.durable.tasks import TaskPayload
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError, WeftError
+from weft.kernel.errors.reasons import Reason
 
 
 def media_parts(payload: TaskPayload | None) -> list[tuple[str, chat_pb2.MediaPart]]:

@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 from weft.api.router.v1 import figures_pb2, request_pb2, request_service_pb2_grpc
 from weft.api.router.v1 import request_service_pb2 as pb
 from weft.durable.store_calls import store_calls
-from weft.kernel.errors import WeftError
-from weft.kernel.principal import VIEW_RUNNERS, Principal
-from weft.kernel.reasons import Reason
+from weft.kernel.access.principal import VIEW_RUNNERS, Principal
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 TIMEOUT_SECONDS = 5.0
 CANCEL_WAIT_SECONDS = 5.0

@@ -11,8 +11,8 @@ from weft.api.router.v1 import stored_response_service_pb2 as pb
 from weft.api.router.v1 import stored_response_service_pb2_grpc
 from weft.api.router.v1.stored_response_service_pb2 import StoredResponse
 from weft.durable.store_calls import store_calls
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 TIMEOUT_SECONDS = 5.0
 """Timeout of every call, since a response that cannot be stored is still answered."""

@@ -14,11 +14,11 @@ from typing import Any
 import grpc
 from typing_extensions import override
 
-from weft.kernel.errors import WeftError
-from weft.kernel.principal import LOCAL
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import DirectContext, calling, error_from_call
-from weft.kernel.rpc_auth import as_caller
+from weft.kernel.access.principal import LOCAL
+from weft.kernel.access.rpc_auth import as_caller
+from weft.kernel.channels.rpc import DirectContext, calling, error_from_call
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 TIMEOUT_SECONDS = 30.0
 """Timeout of an answer, and of a stream's next message; longer than a router waits for a locked database."""

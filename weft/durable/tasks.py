@@ -13,8 +13,8 @@ from weft.api.common.v1 import audio_pb2, chat_pb2, completion_pb2, embedding_pb
 from weft.api.router.v1 import task_pb2, task_service_pb2_grpc
 from weft.api.router.v1 import task_service_pb2 as pb
 from weft.durable.store_calls import TIMEOUT_SECONDS, StoreTimeoutError, store_calls
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason, reason_of
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason, reason_of
 
 TASK_PREFIX = "task"
 TASK_STATES = frozenset(task_pb2.TaskState.values()) - {task_pb2.TASK_STATE_UNSPECIFIED}

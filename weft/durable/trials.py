@@ -18,10 +18,10 @@ from weft.dispatch.request_trace import RequestContext
 from weft.dispatch.run_observer import ObservedRun, RunObserver
 from weft.durable.durable_call import task_spec
 from weft.durable.tasks import TaskClient
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.service import start_task, stop_tasks
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.services.service_lifecycle import start_task, stop_tasks
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import Clock
 
 log = get_logger("weft.trials")
 

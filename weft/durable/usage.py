@@ -12,9 +12,9 @@ from weft.api.router.v1 import usage_service_pb2 as pb
 from weft.api.router.v1 import usage_service_pb2_grpc
 from weft.api.router.v1.usage_pb2 import UsageGroup
 from weft.durable.store_calls import store_calls
-from weft.kernel.errors import invalid_field
-from weft.kernel.field_rules import enum_words
-from weft.kernel.timestamps import stamp_of
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.schemas.field_rules import enum_words
+from weft.kernel.time.timestamps import stamp_of
 
 Group: TypeAlias = UsageGroup.ValueType
 GROUPS: Mapping[str, Group] = MappingProxyType(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from weft.kernel.request import Priority
+from weft.kernel.requests.request_values import Priority
 
 ModelT = TypeVar("ModelT")
 RoomT = TypeVar("RoomT")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from weft.api.registry.v1 import lease_pb2 as pb
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors.error_tree import invalid_field
 
 
 class Source(IntEnum):

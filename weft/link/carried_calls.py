@@ -14,11 +14,8 @@ from google.protobuf.message import DecodeError, Message
 
 from weft.api.common.v1 import call_carrier_service_pb2 as pb
 from weft.api.common.v1 import link_pb2
-from weft.kernel.address import target_of
-from weft.kernel.errors import WeftError
-from weft.kernel.interrupt import Deadlines
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import (
+from weft.kernel.access.rpc_auth import CallCheck, call_check
+from weft.kernel.channels.rpc import (
     CONNECTION_LOST,
     MAX_CHANNELS,
     CallContext,
@@ -27,8 +24,11 @@ from weft.kernel.rpc import (
     answering,
     error_from_call,
 )
-from weft.kernel.rpc_auth import CallCheck, call_check
-from weft.kernel.service import start_task
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.services.service_lifecycle import start_task
+from weft.kernel.time.deadline import Deadlines
+from weft.kernel.values.address import target_of
 from weft.link.frames import Metadata, Side, error_of, metadata_of, new_status, timeout_of
 from weft.link.link import Link, LinkCall
 from weft.link.multiplexer import LinkLimits

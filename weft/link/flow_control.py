@@ -4,8 +4,8 @@ from collections import deque
 from collections.abc import Callable
 
 from weft.api.common.v1 import link_pb2 as pb
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft.link.frames import EMPTY_PART_COST, MAX_FRAMES_AT_ONCE, MAX_PART_BYTES, WINDOW_BYTES, LinkProtocolError
 
 MESSAGE_OVERHEAD_BYTES = 64

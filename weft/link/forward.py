@@ -10,8 +10,8 @@ import grpc
 from typing_extensions import override
 
 from weft.api.common.v1 import link_pb2 as pb
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft.link.frames import Metadata, forwardable, grpc_code, is_method, metadata_of, new_status, timeout_of
 from weft.link.link import Link, LinkCall
 

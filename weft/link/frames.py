@@ -15,9 +15,9 @@ from google.rpc import status_pb2
 from grpc_status import rpc_status
 
 from weft.api.common.v1 import link_pb2 as pb
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_details, error_to_status
+from weft.kernel.channels.rpc import error_from_details, error_to_status
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 WINDOW_BYTES = 256 * 1024
 """Bytes that either side of a call may send before the other has read any."""

@@ -11,11 +11,11 @@ from google.protobuf.message import Message
 from typing_extensions import override
 
 from weft.api.common.v1 import link_pb2 as pb
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import MAX_METADATA_BYTES, PING_TIMEOUT_MS, calling
-from weft.kernel.service import stop_tasks
+from weft.kernel.channels.rpc import MAX_METADATA_BYTES, PING_TIMEOUT_MS, calling
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.services.service_lifecycle import stop_tasks
+from weft.kernel.telemetry.log import get_logger
 from weft.link.flow_control import Call
 from weft.link.frames import GAVE_UP, MAX_FRAMES_AT_ONCE, LinkProtocolError, Metadata, Side, error_of, status_of
 from weft.link.multiplexer import CallBegan, CallEnded, CallReadable, Event, LinkLimits, Multiplexer, UnreadShare

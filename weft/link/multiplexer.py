@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from weft.api.common.v1 import link_pb2 as pb
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import MAX_MESSAGE_BYTES
-from weft.kernel.value import value_class
+from weft.kernel.channels.rpc import MAX_MESSAGE_BYTES
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.fast_dataclass import fast_dataclass
 from weft.link.flow_control import CREDIT_STEP_BYTES, Call, ReceiveHalf, SendHalf, SendSchedule
 from weft.link.frames import (
     GAVE_UP,
@@ -59,21 +59,21 @@ class UnreadShare:
         return is_over and self._by_link.get(link, 0) * len(self._by_link) >= self._max_bytes
 
 
-@value_class()
+@fast_dataclass()
 class CallBegan:
     """The peer has begun a call."""
 
     call: Call
 
 
-@value_class()
+@fast_dataclass()
 class CallReadable:
     """A message can be read, or no more will arrive."""
 
     call: Call
 
 
-@value_class()
+@fast_dataclass()
 class CallEnded:
     """A call of the peer ended early: it was cancelled, or its messages exceeded a limit."""
 

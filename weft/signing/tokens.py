@@ -14,8 +14,8 @@ from typing import Any
 
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import load_pb2, model_store_pb2, runner_service_pb2
-from weft.kernel.errors import invalid_field
-from weft.kernel.field_rules import enum_words
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.schemas.field_rules import enum_words
 from weft.signing.strict_json import MalformedToken, canonical_json
 
 FLUSH = "cache-flush"

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from weft.kernel.file_replacement import lock_file
+from weft.kernel.machine.file_replacement import lock_file
 from weft.sql.address import DatabaseAddress
 from weft.sql.owners import OwnerRole
 from weft.sql.statements import Values, delete, insert, moment_from, sqlite_text, sqlite_values, update

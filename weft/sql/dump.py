@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from weft import __version__
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
 from weft.sql.connections import DatabaseError, Tx
 from weft.sql.migrations import Schema, bring_up_to_date, tables_in
 from weft.sql.statements import insert

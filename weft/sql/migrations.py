@@ -12,8 +12,8 @@ from pathlib import Path
 
 from weft import __version__
 from weft.api.operations.v1.process_service_pb2 import DatabaseSchema
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft.sql.connections import Tx
 
 MAX_NAMED_TABLES = 3

@@ -4,8 +4,8 @@ import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 
 @dataclass(frozen=True)

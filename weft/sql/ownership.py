@@ -8,13 +8,13 @@ from typing import Any, Protocol
 import grpc
 from typing_extensions import override
 
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
-from weft.kernel.health import WELL, HealthCheck, Look, Observation, down
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc_auth import Context, RpcGuard
-from weft.kernel.service import Service, start_critical, stop_tasks
+from weft.kernel.access.rpc_auth import Context, RpcGuard
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.services.health import WELL, HealthCheck, HealthProbe, Observation, down
+from weft.kernel.services.service_lifecycle import Service, start_critical, stop_tasks
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import Clock
 from weft.sql.owners import OwnerRole, TakenOverError
 from weft.sql.standby import OwnerWatch
 from weft.sql.store import Store
@@ -31,7 +31,7 @@ FILES_CHECK_SECONDS = 60.0
 """Interval between checks of a standby's files against the database."""
 
 
-class OwnerBeats:
+class OwnerHeartbeats:
     """Writes the owner's heartbeats, and tracks the time since the last one."""
 
     def __init__(
@@ -69,7 +69,7 @@ class OwnerBeats:
         return not self._has_standby or self._clock.monotonic() - self._beaten_at < self._lease_seconds
 
     @property
-    def lapse(self) -> Observation | None:
+    def expired_lease(self) -> Observation | None:
         """The health of an owner that another process may have replaced; None while `is_current`."""
         if self.is_current:
             return None
@@ -144,7 +144,7 @@ class OwnedService(Service, Protocol):
     """A service that only the owner of the database runs."""
 
     @property
-    def beats(self) -> OwnerBeats:
+    def heartbeats(self) -> OwnerHeartbeats:
         """Its heartbeats."""
         ...
 
@@ -157,7 +157,7 @@ class OwnedService(Service, Protocol):
         ...
 
 
-class Paired(Service):
+class StandbyPair(Service):
     """A service with several processes on one database: it starts as the owner, or waits as a standby."""
 
     def __init__(
@@ -239,11 +239,11 @@ class Paired(Service):
         A standby's error has the owner's address if it is known; an owner's says why it does not answer.
         """
         if self._is_owner:
-            if (lapse := self._service.beats.lapse) is not None:
+            if (expired_lease := self._service.heartbeats.expired_lease) is not None:
                 raise WeftError(
                     self._role.standby_reason,
-                    f"this {self._word} answers no calls: {lapse.message}; call the other {self._word}, as clients "
-                    "with both addresses do",
+                    f"this {self._word} answers no calls: {expired_lease.message}; call the other {self._word}, as "
+                    "clients with both addresses do",
                     retry_after_seconds=RETRY_AFTER_SECONDS,
                 )
             return
@@ -258,19 +258,19 @@ class Paired(Service):
 
     def health_checks(self) -> Sequence[HealthCheck]:
         """Returns the check of ownership, and the owner's checks, which in a standby report that it is one."""
-        owner = HealthCheck(name="owner", look=self._look, services=tuple(self.guarded), is_immediate=True)
-        return (owner, *(replace(each, look=self._owners(each.look)) for each in self._service.health_checks()))
+        owner = HealthCheck(name="owner", probe=self._probe, services=tuple(self.guarded), is_immediate=True)
+        return (owner, *(replace(each, probe=self._owners(each.probe)) for each in self._service.health_checks()))
 
-    def _owners(self, look: Look) -> Look:
-        return lambda: look() if self._is_owner else self._look()
+    def _owners(self, probe: HealthProbe) -> HealthProbe:
+        return lambda: probe() if self._is_owner else self._probe()
 
-    def _look(self) -> Observation:
+    def _probe(self) -> Observation:
         if not self._is_owner and self._unfit:
             return down("standby_unfit", f"this standby cannot take over: {self._unfit}")
         if not self._is_owner:
             where = f" at {self._owner_address}" if self._owner_address else ""
             return down("standby", f"the {self._word}{where} owns the database; this one waits for its end")
-        return self._service.beats.lapse or WELL
+        return self._service.heartbeats.expired_lease or WELL
 
     @property
     def _owner_address(self) -> str:
@@ -325,10 +325,10 @@ class OwnershipGuard(RpcGuard):
 
     def __init__(self) -> None:
         super().__init__()
-        self._paired: Paired | None = None
+        self._paired: StandbyPair | None = None
         self._services: frozenset[str] = frozenset()
 
-    def use(self, paired: Paired) -> None:
+    def use(self, paired: StandbyPair) -> None:
         """Guards the services of `paired`; before this call, none."""
         self._paired, self._services = paired, frozenset(paired.guarded)
 
@@ -364,7 +364,7 @@ def write_check(
         good_until = clock.monotonic() + INTERVAL_SECONDS
         return WELL
 
-    def look() -> Observation | Coroutine[Any, Any, Observation]:
+    def probe() -> Observation | Coroutine[Any, Any, Observation]:
         return WELL if clock.monotonic() < good_until else write()
 
-    return HealthCheck(name=name, look=look, services=services)
+    return HealthCheck(name=name, probe=probe, services=services)

@@ -11,10 +11,10 @@ from psycopg.pq import TransactionStatus
 from psycopg.types.numeric import FloatLoader
 from typing_extensions import override
 
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.names import new_id
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.values.names import new_id
 from weft.sql.address import DatabaseAddress
 from weft.sql.connections import Connection, DatabaseError, Tx
 from weft.sql.owners import OwnerRole

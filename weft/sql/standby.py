@@ -5,10 +5,10 @@ from contextlib import asynccontextmanager
 from datetime import datetime
 from functools import partial
 
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import Clock
 from weft.sql.address import DatabaseAddress
 from weft.sql.connections import DatabaseError, Row, Tx
 from weft.sql.owners import OwnerRole

@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from weft.api.operations.v1.process_service_pb2 import DatabaseSchema
-from weft.kernel.errors import WeftError, invalid_field, missing_package
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError, invalid_field, missing_package
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.telemetry.log import get_logger
 from weft.sql import connections
 from weft.sql.address import DatabaseAddress, address_of
 from weft.sql.connections import (
@@ -64,7 +64,7 @@ Work = Callable[[Tx], T]
 class CommitCounter(Protocol):
     """Counts the commits of a store both in the database and outside. Called in the store's thread."""
 
-    def require_place(self) -> None:
+    def require_queue_room(self) -> None:
         """Raises if writes are not allowed. Called before each group of writes."""
         ...
 
@@ -315,7 +315,7 @@ class Store:
         has_begun = False
         try:
             if is_write and self._counter is not None:
-                self._counter.require_place()
+                self._counter.require_queue_room()
             if jobs:
                 self._connection.begin(writes=is_write)
                 has_begun = True

@@ -3,10 +3,10 @@
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
 
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.service import start_restarting, stop_tasks
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.services.service_lifecycle import start_restarting, stop_tasks
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import Clock
 
 if TYPE_CHECKING:
     import asyncio

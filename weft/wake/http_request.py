@@ -9,9 +9,9 @@ import aiohttp
 from yarl import URL
 
 from weft.api.registry.v1 import wake_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.outbound import ForbiddenAddressError, Outbound
-from weft.kernel.reasons import Reason
+from weft.kernel.channels.outbound import ForbiddenAddressError, Outbound
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft.wake.recipes import DEFAULT_METHOD
 
 MAX_HEADER_BYTES = 16 * 1024

@@ -10,9 +10,9 @@ from contextlib import suppress
 from types import MappingProxyType
 
 from weft.api.registry.v1 import wake_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.outbound import Outbound
-from weft.kernel.reasons import Reason
+from weft.kernel.channels.outbound import Outbound
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft.wake.recipes import DEFAULT_BROADCAST_ADDRESS, DEFAULT_WAKE_PORT, magic_packet, redacted
 
 OUTBOUND = Outbound()

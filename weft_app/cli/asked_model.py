@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from weft.kernel.errors import invalid_field
-from weft.kernel.model_source import GGUF, HUB_HOSTS, PathSource, SourceScheme, asked_source, is_source
-from weft.kernel.names import MAX_NAME_CHARS, is_model_name, is_name, require_name
-from weft.kernel.short_names import short_names_hint, short_source
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.models.model_source import GGUF, HUB_HOSTS, PathSource, SourceScheme, asked_source, is_source
+from weft.kernel.models.short_names import short_names_hint, short_source
+from weft.kernel.values.names import MAX_NAME_CHARS, is_model_name, is_name, require_name
 from weft_app.cli.terminal import note
 
 MODEL, SOURCE = "MODEL", "SOURCE"

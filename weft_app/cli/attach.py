@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from weft.kernel.errors import invalid_field
-from weft.kernel.model_source import server_source
-from weft.kernel.names import require_name
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.models.model_source import server_source
+from weft.kernel.values.names import require_name
 from weft_app.cli.mesh_api import Document, connect
 from weft_app.cli.operations import WATCH_TIMEOUT_SECONDS, TokenOption, begin, read_token, say_outcome
 from weft_app.cli.options import DEFAULT_HOME, HomeOption

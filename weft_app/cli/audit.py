@@ -10,8 +10,8 @@ from google.protobuf.json_format import ParseDict
 
 from registry_svc.operations.audit_chain import AuditCheck, Damage, Fault
 from weft.api.operations.v1 import operation_service_pb2 as pb
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
 from weft_app.cli.mesh_api import Document, MeshApi, connect
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption
 from weft_app.cli.output import Listing, custom_columns

@@ -14,8 +14,8 @@ import typer
 
 from runner_svc.supervise import parent_death
 from weft.client._home import mesh_address
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_app.cli.discover import offered_models
 from weft_app.cli.network_options import Discover, NetworkOptions
 from weft_app.cli.options import EXIT_FAILED

@@ -13,10 +13,10 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_request_id, require_token
-from weft.kernel.reasons import Reason
-from weft.kernel.unknown_names import FOR_TASKS
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.names import MAX_REQUEST_ID_CHARS, require_request_id, require_token
+from weft.kernel.values.unknown_names import FOR_TASKS
 from weft_app.cli.follow import RETRY_LIMIT_SECONDS, Breaks
 from weft_app.cli.mesh_api import Document, MeshApi, connect
 from weft_app.cli.options import DEFAULT_HOME, EXIT_FAILED, HomeOption, NamedFormat, OutputFormat, act_on_each

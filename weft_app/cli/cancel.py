@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from weft.kernel.errors import invalid_field
-from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_token
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.names import MAX_REQUEST_ID_CHARS, require_token
 from weft_app.cli.completion import complete_cancelled_kind
 from weft_app.cli.mesh_api import Document, connect
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, PageOutputOption, act_on_each, words_of

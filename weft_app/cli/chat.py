@@ -19,13 +19,13 @@ from weft.client.tasks import connect_tasks
 from weft.documents.codec import document_of
 from weft.documents.resource_kinds import ResourceKind
 from weft.durable.tasks import state_name
-from weft.kernel.errors import COMPLETION_TOKENS, PROMPT_TOKENS, invalid_field
-from weft.kernel.json_objects import plain_object
-from weft.kernel.media_types import AUDIO_FORMATS, audio_type_of, image_type_of
-from weft.kernel.names import AGENT_PREFIX, ROUTE_PREFIX, matches, require_name, require_name_of_model
-from weft.kernel.reasons import Reason
-from weft.kernel.units import time_words, wait_words
-from weft.kernel.unknown_names import unknown_target
+from weft.kernel.errors.error_tree import COMPLETION_TOKENS, PROMPT_TOKENS, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.text.json_objects import plain_object
+from weft.kernel.values.media_types import AUDIO_FORMATS, audio_type_of, image_type_of
+from weft.kernel.values.names import AGENT_PREFIX, ROUTE_PREFIX, matches, require_name, require_name_of_model
+from weft.kernel.values.units import time_words, wait_words
+from weft.kernel.values.unknown_names import unknown_target
 from weft_app.cli.completion import complete_chat_target
 from weft_app.cli.explain import has_tokens, receipt_lines, work_parts
 from weft_app.cli.mesh_api import Document, MeshApi

@@ -30,7 +30,7 @@ def upstream_of(model: Document) -> str:
 def skills_of(model: Document) -> list[str]:
     """Returns a model's declared or else reported skills, without those that its engine lacks.
 
-    As `weft.kernel.abilities.reported_over`.
+    As `weft.kernel.requests.capabilities.reported_over`.
     """
     reported = value_at(model, "status.instance.abilities") or {}
     found = model.get("skills") or reported.get("skills", ())

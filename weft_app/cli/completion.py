@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from weft.documents.resource_kinds import ResourceKind, kind_words
-from weft.kernel.errors import WeftError
+from weft.kernel.errors.error_tree import WeftError
 from weft_app.cli.options import DEFAULT_HOME
 from weft_app.cli.targets import ALL, record_kind
 

@@ -11,7 +11,7 @@ import typer
 
 from weft.client._channel import security_from
 from weft.client._home import mesh_address
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors.error_tree import invalid_field
 from weft_app.cli.options import DEFAULT_HOME, EXIT_FAILED, HomeOption, OutputFormat, OutputOption
 from weft_app.cli.output import Column, Listing
 from weft_app.cli.terminal import is_err_terminal, note, say

@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.names import require_name
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.names import require_name
 from weft_app.cli.declare import post_apply
 from weft_app.cli.mesh_api import connect
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, NamedFormat

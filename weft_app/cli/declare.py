@@ -19,8 +19,8 @@ from weft.documents.yaml_documents import (
     refuse_repeats,
     yaml_text,
 )
-from weft.kernel.errors import FieldError, WeftError, invalid_field
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError, WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
 from weft_app.cli.columns import label_of
 from weft_app.cli.completion import complete_with_tasks
 from weft_app.cli.mesh_api import Document, MeshApi, connect

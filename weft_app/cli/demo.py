@@ -13,9 +13,9 @@ import aiohttp
 import typer
 
 from runner_svc.model_store.store import ModelStore
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.telemetry import configure_logging
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.telemetry.structured_logs import configure_logging
 from weft_app.cli.options import DEFAULT_HOME
 from weft_app.cli.serving import run_service
 from weft_app.cli.stages import StageDisplay

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from weft.documents.resource_kinds import ResourceKind, listed_kinds
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.names import AGENT_PREFIX, ROUTE_PREFIX, WORKFLOW_PREFIX
-from weft.kernel.reasons import NO_REGISTRY
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import NO_REGISTRY
+from weft.kernel.values.names import AGENT_PREFIX, ROUTE_PREFIX, WORKFLOW_PREFIX
 from weft_app.cli.columns import graph_bytes, listing_of, shown_state, who_wakes
 from weft_app.cli.completion import complete_described
 from weft_app.cli.mesh_api import Document, MeshApi, connect

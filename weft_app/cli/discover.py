@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.kernel.errors import WeftError
+from weft.kernel.errors.error_tree import WeftError
 from weft_app.cli.network_options import Discover
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, MeshConfigOption, OutputFormat, OutputOption
 from weft_app.cli.output import TextTable, custom_columns, document_text

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from router_svc.store.promises import PromiseFile
+from router_svc.store.commit_count import CommitCountFile
 from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.policy.engine_variables import withheld_variables
 from runner_svc.runtimes.runtime import ModelFault
-from runner_svc.runtimes.settings import (
+from runner_svc.runtimes.runtime_settings import (
     ModelSettings,
     SleepingModelSettings,
     StartedModelSettings,
@@ -31,10 +31,10 @@ from runner_svc.runtimes.table import DEFAULT_RUNTIME, built_in_names, installed
 from weft.client._home import ADDRESS_VARIABLES
 from weft.documents.resource_kinds import ResourceKind
 from weft.gpu.nvml import read_within
-from weft.kernel.clock import offset_words
-from weft.kernel.errors import WeftError
-from weft.kernel.telemetry import discarded_logs
-from weft.kernel.units import size_words
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.telemetry.structured_logs import discarded_logs
+from weft.kernel.time.clock import offset_words
+from weft.kernel.values.units import size_words
 from weft_app.cli.doctor_checks import (
     DRIVER_SECONDS,
     MAX_ASKED_AT_ONCE,
@@ -273,7 +273,7 @@ def unowned_text(leases: Iterable[Document]) -> str:
 
 def _kept_tasks(home: WeftHome, config: WeftConfig) -> Finding:
     """Checks whether the router's database lost acknowledged data, as of its last start."""
-    kept = PromiseFile(home.promises)
+    kept = CommitCountFile(home.promises)
     if notice := kept.notice():
         return warning("tasks", notice, kept.remedy)
     database = home.state / "router.db"
@@ -362,7 +362,7 @@ def _server(model: ModelSettings, fault: ModelFault | None) -> Finding:
     if fault is None:
         return ok("server", f"{model.name}: its server responds and has the model")
     detail = f"{model.name}: {fault.message}"
-    if fault.is_there:
+    if fault.is_reachable:
         return warning("server", detail, fault.remedy)
     if isinstance(model, SleepingModelSettings) and model.wake is not None:
         return ok("server", f"{detail}; the first request will wake it")

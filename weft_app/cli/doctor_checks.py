@@ -27,11 +27,11 @@ from weft.client._home import mesh_address
 from weft.documents.kinds.model import SECRET_PREFIX
 from weft.documents.resource_kinds import ResourceKind
 from weft.gpu.nvml import Health, NvmlReading
-from weft.kernel.address import addresses_of
-from weft.kernel.errors import WeftError
-from weft.kernel.failover_channel import CHECK_TIMEOUT_SECONDS, READINESS, Reach, reach_of
-from weft.kernel.machine_limits import usable_memory
-from weft.kernel.units import size_words
+from weft.kernel.channels.failover_channel import CHECK_TIMEOUT_SECONDS, READINESS, Reach, reach_of
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.machine.machine_limits import usable_memory
+from weft.kernel.values.address import addresses_of
+from weft.kernel.values.units import size_words
 from weft_app.cli.grpc_calls import MESH, RUNNER_PREFIX, call, health_of
 from weft_app.cli.mesh_api import Document, connect
 from weft_app.cli.records import ROUTERS

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors.error_tree import invalid_field
 from weft_app.cli.background import arguments_of
 from weft_app.cli.options import ConfigOption
 from weft_app.cli.terminal import say

@@ -17,8 +17,8 @@ import typer
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import declared_of
 from weft.documents.yaml_documents import read_documents, yaml_text
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
 from weft_app.cli.columns import label_of
 from weft_app.cli.completion import complete_named
 from weft_app.cli.declare import UNCHANGED, AdoptOption, submit

@@ -21,12 +21,12 @@ from runner_svc.policy.memory_estimate import (
     estimate_memory,
     settings_for,
 )
-from runner_svc.runtimes.settings import DEFAULT_CONTEXT_TOKENS, ModelSettings, StartedModelSettings
-from runner_svc.settings import ModelStoreSettings, RunnerSettings
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.model_source import parse_source
-from weft.kernel.reasons import Reason
-from weft.kernel.unknown_names import unknown_name
+from runner_svc.runner_settings import ModelStoreSettings, RunnerSettings
+from runner_svc.runtimes.runtime_settings import DEFAULT_CONTEXT_TOKENS, ModelSettings, StartedModelSettings
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.models.model_source import parse_source
+from weft.kernel.values.unknown_names import unknown_name
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, MeshConfigOption, OutputFormat, OutputOption
 from weft_app.cli.output import Column, print_document, print_table
 from weft_app.compose.demo import configured_runners

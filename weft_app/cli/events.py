@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.unknown_names import unknown_name
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.values.unknown_names import unknown_name
 from weft_app.cli.columns import EVENTS
 from weft_app.cli.completion import complete_resource
 from weft_app.cli.follow import follow_events

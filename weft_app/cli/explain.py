@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.units import dollars_words, time_words, wait_words
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.units import dollars_words, time_words, wait_words
 from weft_app.cli.mesh_api import Document, MeshApi, connect
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, PageOutputOption
 from weft_app.cli.output import FORMATS, INDENT, Column, TextTable, custom_columns, moment_in, page, print_page

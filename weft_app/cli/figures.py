@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from weft.kernel.units import size_words, time_words
+from weft.kernel.values.units import size_words, time_words
 from weft_app.cli.mesh_api import Document, connect
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption
 from weft_app.cli.output import TextTable, custom_columns, print_document

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import REGISTRY_AWAY, Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import REGISTRY_AWAY, Reason
 from weft_app.cli.mesh_api import Document, connect
 from weft_app.cli.output import TEXTS, Feed, Listing, json_line
 from weft_app.cli.terminal import note, say

@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gateway.config import Exposure
-from weft.kernel.clock import Clock, SystemClock
-from weft.kernel.errors import WeftError
-from weft.kernel.memory_tuning import large_imports
-from weft.kernel.service import start_critical, stop_tasks
-from weft.kernel.telemetry import configure_logging
+from gateway.gateway_config import Exposure
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.machine.memory_tuning import large_imports
+from weft.kernel.services.service_lifecycle import start_critical, stop_tasks
+from weft.kernel.telemetry.structured_logs import configure_logging
+from weft.kernel.time.clock import Clock, SystemClock
 from weft_app.cli.discover import offered_models
 from weft_app.cli.inherited import leave_deleted_folder
 from weft_app.cli.network_options import Discover, NetworkOptions

@@ -9,9 +9,9 @@ import typer
 
 from weft.documents.resource_kinds import ResourceKind, listed_kinds
 from weft.documents.selectors import Selector, parse_selector
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.reasons import NO_REGISTRY
-from weft.kernel.unknown_names import unknown_name
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import NO_REGISTRY
+from weft.kernel.values.unknown_names import unknown_name
 from weft_app.cli.columns import MIXED, NOTHING, USES, labelled_listing, listing_of
 from weft_app.cli.completion import complete_shown, complete_with_tasks
 from weft_app.cli.follow import DELETED, RecordChanges, State, follow, poll_records

@@ -10,9 +10,9 @@ from weft.api.operations.v1 import process_service_pb2 as pb
 from weft.api.operations.v1 import process_service_pb2_grpc
 from weft.client._channel import open_mesh_channel
 from weft.client._home import mesh_address
-from weft.kernel.address import metadata_of
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call
+from weft.kernel.channels.rpc import error_from_call
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.address import metadata_of
 
 CALL_TIMEOUT_SECONDS = 5.0
 MESH = "mesh"

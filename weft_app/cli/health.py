@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from weft.kernel.errors import WeftError
+from weft.kernel.errors.error_tree import WeftError
 from weft_app.cli.grpc_calls import MESH, call
 from weft_app.cli.options import DEFAULT_HOME, EXIT_FAILED, EXIT_NOT_FOUND, HomeOption, OutputFormat, OutputOption
 from weft_app.cli.output import Column, Listing

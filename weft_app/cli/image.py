@@ -13,8 +13,8 @@ from weft.api.common.v1 import event_pb2, image_pb2, receipt_pb2
 from weft.client import ImageOptions, connect
 from weft.client._media_messages import image_request
 from weft.documents.codec import document_of
-from weft.kernel.errors import invalid_field
-from weft.kernel.media_types import suffix_of
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.values.media_types import suffix_of
 from weft_app.cli.media import (
     IMAGES,
     OUTPUT_OPTION,

@@ -16,9 +16,9 @@ from typing import Any
 import typer
 
 from runner_svc.dial_out import LinkEvent, LinkState
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.reasons import Reason
-from weft.kernel.telemetry import configure_logging
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.telemetry.structured_logs import configure_logging
 from weft_app.cli.discover import shown_server
 from weft_app.cli.network_options import Discover
 from weft_app.cli.options import EXIT_FAILED, EXIT_INTERRUPTED
@@ -193,7 +193,7 @@ def warn_of_missing_models(plan: JoinPlan) -> None:
     for model in plan.runner.models:
         fault = find_fault(model, os.environ) if model.name in plan.published else None
         if fault is not None:
-            remedy = "" if fault.is_there else f"; {fault.remedy}"
+            remedy = "" if fault.is_reachable else f"; {fault.remedy}"
             say(f"warn {model.name}: {fault.message}{remedy}\n")
 
 

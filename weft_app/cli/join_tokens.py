@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors.error_tree import invalid_field
 from weft_app.cli.mesh_api import connect
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption
 from weft_app.cli.output import Listing, custom_columns, print_document

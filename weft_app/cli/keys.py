@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from weft.kernel.principal import DEFAULT_SCOPES, Resource
+from weft.kernel.access.principal import DEFAULT_SCOPES, Resource
 from weft_app.cli.completion import KEYS, complete_key_id
 from weft_app.cli.join_tokens import lifetime_seconds
 from weft_app.cli.mesh_api import Document, connect

@@ -14,11 +14,11 @@ import typer
 
 from weft.client._home import URL_VARIABLE, mesh_ca_file
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.file_replacement import replace_file
-from weft.kernel.names import AGENT_PREFIX, ROUTE_PREFIX, WORKFLOW_PREFIX
-from weft.kernel.principal import KEY_PREFIX
-from weft.kernel.reasons import Reason
+from weft.kernel.access.principal import KEY_PREFIX
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.machine.file_replacement import replace_file
+from weft.kernel.values.names import AGENT_PREFIX, ROUTE_PREFIX, WORKFLOW_PREFIX
 from weft_app.cli.completion import KEYS, complete_chat_target
 from weft_app.cli.keys import KeyRole, scopes_of
 from weft_app.cli.launch_tools import TOOLS, Access, Tool

@@ -18,10 +18,10 @@ from weft.client._home import mesh_address
 from weft.client._lease_renewal import ProcessTree
 from weft.client.leases import LeaseOptions, MemoryLease, acquired_lease, program_name
 from weft.gpu.process import is_alive
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.names import MAX_NAME_CHARS, require_token
-from weft.kernel.reasons import Reason
-from weft.kernel.units import parse_size, size_words
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.names import MAX_NAME_CHARS, require_token
+from weft.kernel.values.units import parse_size, size_words
 from weft_app.cli.mesh_api import Document, connect
 from weft_app.cli.options import (
     DEFAULT_HOME,

@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.names import MAX_REQUEST_ID_CHARS, is_name, require_name_of_model, require_token
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.names import MAX_REQUEST_ID_CHARS, is_name, require_name_of_model, require_token
 from weft_app.cli.completion import complete_logged
 from weft_app.cli.follow import RETRY_LIMIT_SECONDS
 from weft_app.cli.mesh_api import Document, MeshApi, connect

@@ -21,7 +21,7 @@ from typer.models import ParameterInfo
 from typing_extensions import override
 
 from weft import __version__
-from weft.kernel.memory_tuning import collect_rarely
+from weft.kernel.machine.memory_tuning import collect_rarely
 from weft_app.cli.commands import ALIASES, COMMANDS, EXAMPLES, GROUPS, OTHER_WORDS, PANELS, SUBCOMMAND_ALIASES
 from weft_app.cli.inherited import failures_of_system_in_one_line, make_usable
 from weft_app.cli.terminal import note, say
@@ -46,7 +46,7 @@ class CommandGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Also accepts SUBCOMMAND_ALIASES, and names the replacement of a removed command."""
         if args and args[0] not in self.commands:
-            from weft.kernel.removed import removed_command  # noqa: PLC0415 - the help imports none of it
+            from weft.kernel.errors.removed_features import removed_command  # noqa: PLC0415 - the help imports none of it
 
             if removed := removed_command(f"{self.path} {args[0]}".strip()):
                 ctx.fail(removed)
@@ -144,7 +144,7 @@ def _usage_text(error: Any) -> str:
     command = "weft" if error.ctx is None else error.ctx.command_path
     if hasattr(error, "possibilities"):
         return _no_option(error.option_name, command, error.ctx)
-    from weft.kernel.validation_words import plain_words  # noqa: PLC0415 - the help imports none of weft
+    from weft.kernel.errors.validation_words import plain_words  # noqa: PLC0415 - the help imports none of weft
 
     error.message = plain_words(error.message)
     text = error.format_message().removesuffix(".")

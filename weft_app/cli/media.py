@@ -17,10 +17,10 @@ from weft.api.router.v1.task_pb2 import Task, TaskSpec
 from weft.client.tasks import Tasks, connect_tasks, has_ended
 from weft.documents.codec import word_of
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.errors import FieldError, WeftError, invalid_field
-from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_token
-from weft.kernel.reasons import Reason
-from weft.kernel.units import time_words
+from weft.kernel.errors.error_tree import FieldError, WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.names import MAX_REQUEST_ID_CHARS, require_token
+from weft.kernel.values.units import time_words
 from weft_app.cli.completion import complete_model
 from weft_app.cli.mesh_api import connect
 from weft_app.cli.options import EXIT_INTERRUPTED

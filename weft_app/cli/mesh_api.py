@@ -30,9 +30,9 @@ from weft.client._home import (
     require_key,
 )
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.address import addresses_of
-from weft.kernel.errors import FieldError, WeftError, invalid_field
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError, WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.address import addresses_of
 
 Document = dict[str, Any]
 CALL_TIMEOUT_SECONDS = 10.0

@@ -18,10 +18,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any, NamedTuple, Self
 
-from weft.kernel.errors import WeftError
-from weft.kernel.names import closest_names, require_name
-from weft.kernel.reasons import Reason
-from weft.kernel.unknown_names import LOGGED, unknown_name
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.names import closest_names, require_name
+from weft.kernel.values.unknown_names import LOGGED, unknown_name
 from weft_app.cli.output import json_line
 from weft_app.cli.terminal import note, safe_text, say
 from weft_app.compose.home import WeftHome

@@ -12,13 +12,13 @@ from runner_svc.model_store.found import found_models, program_folders
 from runner_svc.model_store.pull import Puller, PullSettings
 from runner_svc.model_store.store import FORMS, ModelStore
 from runner_svc.policy.repository_files import ModelForm
-from runner_svc.runtimes.settings import SourcedModelSettings
+from runner_svc.runtimes.runtime_settings import SourcedModelSettings
 from weft.api.runner.v1 import model_store_pb2 as pb
 from weft.documents.codec import document_of, word_of
-from weft.kernel.errors import WeftError
-from weft.kernel.model_source import parse_source
-from weft.kernel.reasons import Reason
-from weft.kernel.units import size_words
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.models.model_source import parse_source
+from weft.kernel.values.units import size_words
 from weft_app.cli.asked_model import SOURCE, pulled_source
 from weft_app.cli.options import (
     DEFAULT_HOME,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.kernel.address import MAX_PORT, is_loopback
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.values.address import MAX_PORT, is_loopback
 from weft_app.cli.options import as_command
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ import typer
 
 from weft.api.operations.v1.operation_pb2 import OperationAction
 from weft.documents.codec import document_of
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.model_source import is_hub_id
-from weft.kernel.names import require_request_id
-from weft.kernel.reasons import Reason
-from weft.kernel.short_names import short_source
-from weft.kernel.units import size_words
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.models.model_source import is_hub_id
+from weft.kernel.models.short_names import short_source
+from weft.kernel.values.names import require_request_id
+from weft.kernel.values.units import size_words
 from weft_app.cli import verbs
 from weft_app.cli.follow import RecordChanges
 from weft_app.cli.follow import follow as follow_mesh

@@ -14,8 +14,8 @@ from typing import Annotated, Any, NoReturn, TypeVar
 import typer
 
 from weft.client._home import DEFAULT_HOME, HOME_VARIABLE, FoundHome
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError, WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_app.cli.terminal import close_err, note, tell
 
 EXIT_OK = 0

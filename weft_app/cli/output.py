@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from weft.kernel.line_breaks import escaped
-from weft.kernel.units import size_words, time_words, wait_words
+from weft.kernel.text.line_breaks import escaped
+from weft.kernel.values.units import size_words, time_words, wait_words
 from weft_app.cli.terminal import (
     BOLD,
     GREEN,
@@ -465,7 +465,7 @@ def source_word(kind: str) -> str:
 
 
 def _actor(name: str) -> str:
-    from weft.kernel.principal import actor_words  # noqa: PLC0415 - it imports what verifies keys
+    from weft.kernel.access.principal import actor_words  # noqa: PLC0415 - it imports what verifies keys
 
     return actor_words(name)
 

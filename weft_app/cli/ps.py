@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.errors import WeftError
-from weft.kernel.units import size_words
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.values.units import size_words
 from weft_app.cli.columns import without_heartbeat
 from weft_app.cli.follow import RecordChanges, follow
 from weft_app.cli.mesh_api import Document, MeshApi, connect

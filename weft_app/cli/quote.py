@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from weft.kernel.units import dollars_words, time_words
+from weft.kernel.values.units import dollars_words, time_words
 from weft_app.cli.completion import complete_model
 from weft_app.cli.media import AllowRemoteOption
 from weft_app.cli.mesh_api import Document, connect

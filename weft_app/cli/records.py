@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.names import MAX_NAME_CHARS
-from weft.kernel.reasons import Reason
-from weft.kernel.units import Rate, RateUnit, size_words, time_words, wait_words
-from weft.kernel.unknown_names import SECRET, unknown_name
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.names import MAX_NAME_CHARS
+from weft.kernel.values.units import Rate, RateUnit, size_words, time_words, wait_words
+from weft.kernel.values.unknown_names import SECRET, unknown_name
 from weft_app.cli.completion import SECRETS
 from weft_app.cli.explain import retry_words, tries_words
 from weft_app.cli.follow import RecordChanges, follow, poll_records

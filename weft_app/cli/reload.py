@@ -9,8 +9,8 @@ import typer
 from weft.api.operations.v1 import configuration_service_pb2 as pb
 from weft.api.operations.v1.configuration_service_pb2_grpc import ConfigurationServiceStub
 from weft.documents.codec import document_of
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_app.cli.grpc_calls import call_registry
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, PageOutputOption
 from weft_app.cli.output import print_page

@@ -10,10 +10,10 @@ import typer
 
 from weft.client import ChatOptions, Mesh, Message, connect
 from weft.documents.codec import document_of
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.names import is_model_name
-from weft.kernel.reasons import Reason
-from weft.kernel.short_names import short_names_hint, short_source
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.models.short_names import short_names_hint, short_source
+from weft.kernel.values.names import is_model_name
 from weft_app.cli.asked_model import MODEL, asked_to_serve
 from weft_app.cli.background import is_mesh_running, session_mesh
 from weft_app.cli.chat import (

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from weft.kernel.hidden_argument import hide_argument
+from weft.kernel.machine.hidden_argument import hide_argument
 from weft_app.cli.network_options import Discover
 from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption
 from weft_app.cli.serving import serving

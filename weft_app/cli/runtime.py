@@ -26,11 +26,11 @@ from runner_svc.environments.removal import remove_environment, remove_version, 
 from runner_svc.runtimes.table import environments, require_environment, users_of
 from weft.api.runner.v1 import environment_pb2 as pb
 from weft.documents.codec import document_of
-from weft.kernel.clock import SystemClock
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.machine_limits import usable_processors
-from weft.kernel.reasons import Reason
-from weft.kernel.units import size_words
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.machine.machine_limits import usable_processors
+from weft.kernel.time.clock import SystemClock
+from weft.kernel.values.units import size_words
 from weft_app.cli.mesh_api import Document
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, ended_by_signals
 from weft_app.cli.output import Listing, ProgressStyle, custom_columns, print_document, shown_progress

@@ -12,10 +12,10 @@ from typing import Annotated
 
 import typer
 
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.names import require_name
-from weft.kernel.reasons import Reason
-from weft.kernel.unknown_names import SECRET, unknown_name
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.names import require_name
+from weft.kernel.values.unknown_names import SECRET, unknown_name
 from weft_app.cli.completion import SECRETS, complete_secret
 from weft_app.cli.mesh_api import Document, MeshApi, connect
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, NamedFormat, act_on_each

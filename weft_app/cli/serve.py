@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.kernel.log import get_logger
-from weft.kernel.memory_tuning import large_imports
-from weft.kernel.telemetry import configure_logging
+from weft.kernel.machine.memory_tuning import large_imports
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.telemetry.structured_logs import configure_logging
 from weft_app.cli.inherited import leave_deleted_folder
 from weft_app.cli.options import DEFAULT_HOME, ConfigOption, HomeOption
 from weft_app.cli.serving import run_service, serving
@@ -169,7 +169,7 @@ def serve_central(
     given, name = {"registry": registry}, "runner-central-models"
     with _service(name, home, config, given, _metrics_at(metrics), service="central") as (loaded, folder, announce):
         with large_imports():
-            from weft_app.compose.central import serve_central as run  # noqa: PLC0415 - see the module docstring
+            from weft_app.compose.provider_models import serve_central as run  # noqa: PLC0415 - see the module docstring
 
         run_service(run(loaded, folder, listen, announce))
 

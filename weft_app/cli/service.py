@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
 from weft_app.cli.options import EXIT_FAILED, EXIT_NOT_FOUND, OutputFormat, OutputOption
 from weft_app.cli.output import Listing, custom_columns
 from weft_app.cli.runner import URL_VARIABLE

@@ -11,10 +11,10 @@ from typing import Any, TextIO, TypeVar, cast
 
 import typer
 
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.open_files import raise_open_files
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.machine.open_files import raise_open_files
+from weft.kernel.telemetry.log import get_logger
 from weft_app.cli.inherited import has_working_folder
 from weft_app.cli.options import WINDOWS, reporting
 from weft_app.compose.shutdown import error_text

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
 from weft_app.cli.mesh_api import Document, MeshApi
 
 MAX_SEARCHED = 10_000

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from weft.api.operations.v1 import operation_pb2
-from weft.kernel.errors import invalid_field
-from weft.kernel.file_replacement import replace_file
-from weft.kernel.names import require_name
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.machine.file_replacement import replace_file
+from weft.kernel.values.names import require_name
 from weft.signing.strict_json import MAX_TOKEN_BYTES
 from weft.signing.tokens import MAX_SIGNERS, make_op_token, read_shared_key
 from weft_app.cli import verbs

@@ -10,15 +10,15 @@ from typing import Annotated, Any
 
 import typer
 
+from router_svc.policy.pool_settings import ChoicePolicy
 from router_svc.policy.port import SchedulerPort
 from router_svc.policy.scheduler import Scheduler
-from router_svc.policy.settings import ChoicePolicy
 from router_svc.simulation.engine import Simulation
 from router_svc.simulation.fifo_baseline import FifoScheduler
 from router_svc.simulation.figures import Figures, GroupFigures, HostFigures, figures_of
 from router_svc.simulation.invariants import InvariantChecker
-from router_svc.simulation.metrics import Waits
 from router_svc.simulation.scenario import Scenario
+from router_svc.simulation.simulation_metrics import Waits
 from weft.documents.codec import camel
 from weft_app.cli.options import EXIT_INTERRUPTED, OutputFormat, OutputOption
 from weft_app.cli.output import Column, TextTable, custom_columns, print_document

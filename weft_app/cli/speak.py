@@ -12,9 +12,9 @@ from weft.api.router.v1 import inference_service_pb2
 from weft.client import SpeechOptions, connect
 from weft.client._media_messages import speech_request
 from weft.dispatch.parameter_checks import MAX_SPEECH_CHARS, MAX_SPEED, MIN_SPEED
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.media_types import suffix_of
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.media_types import suffix_of
 from weft_app.cli.media import (
     OUTPUT_OPTION,
     SPEECH,

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import typer
 
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.errors import WeftError
+from weft.kernel.errors.error_tree import WeftError
 from weft_app.cli.mesh_api import Document, api_socket, connect
 from weft_app.cli.options import DEFAULT_HOME, EXIT_NOT_FOUND, HomeOption, OutputFormat, PageOutputOption
 from weft_app.cli.output import custom_columns, page, print_page, table_block

@@ -10,9 +10,9 @@ from typing import Annotated
 import psutil
 import typer
 
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.names import require_name_of_model
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.names import require_name_of_model
 from weft_app.cli.completion import complete_restarted
 from weft_app.cli.options import DEFAULT_HOME, HomeOption
 from weft_app.cli.terminal import note, say

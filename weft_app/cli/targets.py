@@ -9,11 +9,11 @@ import typer
 
 from weft.documents.resource_kinds import ResourceKind, kind_words, parse_kind
 from weft.documents.selectors import TAG_FIELDS, Selector, parse_selector
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.names import require_name_of_model
-from weft.kernel.reasons import Reason
-from weft.kernel.removed import removed_kind
-from weft.kernel.unknown_names import RESOURCE, unknown_name
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.errors.removed_features import removed_kind
+from weft.kernel.values.names import require_name_of_model
+from weft.kernel.values.unknown_names import RESOURCE, unknown_name
 from weft_app.cli.mesh_api import Document, MeshApi, connect
 from weft_app.cli.terminal import note
 

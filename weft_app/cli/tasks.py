@@ -8,9 +8,9 @@ from pathlib import Path
 
 import typer
 
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.names import MAX_REQUEST_ID_CHARS, process_name, require_token
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.names import MAX_REQUEST_ID_CHARS, process_name, require_token
 from weft_app.cli.explain import retry_words
 from weft_app.cli.follow import RETRY_LIMIT_SECONDS, Breaks, poll_records
 from weft_app.cli.mesh_api import Document, MeshApi, connect

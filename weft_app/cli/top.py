@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.errors import WeftError
+from weft.kernel.errors.error_tree import WeftError
 from weft_app.cli.cancel import CANCEL_TIMEOUT_SECONDS
 from weft_app.cli.mesh_api import Document, MeshApi, connect
 from weft_app.cli.options import DEFAULT_HOME, EXIT_OK, WINDOWS, HomeOption, OutputFormat, OutputOption, reporting

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from weft.kernel.units import size_words, time_words
+from weft.kernel.values.units import size_words, time_words
 from weft_app.cli.mesh_api import Document
 from weft_app.cli.output import Column, TextTable, custom_columns, shortened
 from weft_app.cli.terminal import safe_text

@@ -12,9 +12,9 @@ from weft.api.common.v1 import audio_pb2, event_pb2, receipt_pb2
 from weft.client import TranscriptionOptions, connect
 from weft.client._media_messages import transcription_request
 from weft.dispatch.frames import collected_transcription
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.media_types import audio_type_of_name
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.media_types import audio_type_of_name
 from weft_app.cli.media import (
     MAX_TIMEOUT_SECONDS,
     TRANSCRIPTIONS,

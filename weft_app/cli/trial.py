@@ -10,9 +10,9 @@ import typer
 from weft.documents.kinds.trial import DEFAULT_MAX_PAIRS, MAX_PAIRS
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import declared_of
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.names import DEFAULT_TENANT, require_name
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.names import DEFAULT_TENANT, require_name
 from weft_app.cli.columns import label_of
 from weft_app.cli.completion import complete_chat_target, complete_trial
 from weft_app.cli.declare import UNCHANGED, post_apply

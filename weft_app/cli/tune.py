@@ -10,8 +10,8 @@ import typer
 
 from runner_svc.policy.tuning import Trial
 from weft.documents.yaml_documents import yaml_text
-from weft.kernel.errors import WeftError
-from weft.kernel.units import size_words
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.values.units import size_words
 from weft_app.cli.completion import complete_model
 from weft_app.cli.mesh_api import Document, MeshApi, connect
 from weft_app.cli.operations import begin, follow

@@ -27,9 +27,9 @@ from runner_svc.policy.tuning import (
 )
 from runner_svc.runtimes.table import built_in, find_runtime
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.errors import WeftError
-from weft.kernel.names import new_id
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.names import new_id
 from weft_app.cli.mesh_api import Document, MeshApi, connect
 from weft_app.cli.operations import begin, follow, instance_of
 from weft_app.cli.options import naming_fields

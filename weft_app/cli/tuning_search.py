@@ -3,9 +3,9 @@
 from typing import TYPE_CHECKING
 
 from runner_svc.policy.tuning import Settings, Space
-from weft.kernel.errors import WeftError
-from weft.kernel.load_parameters import LoadValue
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.models.load_parameters import LoadValue
 
 if TYPE_CHECKING:
     import optuna

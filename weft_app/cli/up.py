@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from weft import __version__
-from weft.kernel.address import MAX_PORT
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.values.address import MAX_PORT
 from weft_app.cli.network_options import Discover, NetworkOptions, with_network_options
 from weft_app.cli.options import DEFAULT_HOME, WINDOWS, ConfigOption, HomeOption
 from weft_app.cli.stages import STARTING

@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 import typer
 
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.units import dollars_words
-from weft.kernel.unknown_names import MODEL_OR_POOL, unknown_name
+from weft.kernel.values.units import dollars_words
+from weft.kernel.values.unknown_names import MODEL_OR_POOL, unknown_name
 from weft_app.cli.completion import complete_model
 from weft_app.cli.mesh_api import Document, connect
 from weft_app.cli.options import DEFAULT_HOME, HomeOption

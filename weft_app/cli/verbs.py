@@ -27,13 +27,13 @@ from weft.documents.operation_actions import (
     unload_action,
 )
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.load_parameters import LoadValue
-from weft.kernel.model_source import is_hub_id, parse_source
-from weft.kernel.names import require_name, require_name_of_model
-from weft.kernel.reasons import Reason
-from weft.kernel.units import keep_alive_seconds, parse_size
-from weft.kernel.validation_words import plain_words
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.errors.validation_words import plain_words
+from weft.kernel.models.load_parameters import LoadValue
+from weft.kernel.models.model_source import is_hub_id, parse_source
+from weft.kernel.values.names import require_name, require_name_of_model
+from weft.kernel.values.units import keep_alive_seconds, parse_size
 from weft_app.cli.asked_model import AskedModel, asked_to_serve, existing_path
 from weft_app.cli.completion import complete_model
 from weft_app.cli.options import act_on_each, as_command, naming_fields

@@ -7,7 +7,7 @@ from typing import Any
 
 from weft import __version__
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.errors import WeftError
+from weft.kernel.errors.error_tree import WeftError
 from weft_app.cli.mesh_api import connect, gateway_url, own_url
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, PageOutputOption
 from weft_app.cli.output import custom_columns, page, print_page

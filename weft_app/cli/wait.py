@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.reasons import Reason
-from weft.kernel.unknown_names import unknown_name
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.unknown_names import unknown_name
 from weft_app.cli.follow import follow
 from weft_app.cli.get import ResourcesArgument
 from weft_app.cli.mesh_api import Document, connect

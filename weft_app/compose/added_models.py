@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from runner_svc.added_models import MAX_REASONS, AddRequest, ModelAdder, ShowPull, added_model
 from runner_svc.environments.folder import EnvironmentFolder
-from runner_svc.instance.settings import ServedModel
+from runner_svc.instance.instance_settings import ServedModel
 from runner_svc.model_store.found import FoundFiles
 from runner_svc.model_store.store import FORMS
 from runner_svc.policy.engine_choice import (
@@ -24,15 +24,15 @@ from runner_svc.policy.engine_choice import (
     folder_format,
 )
 from runner_svc.policy.repository_files import ModelForm
+from runner_svc.runner_settings import RunnerSettings
 from runner_svc.runtimes.runtime import Runtime
-from runner_svc.runtimes.settings import ModelSettings
+from runner_svc.runtimes.runtime_settings import ModelSettings
 from runner_svc.runtimes.table import find_runtime, usable_names
-from runner_svc.settings import RunnerSettings
 from weft.api.runner.v1 import added_model_pb2, model_store_pb2
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.load_parameters import LoadParameter
-from weft.kernel.model_source import HubSource, ModelSource, PathSource, SourceScheme, names_gguf, parse_source
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.models.load_parameters import LoadParameter
+from weft.kernel.models.model_source import HubSource, ModelSource, PathSource, SourceScheme, names_gguf, parse_source
 from weft_app.compose.model_sizes import size_by_memory, size_settings
 from weft_app.compose.model_sources import ModelSources
 from weft_app.config.loader import parse_section

@@ -13,11 +13,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from weft import __version__
-from weft.kernel.address import split_address
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.service import start_task, stop_tasks
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.services.service_lifecycle import start_task, stop_tasks
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import Clock
+from weft.kernel.values.address import split_address
 from weft_app.compose.announcement import (
     MAX_ADDRESSES,
     OTHER_WAY,

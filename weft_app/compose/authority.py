@@ -17,9 +17,9 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from gateway.config import EdgeTls
-from weft.kernel.errors import WeftError
-from weft.kernel.file_replacement import lock_file, replace_file
+from gateway.gateway_config import EdgeTls
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.machine.file_replacement import lock_file, replace_file
 from weft_app.compose.certificate import ServerCertificate, damaged_certificate, fingerprint_of_pem
 from weft_app.compose.machine import certifiable, this_machine
 
@@ -224,8 +224,8 @@ class EdgeCertificate:
         """Returns the authority; None if there is none yet. Raises INVALID_ARGUMENT for damaged files."""
         try:
             # The certificate is written last: a key without one is left over from an interrupted start.
-            is_there = self.authority_file.exists()
-            return read_issued(self.authority_file, self.folder / "ca.key") if is_there else None
+            exists = self.authority_file.exists()
+            return read_issued(self.authority_file, self.folder / "ca.key") if exists else None
         except (OSError, ValueError, TypeError) as error:
             raise self.damaged(error) from error
 

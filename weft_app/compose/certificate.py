@@ -7,9 +7,9 @@ from pathlib import Path
 
 import grpc
 
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.tls import ServerTls, TlsFiles, read_material
+from weft.kernel.channels.tls import ServerTls, TlsFiles, read_material
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 _PEM_END = "-----END CERTIFICATE-----"
 

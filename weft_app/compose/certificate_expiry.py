@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft.kernel.health import WELL, HealthCheck, Observation, degraded
-from weft.kernel.tls import valid_until
+from weft.kernel.channels.tls import valid_until
+from weft.kernel.services.health import WELL, HealthCheck, Observation, degraded
 from weft_app.config.config import WeftConfig
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from prometheus_client import Metric
 
-    from weft.kernel.metrics import MetricsPage
+    from weft.kernel.telemetry.metrics_page import MetricsPage
 
 WARN_BEFORE_DAYS = 14
 """As the alert WeftCertificateExpires: a certificate of 90 days is usually renewed 30 days before its end."""
@@ -58,7 +58,7 @@ class CertificateExpiry:
     def health_checks(self) -> Iterator[HealthCheck]:
         """Yields the check of the component `certificates`, if a certificate is configured."""
         if self._files:
-            yield HealthCheck(name="certificates", look=self._look, is_essential=False)
+            yield HealthCheck(name="certificates", probe=self._probe, is_essential=False)
 
     def add_metrics(self, page: "MetricsPage") -> None:
         """Adds the gauge of each certificate's end."""
@@ -70,7 +70,7 @@ class CertificateExpiry:
         if self._files:
             page.add(collect)
 
-    def _look(self) -> Observation:
+    def _probe(self) -> Observation:
         found = self.warnings(datetime.now(UTC))
         return degraded("certificate_expires", "; ".join(found)) if found else WELL
 

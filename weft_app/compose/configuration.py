@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from runner_svc.runtimes.settings import NOT_PULLED
-from weft.kernel.file_replacement import replace_file
+from runner_svc.runtimes.runtime_settings import NOT_PULLED
+from weft.kernel.machine.file_replacement import replace_file
 from weft_app.compose.demo import DEMO_MODEL, DEMO_RUNNER, configured_runners, with_http_port
 from weft_app.config.config import WeftConfig
 from weft_app.config.document import Document, value_of

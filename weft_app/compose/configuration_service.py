@@ -9,10 +9,10 @@ from typing_extensions import override
 
 from weft.api.operations.v1 import configuration_service_pb2 as pb
 from weft.api.operations.v1 import configuration_service_pb2_grpc
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.rpc import AnsweringServicer
-from weft.kernel.service import Service
+from weft.kernel.channels.rpc import AnsweringServicer
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.services.service_lifecycle import Service
+from weft.kernel.telemetry.log import get_logger
 
 log = get_logger("weft_app.compose")
 

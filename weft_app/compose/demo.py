@@ -6,8 +6,8 @@ from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import Any
 
-from runner_svc.runtimes.settings import FileModelSettings
-from weft.kernel.errors import invalid_field
+from runner_svc.runtimes.runtime_settings import FileModelSettings
+from weft.kernel.errors.error_tree import invalid_field
 from weft_app.config.config import WeftConfig
 from weft_app.config.loader import parse_section
 from weft_app.config.runners import ConfiguredRunner

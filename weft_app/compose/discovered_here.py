@@ -5,10 +5,10 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from weft.api.gateway.v1.discovery_pb2 import DiscoveredFile, DiscoveredServer, Discovery
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
-from weft.kernel.model_source import server_place
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.models.model_source import server_location
+from weft.kernel.time.clock import Clock
 from weft_app.compose.discovery import Discovered, discover
 from weft_app.compose.home import WeftHome
 from weft_app.config.config import WeftConfig
@@ -58,16 +58,18 @@ class DiscoveredHere:
 def served_sources(config: WeftConfig, added: "Collection[AddedModel]") -> frozenset[str]:
     """Returns what configured runners serve, including added models and servers.
 
-    The result has sources and paths of models, and normalized addresses of servers (`server_place`).
+    The result has sources and paths of models, and normalized addresses of servers (`server_location`).
     """
     served = set[str]()
     for runner in config.runners or ():
         urls = [runner.url, *(getattr(model, "url", None) for model in runner.models)]
-        served |= {server_place(url) for url in urls if url}
+        served |= {server_location(url) for url in urls if url}
         for model in runner.models:
             found = [getattr(model, name, None) for name in ("source", "path")]
             served |= {str(each) for each in found if each}
-    return frozenset(served | {server_place(each.source) if each.HasField("server") else each.source for each in added})
+    return frozenset(
+        served | {server_location(each.source) if each.HasField("server") else each.source for each in added}
+    )
 
 
 def discovery_of(found: Discovered, served: frozenset[str]) -> Discovery:
@@ -81,7 +83,7 @@ def discovery_of(found: Discovered, served: frozenset[str]) -> Discovery:
                 source=server.url,
                 models=server.models[:MAX_LISTED_MODELS],
                 detail=server.why_empty,
-                served=server_place(server.url) in served,
+                served=server_location(server.url) in served,
             )
             for server in found.servers[:MAX_SERVERS]
         ],

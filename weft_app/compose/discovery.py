@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from weft.api.runner.v1 import model_store_pb2
-from weft.kernel.errors import FieldError, invalid_field
-from weft.kernel.file_replacement import replace_file
-from weft.kernel.log import get_logger
-from weft.kernel.model_source import free_name, parse_source, suggested_name
+from weft.kernel.errors.error_tree import FieldError, invalid_field
+from weft.kernel.machine.file_replacement import replace_file
+from weft.kernel.models.model_source import free_name, parse_source, suggested_name
+from weft.kernel.telemetry.log import get_logger
 from weft_app.compose.demo import DEMO_RUNNER
 from weft_app.compose.home import WeftHome
 from weft_app.config.config import USUAL_ADDRESSES, AcceleratorSettings, DiscoverySettings

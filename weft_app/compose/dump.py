@@ -20,10 +20,10 @@ from registry_svc.store import database as registry_database
 from registry_svc.store.owner_file import create_owner_file, read_owner_file
 from router_svc.store import database as router_database
 from weft import __version__
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.file_replacement import replace_file
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.machine.file_replacement import replace_file
+from weft.kernel.telemetry.log import get_logger
 from weft.sql.address import DatabaseAddress, address_of
 from weft.sql.connections import Tx
 from weft.sql.dump import DumpFacts, DumpWriter, Progress, checked, lines_of, restore_tables, writing

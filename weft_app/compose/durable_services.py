@@ -4,28 +4,28 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import router_svc.durable.records
-import router_svc.durable.tasks.service
+import router_svc.durable.tasks.task_service
 from router_svc.durable.batches.batch_servicer import BatchService
 from router_svc.durable.files import FileServicer
 from router_svc.durable.records import RecordService, ignore_dropped
 from router_svc.durable.request_records import Writer
 from router_svc.durable.stored_responses import ResponseService
-from router_svc.durable.tasks.service import TaskService
 from router_svc.durable.tasks.task_call import CallMaker
 from router_svc.durable.tasks.task_media import TaskMedia
 from router_svc.durable.tasks.task_recorder import TaskRecorder
+from router_svc.durable.tasks.task_service import TaskService
 from router_svc.durable.usage import UsageService
 from router_svc.leader import LeadingRouter
-from router_svc.service import RouterService
+from router_svc.router_service import RouterService
 from router_svc.store.database import RouterDatabase
 from weft.dispatch.agents import KnownNames
-from weft.kernel.clock import Clock, SystemClock
+from weft.kernel.time.clock import Clock, SystemClock
 from weft.sql.ownership import write_check
 from weft_app.compose.home import WeftHome
 from weft_app.config.config import WeftConfig
 
 if TYPE_CHECKING:
-    from weft.kernel.metrics import MetricsPage
+    from weft.kernel.telemetry.metrics_page import MetricsPage
 
 
 def router_database(config: WeftConfig, home: WeftHome, leads_at: str | None = None) -> RouterDatabase:
@@ -44,7 +44,7 @@ def usage_service(
     settings = config.router.usage
     if page is None:
         return UsageService(database, router.records.usage, settings)
-    from router_svc.durable.metrics import UsageMetrics  # noqa: PLC0415 - only where there is a page
+    from router_svc.durable.task_metrics import UsageMetrics  # noqa: PLC0415 - only where there is a page
 
     observe = UsageMetrics(page, router, by_tenant=settings.tenant_metrics)
     return UsageService(database, router.records.usage, settings, observe=observe)
@@ -115,7 +115,7 @@ def router_stores(
         media=TaskMedia(files),
         observers=router.observers,
     )
-    tasks = router_svc.durable.tasks.service.build(database, limits, calls, router_name=router.name)
+    tasks = router_svc.durable.tasks.task_service.build(database, limits, calls, router_name=router.name)
     router.subscribe(tasks.engine.mesh_changed)
     recorder = TaskRecorder(router.records.requests, router.task_ended, clock, tasks.utc_now)
     tasks.record_with(recorder, config.router.records.keep_seconds)
@@ -131,7 +131,7 @@ def router_stores(
     )
     router.journal_to(tasks.tasks, batches.files, tasks.servicer)
     if page is not None:
-        from router_svc.durable.metrics import add_task_metrics  # noqa: PLC0415 - only where there is a page
+        from router_svc.durable.task_metrics import add_task_metrics  # noqa: PLC0415 - only where there is a page
 
         add_task_metrics(page, lambda: tasks.states, lambda: tasks.released, tasks.utc_now)
     return RouterStores(

@@ -10,10 +10,10 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from weft.kernel.address import is_any_host
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.log import get_logger
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import Clock
+from weft.kernel.values.address import is_any_host
 from weft_app.compose.home import WeftHome
 from weft_app.compose.machine import certifiable, this_machine
 from weft_app.compose.security import is_on_loopback

@@ -6,7 +6,7 @@ from runner_svc.environments.environment import Variant, fitting_variants
 from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.runtimes.table import AnyRuntime
 from weft.gpu.nvml import capabilities_within, read_within
-from weft.kernel.errors import WeftError
+from weft.kernel.errors.error_tree import WeftError
 
 DRIVER_SECONDS = 5.0
 """Timeout of NVIDIA's library, which hangs if a card does; then there are no cards."""

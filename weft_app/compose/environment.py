@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 from runner_svc.policy.engine_variables import is_listed
 from runner_svc.runtimes.table import DEFAULT_RUNTIME, find_runtime
-from weft.kernel.errors import invalid_field
-from weft.kernel.names import MAX_TENANT_CHARS, is_token
-from weft.kernel.units import Rate, RateUnit, parse_rates
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.values.names import MAX_TENANT_CHARS, is_token
+from weft.kernel.values.units import Rate, RateUnit, parse_rates
 from weft_app.compose.demo import demo_runner_document
 from weft_app.config.config import WeftConfig
 from weft_app.config.document import Document, Given, merge, value_of

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.time.clock import Clock
 
 WATCH_INTERVAL_SECONDS = 0.5
 """Interval of checks. A change counts once two checks in a row see the same files."""

@@ -6,18 +6,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from runner_svc.followed_servers import FollowedServer, remembered_of
-from runner_svc.instance.settings import ServedModel
+from runner_svc.instance.instance_settings import ServedModel
 from runner_svc.openai_upstream.server_probes import ServerProbes
 from runner_svc.policy.followed_models import FollowedModel
 from runner_svc.policy.model_names import ServerList
-from runner_svc.runtimes.settings import ModelSettings
+from runner_svc.runner_settings import RunnerSettings
+from runner_svc.runtimes.runtime_settings import ModelSettings
 from runner_svc.runtimes.table import ATTACHED_RUNTIME
-from runner_svc.settings import RunnerSettings
 from weft.api.runner.v1 import added_model_pb2
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.load_parameters import API_KEY_ENV
-from weft.kernel.model_source import server_place
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError, WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.models.load_parameters import API_KEY_ENV
+from weft.kernel.models.model_source import server_location
 from weft_app.compose.added_models import BuildModel
 from weft_app.config.loader import parse_section
 from weft_app.config.runners import ConfiguredRunner
@@ -137,7 +137,7 @@ def followed_server(
 
     return FollowedServer(
         name=address.name,
-        place=server_place(address.url),
+        place=server_location(address.url),
         list_models=list_models,
         serve=serve,
         most=section.max_listed_models,

@@ -10,13 +10,13 @@ from functools import partial
 
 import grpc
 
-import gateway.service
+import gateway.gateway_service
+from gateway.admin.admin_operations import AdminPorts, CatalogSource, DiscoverySource, look_nowhere, no_catalog
 from gateway.admin.instances import EngineLogClient, RunnerDescriptions
-from gateway.admin.operations import AdminPorts, CatalogSource, DiscoverySource, look_nowhere, no_catalog
 from gateway.admin.process_client import ProcessesClient
 from gateway.app import GatewayPorts
-from gateway.config import REGISTRY_TIMEOUT_SECONDS
-from gateway.operations import OperationsClient
+from gateway.gateway_config import REGISTRY_TIMEOUT_SECONDS
+from gateway.operation_client import OperationsClient
 from gateway.registry_client import RegistryClient, RegistryService
 from gateway.result_links import KEY_BYTES
 from gateway.watch.queues import queues_by_name
@@ -42,14 +42,14 @@ from weft.durable.responses import ResponseClient
 from weft.durable.tasks import TaskClient
 from weft.durable.trials import TrialSender
 from weft.durable.usage import UsageClient
-from weft.kernel.clock import Clock, SystemClock
-from weft.kernel.errors import invalid_field
-from weft.kernel.health import HealthSource
-from weft.kernel.health_monitor import HealthMonitor
-from weft.kernel.log import get_logger
-from weft.kernel.memory_tuning import settle_memory
-from weft.kernel.rpc import ChannelPool, open_channel
-from weft.kernel.tracing import ServiceName
+from weft.kernel.channels.rpc import ChannelPool, open_channel
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.machine.memory_tuning import settle_memory
+from weft.kernel.services.health import HealthSource
+from weft.kernel.services.health_monitor import HealthMonitor
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.telemetry.tracing import ServiceName
+from weft.kernel.time.clock import Clock, SystemClock
 from weft.link.carried_calls import CallStreams
 from weft_app.compose.certificate_expiry import CertificateExpiry
 from weft_app.compose.edge_certificate import with_edge_certificate
@@ -57,7 +57,7 @@ from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.home import WeftHome
 from weft_app.compose.invitation import join_command
 from weft_app.compose.journal import journal_rules
-from weft_app.compose.metrics import metrics_page, metrics_services
+from weft_app.compose.process_metrics import metrics_page, metrics_services
 from weft_app.compose.process_service import ProcessService
 from weft_app.compose.security import channel_security, key_check
 from weft_app.compose.service_configs import gateway_config
@@ -257,7 +257,7 @@ async def serve_gateway(config: WeftConfig, home: WeftHome, announce: Announce) 
     config = with_edge_certificate(config, home)
     figures = metrics_services(config, page, "gateway", monitor, remote.keys)
     edge = gateway_config(config)
-    service = gateway.service.build(edge, remote.ports(monitor), metrics=page, socket_path=home.http_socket())
+    service = gateway.gateway_service.build(edge, remote.ports(monitor), metrics=page, socket_path=home.http_socket())
     # Serves the gateway's health and this machine's commands.
     own = GrpcHost(guard=None if remote.keys is None else remote.keys.interceptor())
     own.bind(home.address("gateway"))

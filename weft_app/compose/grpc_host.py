@@ -9,16 +9,16 @@ from pathlib import Path
 import grpc
 
 from weft.client._home import is_served
-from weft.kernel.address import TLS_PREFIX, is_any_host, is_local, is_loopback, needs_tls, without_tls
-from weft.kernel.clock import Clock, SystemClock
-from weft.kernel.errors import FieldError, WeftError, invalid_field
-from weft.kernel.health import HealthReport
-from weft.kernel.health_monitor import HealthMonitor
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import new_server
-from weft.kernel.rpc_auth import RpcGuard, UserGuard, allowing_clients
-from weft.kernel.service import Health, Service
-from weft.kernel.tls import ServerTls
+from weft.kernel.access.rpc_auth import RpcGuard, UserGuard, allowing_clients
+from weft.kernel.channels.rpc import new_server
+from weft.kernel.channels.tls import ServerTls
+from weft.kernel.errors.error_tree import FieldError, WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.services.health import HealthReport
+from weft.kernel.services.health_monitor import HealthMonitor
+from weft.kernel.services.service_lifecycle import Health, Service
+from weft.kernel.time.clock import Clock, SystemClock
+from weft.kernel.values.address import TLS_PREFIX, is_any_host, is_local, is_loopback, needs_tls, without_tls
 from weft_app.compose.machine import reachable_name
 
 __all__ = ["GrpcHost", "is_local", "is_loopback"]

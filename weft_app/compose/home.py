@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from weft.kernel.errors import WeftError
-from weft.kernel.file_replacement import lock_file, replace_file
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.machine.file_replacement import lock_file, replace_file
+from weft.kernel.telemetry.log import get_logger
 
 if TYPE_CHECKING:
     from runner_svc.environments.folder import EnvironmentFolder
-    from weft.kernel.telemetry import BoundedLogFile
+    from weft.kernel.telemetry.structured_logs import BoundedLogFile
 
 CENTRAL_SOCKET = "central"
 """Name of the socket of the process that serves central models."""
@@ -182,7 +182,7 @@ class WeftHome:
 
     def log_file(self, service: str, max_bytes: int) -> "BoundedLogFile":
         """Returns the log file of a service. Raises INVALID_ARGUMENT if it cannot be opened."""
-        from weft.kernel.telemetry import BoundedLogFile  # noqa: PLC0415 - as above
+        from weft.kernel.telemetry.structured_logs import BoundedLogFile  # noqa: PLC0415 - as above
 
         with self._explained():
             return BoundedLogFile(self.logs / f"{service}.log", max_bytes)

@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from weft.kernel.address import is_loopback, split_address
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.values.address import is_loopback, split_address
 from weft_app.compose.home import WeftHome
 from weft_app.compose.join_address import MAX_URL_CHARS, JoinAddress, Trust, parse_fingerprint, parse_join_address
 from weft_app.compose.machine import this_machine

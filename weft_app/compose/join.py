@@ -7,20 +7,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import runner_svc.service
+import runner_svc.runner_service
 from runner_svc.dial_out import DialOut, DialOutConfig, LinkEvent, LinkState
 from runner_svc.model_store.peers import ModelPeers
+from runner_svc.runner_settings import RunnerSettings
 from runner_svc.runtimes.table import ATTACHED_RUNTIME
-from runner_svc.settings import RunnerSettings
 from weft.api.registry.v1.runner_pb2 import LeftOut
 from weft.documents.left_out import left_out_items
-from weft.kernel.clock import SystemClock
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.file_replacement import lock_file
-from weft.kernel.health_monitor import HealthMonitor
-from weft.kernel.memory_tuning import settle_memory
-from weft.kernel.reasons import Reason
-from weft.kernel.tls_channel import ChannelSecurity
+from weft.kernel.channels.tls_channel import ChannelSecurity
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.machine.file_replacement import lock_file
+from weft.kernel.machine.memory_tuning import settle_memory
+from weft.kernel.services.health_monitor import HealthMonitor
+from weft.kernel.time.clock import SystemClock
 from weft_app.compose.added_models import HubAdder
 from weft_app.compose.demo import configured_runners
 from weft_app.compose.grpc_host import GrpcHost
@@ -125,7 +125,7 @@ async def join(plan: JoinPlan, config: WeftConfig, home: WeftHome, report: Calla
             adder=HubAdder(settings.adder) if plan.accepts_models and settings.adder is not None else None,
             server_adder=None,
         )
-        runner = runner_svc.service.build(joined)
+        runner = runner_svc.runner_service.build(joined)
         dialer = JoinDialer(plan.mesh.addresses, plan.mesh.trust, plan.find)
         link = DialOutConfig(
             target=plan.shown_address,

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 import grpc
 
 from runner_svc.dial_out import speaks_no_grpc
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
 from weft.link.link import LINK_CHANNEL_OPTIONS
 from weft_app.compose.certificate import fingerprint_of
 from weft_app.compose.grpc_host import is_loopback

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
-import router_svc.service
-from weft.kernel.errors import invalid_field
-from weft.kernel.service import Service
+import router_svc.router_service
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.services.service_lifecycle import Service
 from weft_app.compose.home import WeftHome
 from weft_app.compose.relay import RelayListener
 from weft_app.config.config import WeftConfig
@@ -41,7 +41,9 @@ class JoinListeners(Service):
         return tuple(each for each in (self.relay, self.publishers) if each is not None)
 
 
-def join_listeners(config: WeftConfig, home: WeftHome, router: router_svc.service.RouterService) -> JoinListeners:
+def join_listeners(
+    config: WeftConfig, home: WeftHome, router: router_svc.router_service.RouterService
+) -> JoinListeners:
     """Returns the listeners of a router. Raises INVALID_ARGUMENT for publishers without a relay."""
     relay = router.relay
     if relay is None:

@@ -1,8 +1,8 @@
 """Journaling rules from the configuration; see `weft.durable.journal_policy`."""
 
-from router_svc.settings import RouterSettings
+from router_svc.router_settings import RouterSettings
 from weft.durable.journal_policy import JournalRules
-from weft.kernel.request import journal_mode_of
+from weft.kernel.requests.request_values import journal_mode_of
 
 
 def journal_rules(section: RouterSettings) -> JournalRules:

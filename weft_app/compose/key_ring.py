@@ -9,12 +9,12 @@ import grpc
 from typing_extensions import override
 
 from weft.api.registry.v1 import key_service_pb2, key_service_pb2_grpc
-from weft.kernel.clock import Clock
-from weft.kernel.log import get_logger
-from weft.kernel.principal import KeyRing, KeyVerifier, kept_access
-from weft.kernel.request import Priority
-from weft.kernel.stream_follower import StreamFollower
-from weft.kernel.timestamps import optional_datetime
+from weft.kernel.access.principal import KeyRing, KeyVerifier, kept_access
+from weft.kernel.channels.stream_follower import StreamFollower
+from weft.kernel.requests.request_values import Priority
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import Clock
+from weft.kernel.time.timestamps import optional_datetime
 
 if TYPE_CHECKING:
     from weft.api.registry.v1.key_service_pb2_grpc import KeyServiceAsyncStub

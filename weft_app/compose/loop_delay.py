@@ -2,9 +2,9 @@
 
 from typing_extensions import override
 
-from weft.kernel.clock import Clock
-from weft.kernel.metrics import MetricsPage
-from weft.kernel.service import BackgroundLoop, Service, start_restarting
+from weft.kernel.services.service_lifecycle import BackgroundLoop, Service, start_restarting
+from weft.kernel.telemetry.metrics_page import MetricsPage
+from weft.kernel.time.clock import Clock
 
 SAMPLE_SECONDS = 0.25
 DELAY_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from weft.kernel.address import is_any_host
+from weft.kernel.values.address import is_any_host
 
 MAX_ADDRESSES = 64
 _DOCUMENTATION = ("192.0.2.1", 9)

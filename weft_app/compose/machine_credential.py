@@ -6,7 +6,7 @@ import secrets
 from pathlib import Path
 
 from registry_svc.store.owner_file import create_owner_file, read_owner_file
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors.error_tree import invalid_field
 from weft_app.compose.home import WeftHome
 from weft_app.compose.join_address import JoinAddress, Trust
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import grpc
 
-from runner_svc.settings import RunnerSettings
+from runner_svc.runner_settings import RunnerSettings
 from weft.api.operations.v1 import configuration_service_pb2 as pb
 from weft.api.operations.v1 import configuration_service_pb2_grpc
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
-from weft.kernel.names import CENTRAL_RUNNER
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call, open_channel
+from weft.kernel.channels.rpc import error_from_call, open_channel
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.clock import Clock
+from weft.kernel.values.names import CENTRAL_RUNNER
 from weft_app.compose.home import MAX_SOCKET_PATH_BYTES, WeftHome
 from weft_app.compose.runner_processes import RunnerChild
 

@@ -12,16 +12,16 @@ from aiohttp import web
 from typing_extensions import override
 
 from weft.client._home import is_served
-from weft.kernel.address import is_loopback
-from weft.kernel.errors import WeftError, invalid_field, renaming_fields
-from weft.kernel.health import HEALTH, LIVEZ, READYZ, HealthSource, probe_answer
-from weft.kernel.log import get_logger
-from weft.kernel.metrics import MetricsPage
-from weft.kernel.principal import VIEW_TELEMETRY, authenticate
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc_auth import presented_key
-from weft.kernel.service import Service
-from weft.kernel.tls import TlsFiles, TlsSource
+from weft.kernel.access.principal import VIEW_TELEMETRY, authenticate
+from weft.kernel.access.rpc_auth import presented_key
+from weft.kernel.channels.tls import TlsFiles, TlsSource
+from weft.kernel.errors.error_tree import WeftError, invalid_field, renaming_fields
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.services.health import HEALTH, LIVEZ, READYZ, HealthSource, probe_answer
+from weft.kernel.services.service_lifecycle import Service
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.telemetry.metrics_page import MetricsPage
+from weft.kernel.values.address import is_loopback
 from weft_app.compose.security import KeyCheck, is_on_loopback
 
 log = get_logger("weft.metrics")

@@ -21,10 +21,10 @@ from runner_svc.policy.repository_files import (
 )
 from weft.api.gateway.v1.model_catalog_pb2 import CatalogModel, CatalogVariant, ModelCatalog
 from weft.api.registry.v1.lease_service_pb2 import HostMemory
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.model_source import HubSource, SourceScheme, asked_source
-from weft.kernel.reasons import Reason
-from weft.kernel.short_names import SHORT_NAMES, short_source
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.models.model_source import HubSource, SourceScheme, asked_source
+from weft.kernel.models.short_names import SHORT_NAMES, short_source
 from weft_app.compose.home import WeftHome
 from weft_app.config.config import WeftConfig
 

@@ -13,8 +13,9 @@ from runner_svc.policy.engine_choice import WeightFormat
 from runner_svc.policy.model_sizing import AskedSize, DeviceMemory, MachineMemory, Place, SizedModel, choose_size
 from runner_svc.runtimes.runtime import Runtime
 from weft.api.runner.v1 import added_model_pb2, load_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.model_source import (
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.models.model_source import (
     HubSource,
     LmStudioSource,
     ModelSource,
@@ -23,7 +24,6 @@ from weft.kernel.model_source import (
     parse_source,
     shown_source,
 )
-from weft.kernel.reasons import Reason
 from weft_app.compose.accelerators import host_observer
 from weft_app.compose.demo import DEMO_RUNNER
 from weft_app.config.config import AcceleratorSettings

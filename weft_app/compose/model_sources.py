@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from runner_svc.added_models import ShowPull
-from runner_svc.instance.settings import NoteFetch, ServedModel
+from runner_svc.instance.instance_settings import NoteFetch, ServedModel
 from runner_svc.memory.port import MemoryForecast
 from runner_svc.model_store.background_pull import pull_in_background
 from runner_svc.model_store.found import FoundFiles, found_in_folder, locate, program_folders
@@ -15,14 +15,13 @@ from runner_svc.model_store.peers import ModelPeers
 from runner_svc.model_store.pull import PullSettings
 from runner_svc.model_store.store import FORMS, ModelStore
 from runner_svc.policy.repository_files import ModelForm, RepositoryFile
-from runner_svc.runtimes.settings import ModelSettings, SourcedModelSettings
-from runner_svc.settings import ModelStoreSettings
+from runner_svc.runner_settings import ModelStoreSettings
+from runner_svc.runtimes.runtime_settings import ModelSettings, SourcedModelSettings
 from weft.api.registry.v1 import model_pb2
 from weft.api.runner.v1 import model_store_pb2 as pb
-from weft.kernel.abilities import UNKNOWN
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.model_source import (
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import PULLING, WAITING_FOR_PULL, Reason
+from weft.kernel.models.model_source import (
     HubSource,
     LmStudioSource,
     ModelSource,
@@ -33,8 +32,9 @@ from weft.kernel.model_source import (
     parse_source,
     shown_source,
 )
-from weft.kernel.reasons import PULLING, WAITING_FOR_PULL, Reason
-from weft.kernel.units import size_words
+from weft.kernel.requests.capabilities import UNKNOWN
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.values.units import size_words
 
 log = get_logger("weft.runner")
 
@@ -63,7 +63,7 @@ class ModelSources:
         # Properties of the files are unknown, so none are published.
         return replace(
             build(model),
-            abilities=UNKNOWN,
+            capabilities=UNKNOWN,
             model_file=model_pb2.ModelFile(),
             forecast=MemoryForecast(),
             model_path=None,

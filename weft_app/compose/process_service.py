@@ -11,10 +11,10 @@ from weft import __version__
 from weft.api.operations.v1 import process_service_pb2 as pb
 from weft.api.operations.v1 import process_service_pb2_grpc
 from weft.api.operations.v1.process_service_pb2 import DatabaseSchema
-from weft.kernel.health import HealthSource
-from weft.kernel.log_threshold import threshold_in_use
-from weft.kernel.rpc import AnsweringServicer, GenericHandlers
-from weft.kernel.service import Service
+from weft.kernel.channels.rpc import AnsweringServicer, GenericHandlers
+from weft.kernel.services.health import HealthSource
+from weft.kernel.services.service_lifecycle import Service
+from weft.kernel.telemetry.log_threshold import threshold_in_use
 
 
 class SchemaSource(Protocol):

@@ -6,13 +6,13 @@ from typing import Any
 
 from google.protobuf import json_format
 
-from runner_svc.runtimes.settings import ModelSettings
-from runner_svc.settings import AgentSettings, RunnerSettings
+from runner_svc.runner_settings import AgentSettings, RunnerSettings
+from runner_svc.runtimes.runtime_settings import ModelSettings
 from weft.api.common.v1 import agent_behaviour_pb2, sampling_pb2
 from weft.api.registry.v1 import agent_pb2, tags_pb2
 from weft.documents.selectors import require_labels
-from weft.kernel.errors import invalid_field
-from weft.kernel.field_rules import check_message
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.schemas.field_rules import check_message
 
 
 def published_agents(section: RunnerSettings) -> tuple[agent_pb2.AgentManifest, ...]:

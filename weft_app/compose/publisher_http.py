@@ -17,22 +17,22 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from typing_extensions import override
 
 from gateway.answers.sse_writer import SlowReaderError, SseWriter
-from gateway.config import ConnectionLimits, EdgeTls, Exposure, GatewayConfig
 from gateway.errors import ClientGoneError
+from gateway.gateway_config import ConnectionLimits, EdgeTls, Exposure, GatewayConfig
 from gateway.http.disconnect import WhileConnected, abort_connection
 from gateway.http.server import AppServer
 from gateway.http.tls import following_context
 from router_svc.relay import Relay
 from runner_svc.publishers.messages import Chunk, Leave, read, read_piece, read_registration
 from runner_svc.publishers.session import PublisherSession, PublisherTask
-from weft.kernel.address import split_address
-from weft.kernel.clock import SystemClock
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.interrupt import Interruptible
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
-from weft.kernel.service import Service
-from weft.kernel.tls import TlsSource
+from weft.kernel.channels.tls import TlsSource
+from weft.kernel.errors.error_tree import FieldError, WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.services.service_lifecycle import Service
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import SystemClock
+from weft.kernel.time.deadline import Interruptible
+from weft.kernel.values.address import split_address
 from weft_app.compose.home import WeftHome
 from weft_app.compose.publishers import Publishers
 from weft_app.compose.relay import RelayListener, relay_certificate, shown_host

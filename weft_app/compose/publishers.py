@@ -15,23 +15,23 @@ from pathlib import Path
 import grpc
 import msgspec
 
-import runner_svc.service
+import runner_svc.runner_service
 from router_svc.relay import Relay
-from runner_svc.config import RunnerConfig
 from runner_svc.dial_out import DialOut, DialOutConfig, LinkEvent, LinkState
-from runner_svc.instance.settings import ServedModel
+from runner_svc.instance.instance_settings import ServedModel
 from runner_svc.policy.timeouts import TimeoutProfile
-from runner_svc.publishers.backend import NOWHERE, PublishedModel
 from runner_svc.publishers.messages import Registration
+from runner_svc.publishers.publisher_backend import NOWHERE, PublishedModel
 from runner_svc.publishers.session import PublisherLimits, PublisherSession
-from runner_svc.runtimes.settings import UpstreamSettings
+from runner_svc.runner_config import RunnerConfig
+from runner_svc.runner_settings import RunnerSettings
+from runner_svc.runtimes.runtime_settings import UpstreamSettings
 from runner_svc.runtimes.table import ATTACHED_RUNTIME, require_runtime
-from runner_svc.settings import RunnerSettings
-from weft.kernel.clock import SystemClock
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
-from weft.kernel.service import start_task, stop_tasks
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.services.service_lifecycle import start_task, stop_tasks
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import SystemClock
 from weft.link.link import LINK_CHANNEL_OPTIONS
 from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.home import WeftHome
@@ -61,7 +61,7 @@ class PublisherRunner:
         self._joined: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._host = GrpcHost()
         address = self._host.bind(own_address)
-        runner = self._runner = runner_svc.service.build(replace(config, registry_address=address))
+        runner = self._runner = runner_svc.runner_service.build(replace(config, registry_address=address))
 
         async def open_channel() -> grpc.aio.Channel:
             return grpc.aio.insecure_channel(relay_address, options=LINK_CHANNEL_OPTIONS)

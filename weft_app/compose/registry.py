@@ -3,14 +3,14 @@
 import os
 from dataclasses import replace
 
-import registry_svc.service
-from weft.kernel.clock import SystemClock
-from weft.kernel.health_monitor import HealthMonitor
+import registry_svc.registry_service
+from weft.kernel.services.health_monitor import HealthMonitor
+from weft.kernel.time.clock import SystemClock
 from weft.sql.ownership import OwnershipGuard
 from weft_app.compose.certificate_expiry import CertificateExpiry
 from weft_app.compose.dump import warn_left_behind
 from weft_app.compose.home import WeftHome, keep_address
-from weft_app.compose.metrics import metrics_services, page_if_served
+from weft_app.compose.process_metrics import metrics_services, page_if_served
 from weft_app.compose.process_service import ProcessService
 from weft_app.compose.security import key_check, new_host
 from weft_app.compose.service_configs import registry_config
@@ -27,7 +27,7 @@ async def serve_registry(config: WeftConfig, home: WeftHome, listen: str | None,
     host = new_host(config, "registry", keys, first_guard=guard)
     address = host.bind(listen or home.address("registry"))
     tracing = tracing_of(os.environ)
-    paired, service = registry_svc.service.build_paired(
+    paired, service = registry_svc.registry_service.build_paired(
         replace(registry_config(config, home), address=address), names_owner=keys is None, tracing=tracing
     )
     guard.use(paired)
@@ -39,7 +39,7 @@ async def serve_registry(config: WeftConfig, home: WeftHome, listen: str | None,
     paired.on_owner(lambda owner: keep_address(home.owner_file("registry"), owner or None))
     page = page_if_served(config)
     if page is not None:
-        from registry_svc.metrics import add_registry_metrics  # noqa: PLC0415 - only where there is a page
+        from registry_svc.registry_metrics import add_registry_metrics  # noqa: PLC0415 - only where there is a page
 
         add_registry_metrics(service.figures, page)
         page.add_spans(tracing)

@@ -8,14 +8,14 @@ from dataclasses import asdict, dataclass
 import grpc
 from typing_extensions import override
 
-from router_svc.config import MAX_LINKS
 from router_svc.relay import RELAY_SERVICE, Relay, add_relay_to_server
-from weft.kernel.address import is_any_host, split_address
-from weft.kernel.errors import WeftError, invalid_field, renaming_fields
-from weft.kernel.file_replacement import replace_file
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import connection_options
-from weft.kernel.service import Service
+from router_svc.router_config import MAX_LINKS
+from weft.kernel.channels.rpc import connection_options
+from weft.kernel.errors.error_tree import WeftError, invalid_field, renaming_fields
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.machine.file_replacement import replace_file
+from weft.kernel.services.service_lifecycle import Service
+from weft.kernel.values.address import is_any_host, split_address
 from weft.link.link import LINK_SERVER_OPTIONS
 from weft_app.compose.certificate import ServerCertificate, certificate_from_files
 from weft_app.compose.grpc_host import CLOSE_SECONDS, GrpcHost, is_loopback

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import grpc
 
-from gateway.service import GatewayService
-from registry_svc.service import RegistryService
-from router_svc.service import RouterService
-from runner_svc.settings import RunnerSettings
+from gateway.gateway_service import GatewayService
+from registry_svc.registry_service import RegistryService
+from router_svc.router_service import RouterService
+from runner_svc.runner_settings import RunnerSettings
 from weft.api.operations.v1 import configuration_service_pb2 as pb
 from weft.dispatch.fleet import ExpectedMesh, FleetView, FleetWatcher
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.log import get_logger
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import Clock
 from weft_app.compose.configuration import ConfigurationSource, ReadConfiguration, write_snapshot
 from weft_app.compose.edge_certificate import with_edge_certificate
 from weft_app.compose.home import WeftHome

@@ -4,15 +4,15 @@ import os
 
 import grpc
 
-import router_svc.service
+import router_svc.router_service
 from router_svc.announcement import RouterAnnouncement
-from weft.kernel.clock import SystemClock
-from weft.kernel.health_monitor import HealthMonitor
-from weft.kernel.rpc import open_channel
+from weft.kernel.channels.rpc import open_channel
+from weft.kernel.services.health_monitor import HealthMonitor
+from weft.kernel.time.clock import SystemClock
 from weft_app.compose.certificate_expiry import CertificateExpiry
 from weft_app.compose.home import WeftHome, keep_address
 from weft_app.compose.join_listeners import join_listeners
-from weft_app.compose.metrics import metrics_services, page_if_served
+from weft_app.compose.process_metrics import metrics_services, page_if_served
 from weft_app.compose.process_service import ProcessService
 from weft_app.compose.security import channel_security, key_check, key_followers, new_host
 from weft_app.compose.service_configs import router_config
@@ -31,7 +31,7 @@ async def serve_router(
     # Imported here: a runner's own router (weft_app.compose.runner_http) stores nothing and has no database package.
     from router_svc.leader import SILENCE_SECONDS  # noqa: PLC0415
     from router_svc.store.database import ROUTER_OWNER  # noqa: PLC0415
-    from weft.sql.ownership import OwnershipGuard, Paired  # noqa: PLC0415
+    from weft.sql.ownership import OwnershipGuard, StandbyPair  # noqa: PLC0415
     from weft.sql.standby import owner_watch_of  # noqa: PLC0415
     from weft_app.compose.dump import warn_left_behind  # noqa: PLC0415
     from weft_app.compose.durable_services import router_stores  # noqa: PLC0415
@@ -47,14 +47,16 @@ async def serve_router(
     settings = router_config(config, registry, address)
     observer = None
     if page is not None:
-        from router_svc.metrics import RouterMetrics  # noqa: PLC0415 - only where there is a page
+        from router_svc.router_metrics import RouterMetrics  # noqa: PLC0415 - only where there is a page
 
         observer = RouterMetrics(page)
-    service = router_svc.service.build(settings, tracing=tracing, observer=observer)
+    service = router_svc.router_service.build(settings, tracing=tracing, observer=observer)
     stores = router_stores(config, home, service, address, page)
     database, leading = stores.database, stores.leading(service, clock)
     watch = owner_watch_of(database.address, ROUTER_OWNER, clock, SILENCE_SECONDS)
-    paired = Paired(leading, ROUTER_OWNER, watch, clock, names_owner=keys is None, also_guards=service.service_names)
+    paired = StandbyPair(
+        leading, ROUTER_OWNER, watch, clock, names_owner=keys is None, also_guards=service.service_names
+    )
     guard.use(paired)
 
     def call_registry() -> grpc.aio.Channel:
@@ -65,7 +67,7 @@ async def serve_router(
         address,
         call_registry,
         clock,
-        leads=lambda: paired.is_owner and leading.beats.is_current,
+        leads=lambda: paired.is_owner and leading.heartbeats.is_current,
         shares_database=database.is_shared,
     )
     listeners = join_listeners(config, home, service)

@@ -8,27 +8,27 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-import runner_svc.service
+import runner_svc.runner_service
 from runner_svc.backend.engine_process import EnginePorts, parse_port_range
-from runner_svc.config import RunnerConfig
-from runner_svc.instance.settings import ServedModel
+from runner_svc.instance.instance_settings import ServedModel
 from runner_svc.memory.estimate import MemoryEstimator
 from runner_svc.memory.learned_memory import LearnedMemory, learned_file
 from runner_svc.model_store.peers import ModelPeers, SharedModels
 from runner_svc.model_store.store import ModelStore, source_digest
-from runner_svc.runtimes.settings import ModelSettings, SourcedModelSettings
-from runner_svc.service import RunnerService
-from runner_svc.settings import ModelStoreSettings, RunnerSettings
+from runner_svc.runner_config import RunnerConfig
+from runner_svc.runner_service import RunnerService
+from runner_svc.runner_settings import ModelStoreSettings, RunnerSettings
+from runner_svc.runtimes.runtime_settings import ModelSettings, SourcedModelSettings
 from runner_svc.supervise.leftovers import Leftovers
 from weft.api.operations.v1 import configuration_service_pb2 as pb
-from weft.kernel.clock import SystemClock
-from weft.kernel.errors import invalid_field
-from weft.kernel.health import HealthSource
-from weft.kernel.health_monitor import HealthMonitor
-from weft.kernel.log import get_logger
-from weft.kernel.model_source import parse_source
-from weft.kernel.names import AUTO_MODEL
-from weft.kernel.service import Service
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.models.model_source import parse_source
+from weft.kernel.services.health import HealthSource
+from weft.kernel.services.health_monitor import HealthMonitor
+from weft.kernel.services.service_lifecycle import Service
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import SystemClock
+from weft.kernel.values.names import AUTO_MODEL
 from weft_app.compose.accelerators import host_observer
 from weft_app.compose.added_models import SectionAdder
 from weft_app.compose.certificate_expiry import CertificateExpiry
@@ -36,8 +36,8 @@ from weft_app.compose.configuration_service import ConfigurationService
 from weft_app.compose.demo import configured_runners
 from weft_app.compose.followed_servers import attached_server, configured_servers
 from weft_app.compose.home import WeftHome
-from weft_app.compose.metrics import metrics_services, runner_page
 from weft_app.compose.model_sources import ModelSources
+from weft_app.compose.process_metrics import metrics_services, runner_page
 from weft_app.compose.process_service import ProcessService
 from weft_app.compose.published_agents import published_agents
 from weft_app.compose.security import channel_security, key_check, key_followers, new_host
@@ -49,7 +49,7 @@ from weft_app.config.reload_plan import plan_models, plan_reload
 from weft_app.config.runners import with_replicas
 
 if TYPE_CHECKING:
-    from weft.kernel.metrics import MetricsPage
+    from weft.kernel.telemetry.metrics_page import MetricsPage
 
 DEFAULT_DRAIN_SECONDS = 10.0
 PUBLISH_SECONDS = 10.0
@@ -239,7 +239,7 @@ async def serve_runner(
         return replace(built, security=security)
 
     built = build(section)
-    service = runner_svc.service.build(built)
+    service = runner_svc.runner_service.build(built)
     companions: list[Service] = [*key_followers(keys, registry, built.security)]
     if reread is not None:
         reloads = RunnerReload(service, section, build, lambda: pick_runner(configured_runners(reread()), section.name))

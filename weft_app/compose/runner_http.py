@@ -10,30 +10,30 @@ from types import MappingProxyType
 
 from typing_extensions import override
 
-import gateway.runner_service
-import router_svc.service
-from gateway.config import REGISTRY_TIMEOUT_SECONDS
-from gateway.operations import OperationsClient
+import gateway.runner_api_service
+import router_svc.router_service
+from gateway.gateway_config import REGISTRY_TIMEOUT_SECONDS
+from gateway.operation_client import OperationsClient
 from gateway.runner_api.deps import RunnerApiConfig, RunnerApiPorts
 from gateway.runner_api.facts import ModelFacts, RunnerFacts, RunnerStage
-from gateway.runner_api.operations import callers_field
-from router_svc.service import RouterService
-from runner_svc.config import RunnerConfig
+from gateway.runner_api.runner_operations import callers_field
+from router_svc.router_service import RouterService
 from runner_svc.memory.lease_manager import Observer
-from runner_svc.runtimes.settings import ModelSettings, SourcedModelSettings
-from runner_svc.service import RunnerService
-from runner_svc.settings import RunnerSettings
+from runner_svc.runner_config import RunnerConfig
+from runner_svc.runner_service import RunnerService
+from runner_svc.runner_settings import RunnerSettings
+from runner_svc.runtimes.runtime_settings import ModelSettings, SourcedModelSettings
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.dispatch.dispatcher import Dispatcher
 from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, Source
-from weft.kernel.clock import Clock, SystemClock
-from weft.kernel.health import HealthSource
-from weft.kernel.metrics import MetricsPage
-from weft.kernel.model_source import SourceScheme
-from weft.kernel.request import Operation
-from weft.kernel.rpc import ChannelPool, open_channel
-from weft.kernel.service import Service
-from weft.kernel.tracing import ServiceName
+from weft.kernel.channels.rpc import ChannelPool, open_channel
+from weft.kernel.models.model_source import SourceScheme
+from weft.kernel.requests.request_values import Operation
+from weft.kernel.services.health import HealthSource
+from weft.kernel.services.service_lifecycle import Service
+from weft.kernel.telemetry.metrics_page import MetricsPage
+from weft.kernel.telemetry.tracing import ServiceName
+from weft.kernel.time.clock import Clock, SystemClock
 from weft.link.carried_calls import CallStreams
 from weft_app.compose.accelerators import host_observer
 from weft_app.compose.environment import RunnerEnvironment
@@ -163,12 +163,12 @@ class RunnerHttp(Service):
         self._registry = open_channel(registry_address, security)
         router = replace(router_config(config, registry_address), only_runner=section.name, relay=None)
         self._tracing = tracing_of(os.environ)
-        self._router = router_svc.service.build(router, tracing=self._tracing)
+        self._router = router_svc.router_service.build(router, tracing=self._tracing)
         page.add_spans(self._tracing)
         self._keys = key_check(config, clock)
         observer = settings.observer or host_observer(config.accelerators)
         local = LocalRunner(runner, self._router, observer, section, clock)
-        self._api = gateway.runner_service.build(
+        self._api = gateway.runner_api_service.build(
             runner_api_config(config, environment, port),
             RunnerApiPorts(
                 runner=local,

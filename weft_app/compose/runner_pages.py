@@ -7,8 +7,8 @@ from pathlib import Path
 
 from prometheus_client.core import Metric
 
-from weft.kernel.clock import Clock
-from weft.kernel.metrics import MetricsPage, PassedOn, passed_on
+from weft.kernel.telemetry.metrics_page import MetricsPage, PassedOn, passed_on
+from weft.kernel.time.clock import Clock
 
 MAX_PAGE_BYTES = 4 * 1024 * 1024
 """Maximum size of a runner's page: 20,000 series."""

@@ -22,15 +22,15 @@ from runner_svc.session.session_file import SessionFile
 from runner_svc.supervise import parent_death
 from weft.api.registry.v1 import runner_session_service_pb2 as pb
 from weft.api.registry.v1 import runner_session_service_pb2_grpc
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
-from weft.kernel.file_replacement import replace_file
-from weft.kernel.log import get_logger
-from weft.kernel.names import require_name
-from weft.kernel.outbound import MESH_PROCESS
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call
-from weft.kernel.service import start_critical, stop_tasks
+from weft.kernel.channels.outbound import MESH_PROCESS
+from weft.kernel.channels.rpc import error_from_call
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.machine.file_replacement import replace_file
+from weft.kernel.services.service_lifecycle import start_critical, stop_tasks
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import Clock
+from weft.kernel.values.names import require_name
 from weft_app.compose.home import WeftHome, is_socket_address
 from weft_app.config.loader import LOCAL_SETTINGS_VARIABLE
 

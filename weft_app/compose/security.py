@@ -9,16 +9,16 @@ from typing import Literal
 import grpc
 from typing_extensions import override
 
-from weft.kernel.address import is_loopback
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.principal import KeyRing
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import open_channel
-from weft.kernel.rpc_auth import AuthInterceptor, RpcGuard
-from weft.kernel.service import Service
-from weft.kernel.tls import ServerTls, read_material
-from weft.kernel.tls_channel import ChannelSecurity
+from weft.kernel.access.principal import KeyRing
+from weft.kernel.access.rpc_auth import AuthInterceptor, RpcGuard
+from weft.kernel.channels.rpc import open_channel
+from weft.kernel.channels.tls import ServerTls, read_material
+from weft.kernel.channels.tls_channel import ChannelSecurity
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.services.service_lifecycle import Service
+from weft.kernel.time.clock import Clock
+from weft.kernel.values.address import is_loopback
 from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.key_ring import KeyRingWatcher
 from weft_app.config.config import WeftConfig

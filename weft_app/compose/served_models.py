@@ -5,13 +5,20 @@ from dataclasses import replace
 from datetime import tzinfo
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from runner_svc.chat.settings import ChatSettings
-from runner_svc.instance.settings import HibernationSettings, NoteFetch, ServedAdapter, ServedModel, SleepSettings
+from runner_svc.chat.chat_settings import ChatSettings
+from runner_svc.instance.instance_settings import (
+    HibernationSettings,
+    NoteFetch,
+    ServedAdapter,
+    ServedModel,
+    SleepSettings,
+)
 from runner_svc.policy.keep_alive import category_of
 from runner_svc.policy.signals import SignalSettings, reason_only, signal_catalogue
-from runner_svc.runtimes import settings
+from runner_svc.runner_settings import RunnerSettings
+from runner_svc.runtimes import runtime_settings as settings
 from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, engine_environment
-from runner_svc.runtimes.settings import (
+from runner_svc.runtimes.runtime_settings import (
     AdapterSettings,
     FileModelSettings,
     ModelSettings,
@@ -19,16 +26,15 @@ from runner_svc.runtimes.settings import (
     StartedModelSettings,
     WakeSettings,
 )
-from runner_svc.settings import RunnerSettings
 from runner_svc.tools.schemas import object_schema
 from weft.api.common.v1 import sampling_pb2
 from weft.api.registry.v1 import wake_pb2
-from weft.kernel.abilities import ThinkingMode, complete_list
-from weft.kernel.errors import invalid_field
-from weft.kernel.field_rules import check_message
-from weft.kernel.request import Operation, Skill, journal_mode_of
-from weft.kernel.settings import values_of
-from weft.kernel.units import keep_alive_seconds
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.requests.capabilities import ThinkingMode, complete_list
+from weft.kernel.requests.request_values import Operation, Skill, journal_mode_of
+from weft.kernel.schemas.field_rules import check_message
+from weft.kernel.settings.setting_annotations import values_of
+from weft.kernel.values.units import keep_alive_seconds
 from weft.wake.recipes import DEFAULT_MAX_WAIT_SECONDS, MAX_WAIT_SECONDS
 from weft_app.compose.published_agents import sampling_of, tags_of
 
@@ -97,7 +103,7 @@ def served_model(
         ),
         skills=_skills(model),
         journal=journal_mode_of(model.journal),
-        declared_abilities=replace(
+        declared_capabilities=replace(
             complete_list(_skills(model)),
             thinking_modes=frozenset(ThinkingMode[word.upper()] for word in model.thinking_modes),
             source_languages=model.source_languages,

@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from gateway.config import EdgeTls, GatewayConfig
-from registry_svc.config import (
+from gateway.gateway_config import EdgeTls, GatewayConfig
+from registry_svc.registry_config import (
     GovernanceConfig,
     GovernanceMode,
     GovernanceSettings,
@@ -17,17 +17,17 @@ from registry_svc.config import (
 )
 from router_svc.announcement import default_router_name
 from router_svc.client_registry import ClientsConfig
-from router_svc.config import RelayConfig, RouterConfig
 from router_svc.policy.limits import QueueLimits, SchedulerLimits
-from router_svc.policy.settings import RateLimitConfig, RemotePermission, TenantRates, TenantSettings
-from router_svc.settings import RouterSettings
+from router_svc.policy.pool_settings import RateLimitConfig, RemotePermission, TenantRates, TenantSettings
+from router_svc.router_config import RelayConfig, RouterConfig
+from router_svc.router_settings import RouterSettings
 from weft.api.registry.v1 import journal_pb2
 from weft.api.registry.v1 import tenant_pb2 as pb
-from weft.kernel.errors import invalid_field
-from weft.kernel.outbound import Outbound, listeners_of
-from weft.kernel.request import journal_mode_of
-from weft.kernel.settings import values_of
-from weft.kernel.units import DAY, HOUR, MINUTE, MONTH, SECOND, WEEK, Rate, RateUnit
+from weft.kernel.channels.outbound import Outbound, listeners_of
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.requests.request_values import journal_mode_of
+from weft.kernel.settings.setting_annotations import values_of
+from weft.kernel.values.units import DAY, HOUR, MINUTE, MONTH, SECOND, WEEK, Rate, RateUnit
 from weft.signing.tokens import read_shared_key
 from weft_app.compose.environment import DEFAULT_RATES, KEY_PATH_VARIABLE, allow_cloud_fallback
 from weft_app.compose.home import WeftHome

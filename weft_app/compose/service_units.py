@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from weft.kernel.errors import invalid_field
-from weft.kernel.names import require_name
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.values.names import require_name
 
 SYSTEM_PROGRAM = "/opt/weft/bin/weft"
 """Path of weft in the units of deploy/systemd, outside home folders."""

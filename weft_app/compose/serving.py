@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 
-from weft.kernel.health_monitor import HealthMonitor
-from weft.kernel.memory_tuning import settle_memory
-from weft.kernel.service import Service
+from weft.kernel.machine.memory_tuning import settle_memory
+from weft.kernel.services.health_monitor import HealthMonitor
+from weft.kernel.services.service_lifecycle import Service
 from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.home import WeftHome
 from weft_app.compose.shutdown import CriticalTasks, stop_requested, until

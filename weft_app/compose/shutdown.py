@@ -8,9 +8,9 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.service import CRITICAL_TASK, stop_tasks
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.services.service_lifecycle import CRITICAL_TASK, stop_tasks
 
 
 def stop_requested() -> asyncio.Event:
@@ -92,7 +92,7 @@ async def until(stop: asyncio.Event, work: Coroutine[None, None, None]) -> bool:
 
 
 class CriticalTasks:
-    """Watches this event loop's critical tasks (`weft.kernel.service.start_critical`) while its block runs.
+    """Watches this event loop's critical tasks (`service_lifecycle.start_critical`) while its block runs.
 
     The first task that dies sets `stop`, so that the process drains as after a signal. Leaving the block then raises
     INTERNAL with the task's name and error.

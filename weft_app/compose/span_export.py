@@ -20,8 +20,17 @@ from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 from typing_extensions import override
 
-from weft.kernel.log import get_logger
-from weft.kernel.tracing import Attribute, Sampling, ServiceName, Span, SpanCounts, SpanKind, TraceContext, Tracing
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.telemetry.tracing import (
+    Attribute,
+    Sampling,
+    ServiceName,
+    Span,
+    SpanCounts,
+    SpanKind,
+    TraceContext,
+    Tracing,
+)
 
 log = get_logger("weft.traces")
 

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from gateway.http.tls import server_context
-from runner_svc.settings import RunnerSettings
+from runner_svc.runner_settings import RunnerSettings
 from weft.api.registry.v1 import agent_pb2
 from weft.dispatch.fleet import ExpectedMesh, ModelView, expected_model
-from weft.kernel.address import is_loopback, split_address
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.request import journal_mode_of
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.requests.request_values import journal_mode_of
+from weft.kernel.values.address import is_loopback, split_address
 from weft_app.compose.edge_certificate import checked_edge_certificate
 from weft_app.compose.home import CENTRAL_SOCKET, MAX_SOCKET_PATH_BYTES, WeftHome
 from weft_app.compose.published_agents import published_agents

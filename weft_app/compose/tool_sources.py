@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from yarl import URL
 
-from runner_svc.settings import RunnerSettings
+from runner_svc.runner_settings import RunnerSettings
 from runner_svc.tools.port import ToolSettings
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors.error_tree import invalid_field
 
 INHERITED = ("PATH", "HOME", "LANG")
 """Environment variables that an MCP server's program inherits from the runner."""

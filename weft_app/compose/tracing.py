@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from weft.kernel.log import get_logger
-from weft.kernel.tracing import NO_TRACING, Sampling, Tracing
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.telemetry.tracing import NO_TRACING, Sampling, Tracing
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter

@@ -9,16 +9,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import gateway.service
-import registry_svc.service
-import router_svc.service
+import gateway.gateway_service
+import registry_svc.registry_service
+import router_svc.router_service
+from gateway.gateway_service import GatewayService
 from gateway.http.server import free_address
-from gateway.service import GatewayService
-from registry_svc.metrics import add_registry_metrics
-from registry_svc.service import RegistryService
+from registry_svc.registry_metrics import add_registry_metrics
+from registry_svc.registry_service import RegistryService
 from router_svc.announcement import RouterAnnouncement
-from router_svc.metrics import RouterMetrics
-from router_svc.service import RouterService
+from router_svc.router_metrics import RouterMetrics
+from router_svc.router_service import RouterService
 from weft import __version__
 from weft.api.operations.v1 import configuration_service_pb2 as pb
 from weft.api.registry.v1.runner_pb2 import InstanceState
@@ -32,14 +32,14 @@ from weft.dispatch.fleet import (
 from weft.documents.left_out import left_out_items
 from weft.durable.requests import RequestClient
 from weft.durable.store_calls import TIMEOUT_SECONDS as STORE_TIMEOUT_SECONDS
-from weft.kernel.clock import SystemClock
-from weft.kernel.errors import WeftError, renaming_fields
-from weft.kernel.health_monitor import HealthMonitor
-from weft.kernel.memory_tuning import settle_memory
-from weft.kernel.reasons import MODEL_NOT_LISTED, PULLING, WAITING_FOR_PULL, Reason
-from weft.kernel.rpc import ChannelPool, open_channel
-from weft.kernel.service import Service, start_task, stop_tasks
-from weft.kernel.tracing import NO_TRACING, ServiceName, Tracing
+from weft.kernel.channels.rpc import ChannelPool, open_channel
+from weft.kernel.errors.error_tree import WeftError, renaming_fields
+from weft.kernel.errors.reasons import MODEL_NOT_LISTED, PULLING, WAITING_FOR_PULL, Reason
+from weft.kernel.machine.memory_tuning import settle_memory
+from weft.kernel.services.health_monitor import HealthMonitor
+from weft.kernel.services.service_lifecycle import Service, start_task, stop_tasks
+from weft.kernel.telemetry.tracing import NO_TRACING, ServiceName, Tracing
+from weft.kernel.time.clock import SystemClock
 from weft.link.carried_calls import CallStreams
 from weft_app.compose.announcer import AnnouncementState, Announcer, announcer_of
 from weft_app.compose.certificate_expiry import CertificateExpiry
@@ -57,7 +57,7 @@ from weft_app.compose.home import RUNNING, STARTING, WeftHome
 from weft_app.compose.join_listeners import join_listeners
 from weft_app.compose.machine import local_url, network_urls
 from weft_app.compose.mesh_runners import MeshRunners
-from weft_app.compose.metrics import metrics_page, metrics_services
+from weft_app.compose.process_metrics import metrics_page, metrics_services
 from weft_app.compose.process_service import ProcessService
 from weft_app.compose.reload import MeshReload
 from weft_app.compose.runner_pages import RunnerPages
@@ -286,10 +286,10 @@ class UpHost:
         self._stack.push_async_callback(close_tracing, self._tracing)
         address = self.grpc_address
         config = router_config(self._config, address, address)
-        router = router_svc.service.build(config, tracing=self._tracing, observer=RouterMetrics(self._page))
+        router = router_svc.router_service.build(config, tracing=self._tracing, observer=RouterMetrics(self._page))
         router.expect(expected_mesh(self._runners))
         self._on_ready.append(router.expect_no_more)
-        registry = self._registry = registry_svc.service.build(
+        registry = self._registry = registry_svc.registry_service.build(
             registry_config(self._config, self._home), tracing=self._tracing
         )
         if keys is not None:
@@ -383,7 +383,7 @@ class UpHost:
             ends=ends,
         )
         config = with_edge_certificate(self._config, self._home)
-        edge = gateway.service.build(
+        edge = gateway.gateway_service.build(
             gateway_config_behind_edge(config), ports, metrics=self._page, socket_path=self._home.http_socket()
         )
         assert self._registry is not None, "the services have started"

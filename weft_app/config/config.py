@@ -6,13 +6,13 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le, MaxLen, MinLen
 
-from gateway.config import GatewayConfig
-from registry_svc.config import RegistrySettings
-from router_svc.settings import RouterSettings
-from runner_svc.settings import ModelStoreSettings
-from weft.kernel.metric_limits import MetricLimits
-from weft.kernel.settings import PUBLIC, Before, PathText, Pattern, Port, Read, word_for_flag
-from weft.kernel.tls import TlsFiles
+from gateway.gateway_config import GatewayConfig
+from registry_svc.registry_config import RegistrySettings
+from router_svc.router_settings import RouterSettings
+from runner_svc.runner_settings import ModelStoreSettings
+from weft.kernel.channels.tls import TlsFiles
+from weft.kernel.settings.metric_limits import MetricLimits
+from weft.kernel.settings.setting_annotations import PUBLIC, Before, PathText, Pattern, Port, Read, word_for_flag
 from weft_app.config.runners import MAX_MODELS, STRICT, ConfiguredRunner, adapter_names, pool_names, replica_names
 
 CONFIG_NAME = "weft.yaml"

@@ -8,8 +8,8 @@ from typing import Any
 import yaml
 
 from weft.documents.yaml_documents import YamlDocument, YamlRefusedError, yaml_documents, yaml_problem
-from weft.kernel.errors import FieldError, invalid_field
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError, invalid_field
+from weft.kernel.errors.reasons import Reason
 
 Document = dict[str, Any]
 """A mapping in the file. Its values may be `Given`."""

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from runner_svc.policy.engine_choice import CONFIGURATION, WeightFormat, folder_format
-from runner_svc.runtimes.settings import SourcedModelSettings
+from runner_svc.runtimes.runtime_settings import SourcedModelSettings
 from runner_svc.runtimes.table import ATTACHED_RUNTIME, DEFAULT_RUNTIME, RUNTIME_OF_FORMAT, find_runtime
-from weft.kernel.errors import FieldError, WeftError, invalid_field, refused_together
-from weft.kernel.model_source import PathSource, parse_source
+from weft.kernel.errors.error_tree import FieldError, WeftError, invalid_field, refused_together
+from weft.kernel.models.model_source import PathSource, parse_source
 from weft_app.config.document import Document, place_of, value_of
 
 _URL, _RUNTIME, _MODELS = "url", "runtime", "models"

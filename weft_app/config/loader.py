@@ -18,8 +18,8 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 from pydantic import TypeAdapter, ValidationError
 from pydantic.alias_generators import to_camel
 
-from weft.kernel.errors import FieldError, invalid_field, refused_together
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError, invalid_field, refused_together
+from weft.kernel.errors.reasons import Reason
 from weft_app.config.config import CONFIG_NAME, WeftConfig
 from weft_app.config.document import (
     Document,

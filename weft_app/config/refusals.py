@@ -11,10 +11,10 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from weft.kernel.errors import FieldError, invalid_field
-from weft.kernel.model_source import shown_url
-from weft.kernel.names import close_names
-from weft.kernel.validation_words import plain_words
+from weft.kernel.errors.error_tree import FieldError, invalid_field
+from weft.kernel.errors.validation_words import plain_words
+from weft.kernel.models.model_source import shown_url
+from weft.kernel.values.names import close_names
 from weft_app.config.config import NamesTwiceError
 from weft_app.config.document import PathSteps, place_of, sources, value_of
 from weft_app.config.runners import OF_RUNTIME

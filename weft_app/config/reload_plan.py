@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any
 
-from runner_svc.runtimes.settings import ModelSettings
-from runner_svc.settings import RunnerSettings
+from runner_svc.runner_settings import RunnerSettings
+from runner_svc.runtimes.runtime_settings import ModelSettings
 from weft.api.operations.v1.configuration_service_pb2 import ConfigurationChange, SettingChange
 from weft_app.config.config import WeftConfig
 from weft_app.config.loader import CONCEALED

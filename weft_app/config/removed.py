@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic.alias_generators import to_camel
 
-from weft.kernel.removed import RUNTIMES, SETTINGS
+from weft.kernel.errors.removed_features import RUNTIMES, SETTINGS
 from weft_app.config.document import Document, GivenList, GivenMapping, place_of, value_of
 
 _RUNNERS = "runners"

@@ -10,13 +10,18 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, Validation
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 from pydantic_core.core_schema import any_schema, with_info_plain_validator_function
 
+from runner_svc.runner_settings import RunnerSettings
 from runner_svc.runtimes.runtime import Runtime
-from runner_svc.runtimes.settings import ModelSettings, SourcedModelSettings, StartedModelSettings, settings_fields
+from runner_svc.runtimes.runtime_settings import (
+    ModelSettings,
+    SourcedModelSettings,
+    StartedModelSettings,
+    settings_fields,
+)
 from runner_svc.runtimes.table import built_in, find_runtime
-from runner_svc.settings import RunnerSettings
-from weft.kernel.errors import invalid_field
-from weft.kernel.names import require_name_of_model
-from weft.kernel.settings import PUBLIC
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.settings.setting_annotations import PUBLIC
+from weft.kernel.values.names import require_name_of_model
 
 if TYPE_CHECKING:
     AnyModel = ModelSettings

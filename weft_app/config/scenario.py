@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from router_svc.policy.endpoints.routes import MAX_SECONDS, Route
 from router_svc.policy.limits import QueueLimits, SchedulerLimits
-from router_svc.policy.settings import ChoicePolicy, PoolSettings, RemotePermission, Settings, TenantSettings
+from router_svc.policy.pool_settings import ChoicePolicy, PoolSettings, RemotePermission, Settings, TenantSettings
 from router_svc.simulation.scenario import (
     BLOCK_TOKENS,
     MAX_HOSTS,
@@ -30,12 +30,12 @@ from router_svc.simulation.scenario import (
     Traffic,
 )
 from weft.documents.yaml_documents import YamlRefusedError, yaml_documents
-from weft.kernel.decoding import DECODE_FAULTS
-from weft.kernel.errors import FieldError, invalid_field
-from weft.kernel.names import ROUTE_PREFIX
-from weft.kernel.reasons import Reason
-from weft.kernel.settings import Name, values_of
-from weft.kernel.validation_words import plain_words
+from weft.kernel.errors.error_tree import FieldError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.errors.validation_words import plain_words
+from weft.kernel.settings.setting_annotations import Name, values_of
+from weft.kernel.text.decoding import DECODE_FAULTS
+from weft.kernel.values.names import ROUTE_PREFIX
 from weft_app.config.loader import validate_section
 from weft_app.config.refusals import UNKNOWN_NAME
 from weft_app.config.runners import STRICT

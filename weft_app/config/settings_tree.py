@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from weft.documents.document_base import field_docstrings
-from weft.kernel.model_source import shown_url
-from weft.kernel.settings import ConstantMark, Public, Secret
-from weft.kernel.units import Rate
+from weft.kernel.models.model_source import shown_url
+from weft.kernel.settings.setting_annotations import ConstantMark, Public, Secret
+from weft.kernel.values.units import Rate
 
 REQUIRED = object()
 """The default of a setting without one."""

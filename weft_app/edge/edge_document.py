@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from weft.kernel.address import is_address
+from weft.kernel.values.address import is_address
 from weft_app.edge.local_replies import local_replies
 from weft_app.edge.plan import CertificateFiles, Document, EdgePlan, Endpoint
 

@@ -3,8 +3,8 @@
 from types import MappingProxyType
 
 from gateway.errors import OLLAMA_JSON, Dialect, envelope, http_status, retry_after_seconds
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_app.edge.plan import Document
 
 _PATHS = MappingProxyType(

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weft.kernel.address import MAX_PORT
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.values.address import MAX_PORT
 from weft_app.config.config import EdgeSettings
 
 Document = dict[str, Any]

@@ -15,14 +15,14 @@ from runner_svc.policy.timeouts import StopGraces
 from runner_svc.supervise.logs import LogRing
 from runner_svc.supervise.process import SupervisedProcess
 from runner_svc.supervise.socket_folder import SocketFolder
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
-from weft.kernel.file_replacement import replace_file
-from weft.kernel.health import WELL, HealthCheck, Observation, down
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
-from weft.kernel.service import start_critical, start_task, stop_tasks
-from weft.kernel.tls import TlsFiles, TlsSource
+from weft.kernel.channels.tls import TlsFiles, TlsSource
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.machine.file_replacement import replace_file
+from weft.kernel.services.health import WELL, HealthCheck, Observation, down
+from weft.kernel.services.service_lifecycle import start_critical, start_task, stop_tasks
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import Clock
 from weft_app.edge.edge_document import CERTIFICATE, LISTENER, edge_document
 from weft_app.edge.plan import Document, EdgePlan, Endpoint
 
@@ -152,10 +152,10 @@ class EdgeProxy:
     def health_check(self) -> HealthCheck:
         """Returns the health check of Envoy for this process."""
 
-        def look() -> Observation:
+        def probe() -> Observation:
             return down("no_edge", f"Envoy does not serve: {self._fault}") if self._fault else WELL
 
-        return HealthCheck(name="edge", look=look, is_essential=False)
+        return HealthCheck(name="edge", probe=probe, is_essential=False)
 
     async def start(self) -> None:
         """Starts Envoy and waits until it serves. Raises SERVICE_UNAVAILABLE with its last errors."""

@@ -27,9 +27,9 @@ import pytest_asyncio
 
 from runner_svc.backend.port import Backend, BackendFacts, LoadOrder
 from weft.api.common.v1 import completion_pb2, embedding_pb2, event_pb2, tokenize_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Operation
 from weft_testing.conformance.backend_steps import (
     ANSWER_TOKENS,
     MAX_LOG_BYTES,

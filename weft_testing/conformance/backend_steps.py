@@ -15,8 +15,8 @@ import psutil
 from runner_svc.backend.port import Backend, CallInfo
 from weft.api.common.v1 import chat_pb2, completion_pb2, event_pb2, sampling_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 ANSWER_TOKENS = 8
 MAX_LOG_BYTES = 2 * 1024 * 1024

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import psutil
 
 from weft.api.runner.v1.runner_service_pb2 import CLAIM_STATE_BROKEN, CLAIM_STATE_KEPT, EngineClaim
-from weft.kernel.names import new_id
+from weft.kernel.values.names import new_id
 from weft_testing.conformance.findings import BrokenPromiseError, NotCheckedError
 from weft_testing.conformance.runner_requests import (
     NOTICE_SECONDS,

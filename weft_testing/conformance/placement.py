@@ -18,10 +18,10 @@ from typing import Any
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1.placement_service_pb2 import Granted
 from weft.dispatch.placement import Decision, Placement, RouterPort
-from weft.kernel.errors import WeftError
-from weft.kernel.placement_request import PlacementRequest, PoolQueue
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation, Priority
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.placement_request import PlacementRequest, PoolQueue
+from weft.kernel.requests.request_values import Operation, Priority
 
 __all__ = ["MEMBER", "POOL", "PlacementConformance"]
 

@@ -21,7 +21,7 @@ from typing import Any
 from weft.api.common.v1 import completion_pb2, embedding_pb2, receipt_pb2, sampling_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.dispatch.frames import GenerationPayload
-from weft.kernel.request import CacheMode, Handling
+from weft.kernel.requests.request_values import CacheMode, Handling
 from weft_testing.conformance.backend_steps import beside, chat
 
 MODEL = "m"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from weft.api.common.v1 import chat_pb2
 from weft.dispatch.frames import has_content
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_testing.conformance.findings import BrokenPromiseError, NotCheckedError, require
 from weft_testing.conformance.runner_under_test import POLL_SECONDS, Events, RunnerUnderTest
 

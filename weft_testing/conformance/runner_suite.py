@@ -12,9 +12,9 @@ from weft.api.common.v1 import chat_pb2, event_pb2
 from weft.api.registry.v1 import model_pb2, runner_pb2
 from weft.dispatch.frames import has_content
 from weft.dispatch.tickets import Action
-from weft.kernel.errors import WeftError
-from weft.kernel.names import new_id
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.names import new_id
 from weft_testing.conformance.backend_steps import is_alive
 from weft_testing.conformance.engine_claims import engine_claims
 from weft_testing.conformance.findings import BrokenPromiseError, Finding, NotCheckedError, Verdict, require

@@ -23,14 +23,14 @@ from weft.api.runner.v1 import (
 )
 from weft.dispatch.fleet import FleetView, FleetWatcher, RunnerView
 from weft.dispatch.tickets import TICKET_LIFETIME_SECONDS, Action, PermitTarget, make_permit, sign
-from weft.kernel.address import metadata_of
-from weft.kernel.clock import SystemClock
-from weft.kernel.errors import WeftError
-from weft.kernel.names import new_id
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call, open_channel
-from weft.kernel.tls_channel import ChannelSecurity
-from weft.kernel.unknown_names import MODEL, RUNNER, unknown_name
+from weft.kernel.channels.rpc import error_from_call, open_channel
+from weft.kernel.channels.tls_channel import ChannelSecurity
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.clock import SystemClock
+from weft.kernel.values.address import metadata_of
+from weft.kernel.values.names import new_id
+from weft.kernel.values.unknown_names import MODEL, RUNNER, unknown_name
 from weft_testing.carried import CarriedStub
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from weft.kernel.reasons import Reason, traits
+from weft.kernel.errors.reasons import Reason, traits
 from weft_app.cli.options import EXIT_CODES, EXIT_FAILED
 
 PROTO = Path(__file__).parents[3] / "protos" / "weft" / "api" / "common" / "v1" / "error_reason.proto"

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 
 from runner_svc.runtimes.server.presets import PRESETS, ServerPreset
-from weft.kernel.request import Operation
+from weft.kernel.requests.request_values import Operation
 
 
 def _code(words: Iterable[str]) -> str:

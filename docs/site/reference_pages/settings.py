@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Iterator
 
-from runner_svc.runtimes.settings import (
+from runner_svc.runtimes.runtime_settings import (
     FileModelSettings,
     ModelSettings,
     PathModelSettings,

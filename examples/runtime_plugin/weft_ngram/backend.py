@@ -8,7 +8,7 @@ from runner_svc.backend.port import LoadOrder
 from runner_svc.runtimes.flags import flags_of
 from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
 from runner_svc.runtimes.started_server import StartedServer
-from weft.kernel.request import Operation
+from weft.kernel.requests.request_values import Operation
 from weft_ngram.runtime import PARAMETERS, NgramModel
 
 

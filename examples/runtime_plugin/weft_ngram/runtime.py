@@ -12,8 +12,8 @@ from annotated_types import Ge, Gt, Le
 
 from runner_svc.policy.parameters import EngineParameters
 from runner_svc.runtimes.runtime import Requirement, Runtime, deferred
-from runner_svc.runtimes.settings import Argument, StartedModelSettings
-from weft.kernel.settings import PathText
+from runner_svc.runtimes.runtime_settings import Argument, StartedModelSettings
+from weft.kernel.settings.setting_annotations import PathText
 
 PARAMETERS = EngineParameters(
     engine="the n-gram server",

@@ -6,7 +6,7 @@ from datetime import datetime
 from enum import IntEnum
 
 from weft.gpu.snapshot import HostSnapshot, ProcessId, ProcessSnapshot, Source
-from weft.kernel.request import Priority
+from weft.kernel.requests.request_values import Priority
 
 Shares = tuple[tuple[int, int], ...]
 """(device index, bytes), in device order."""
@@ -112,7 +112,7 @@ class MemoryRequest:
     """When the wait ends, in monotonic seconds."""
 
     @property
-    def place(self) -> tuple[int, int]:
+    def queue_key(self) -> tuple[int, int]:
         """Position in the wait queue: lower goes first."""
         return self.priority, self.arrival
 

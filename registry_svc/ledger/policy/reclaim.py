@@ -150,7 +150,7 @@ def plan_queue(
     devices, taken = account.devices, frozenset[int]()
     grants: list[tuple[MemoryRequest, Shares]] = []
     evictions: list[tuple[MemoryRequest, Lease]] = []
-    for request in sorted(queue, key=lambda each: each.place):
+    for request in sorted(queue, key=lambda each: each.queue_key):
         wanted = request.devices_among(devices)
         usable = {index: devices[index] for index in sorted(wanted - taken)}
         shares = choose(tuple(usable.values()), request.size, request.max_devices)

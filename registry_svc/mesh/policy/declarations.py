@@ -3,12 +3,12 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from registry_svc.mesh.domain import Outcome
+from registry_svc.mesh.states import Outcome
 from weft.documents.kind import PointsTo, Reference
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.unknown_names import unknown_name, unknown_target
+from weft.kernel.errors.error_tree import FieldError, WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.unknown_names import unknown_name, unknown_target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum, auto
 
-from registry_svc.config import RegistryConfig
-from registry_svc.mesh.domain import Session, Standing
-from registry_svc.mesh.policy.namespace import Claim, sessions_to_end
+from registry_svc.mesh.policy.namespace import NameOwners, sessions_to_end
+from registry_svc.mesh.states import Session, Standing
+from registry_svc.registry_config import RegistryConfig
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +200,7 @@ class Admitted:
 
 
 def decide_opening(
-    opening: Opening, *, own: Holder | None, runner_holder: Holder | None, claims: Sequence[Claim]
+    opening: Opening, *, own: Holder | None, runner_holder: Holder | None, claims: Sequence[NameOwners]
 ) -> Repeated | Admitted:
     """Decides whether `opening` gets its names. Raises ALREADY_EXISTS for a name that another session keeps.
 

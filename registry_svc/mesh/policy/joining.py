@@ -4,9 +4,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.names import is_model_name
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.names import is_model_name
 
 _CONFIGURED = ""
 """The owner of names in weft.yaml."""

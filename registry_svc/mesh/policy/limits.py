@@ -1,7 +1,7 @@
 """Limits on the number of resources."""
 
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 
 def require_room(what: str, present: int, arriving: int, limit: int) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 _FRIENDS = frozenset({frozenset({ResourceKind.MODEL, ResourceKind.POOL}), frozenset({ResourceKind.POOL})})
 # Resources of these kinds can be both declared and published; the declaration takes precedence.
@@ -39,7 +39,7 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class NameOwners:
     """A claim to a name, with its current owners."""
 
     kind: ResourceKind
@@ -52,7 +52,7 @@ def may_share(one: ResourceKind, other: ResourceKind) -> bool:
     return frozenset({one, other}) in _FRIENDS
 
 
-def sessions_to_end(claims: Iterable[Claim], *, own_session: str, runner: str) -> frozenset[str]:
+def sessions_to_end(claims: Iterable[NameOwners], *, own_session: str, runner: str) -> frozenset[str]:
     """Returns the ids of dead sessions that must end so that a session of `runner` gets its names.
 
     `own_session` is the earlier incarnation that it replaces, or "". Raises ALREADY_EXISTS with the owner's kind for a
@@ -73,7 +73,7 @@ def sessions_to_end(claims: Iterable[Claim], *, own_session: str, runner: str) -
     return frozenset(ended)
 
 
-def require_free(claims: Iterable[Claim]) -> None:
+def require_free(claims: Iterable[NameOwners]) -> None:
     """Raises ALREADY_EXISTS if a resource of another kind has a name that an operator declares.
 
     Dead owners count, too: the operator can delete them deliberately. Models from lists of servers lose their names.

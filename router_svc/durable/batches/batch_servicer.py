@@ -57,15 +57,15 @@ from weft.durable.batches import (
     batch_not_found,
 )
 from weft.durable.tasks import payload_of
-from weft.kernel.clock import Clock, SystemClock, wait_for_event
-from weft.kernel.errors import FieldError, WeftError, invalid_field
-from weft.kernel.log import get_logger
-from weft.kernel.names import MAX_REQUEST_ID_CHARS, new_id, require_token
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import AnsweringServicer, answering
-from weft.kernel.rpc_auth import caller
-from weft.kernel.service import start_restarting, stop_tasks
-from weft.kernel.timestamps import datetime_of, stamp_of
+from weft.kernel.access.rpc_auth import caller
+from weft.kernel.channels.rpc import AnsweringServicer, answering
+from weft.kernel.errors.error_tree import FieldError, WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.services.service_lifecycle import start_restarting, stop_tasks
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import Clock, SystemClock, wait_for_event
+from weft.kernel.time.timestamps import datetime_of, stamp_of
+from weft.kernel.values.names import MAX_REQUEST_ID_CHARS, new_id, require_token
 from weft.sql.sweeper import Sweeper
 
 Context = grpc.aio.ServicerContext[Any, Any]

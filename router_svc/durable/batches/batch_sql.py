@@ -18,9 +18,9 @@ from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import batch_service_pb2 as batch_pb
 from weft.api.router.v1 import task_pb2
 from weft.durable.batches import BATCH_OUTPUT
-from weft.kernel.clock import CLOCK_MARGIN_SECONDS
-from weft.kernel.reasons import Reason
-from weft.kernel.timestamps import stamp_of
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.clock import CLOCK_MARGIN_SECONDS
+from weft.kernel.time.timestamps import stamp_of
 from weft.sql.connections import Row, Tx
 
 RECEIVING = 0

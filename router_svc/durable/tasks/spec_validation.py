@@ -8,16 +8,16 @@ from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.task_records import NewTask
 from weft.api.router.v1 import task_pb2
 from weft.dispatch.agents import name_asked_for, require_model_name
-from weft.dispatch.operations import operation_of
+from weft.dispatch.operation_table import operation_of
 from weft.dispatch.parameter_checks import client_of, handling_of, may_keep_alive, priority_of, session_of
 from weft.durable.batches import MAX_METADATA, MAX_METADATA_NAME_CHARS, MAX_METADATA_VALUE_CHARS
 from weft.durable.media import media_parts
 from weft.durable.tasks import MAX_ORIGIN_KIND_CHARS, TASK_PREFIX, TaskPayload, payload_of
-from weft.kernel.errors import FieldError, invalid_field
-from weft.kernel.names import AGENT_PREFIX, MAX_NAME_CHARS, MAX_REQUEST_ID_CHARS, new_id, require_token
-from weft.kernel.principal import MAY_LEAVE, USE_MODELS, Principal
-from weft.kernel.reasons import Reason
-from weft.kernel.request import TASK_OPERATIONS, Operation, Priority
+from weft.kernel.access.principal import MAY_LEAVE, USE_MODELS, Principal
+from weft.kernel.errors.error_tree import FieldError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import TASK_OPERATIONS, Operation, Priority
+from weft.kernel.values.names import AGENT_PREFIX, MAX_NAME_CHARS, MAX_REQUEST_ID_CHARS, new_id, require_token
 
 MIN_PENDING_LIMIT_SECONDS = 1.0
 MAX_PENDING_LIMIT_SECONDS = 7 * 86_400.0

@@ -6,15 +6,15 @@ from binascii import Error as Base64Error
 from collections.abc import Sequence
 from typing import Any
 
-from router_svc.durable.tasks.task_records import LOST_LEASE, Claim, Lane, NewTask
+from router_svc.durable.tasks.task_records import LOST_LEASE, Lane, NewTask, TaskLease
 from weft.api.common.v1 import error_reason_pb2, receipt_pb2
 from weft.api.router.v1 import task_pb2
 from weft.api.router.v1 import task_service_pb2 as pb
 from weft.durable.tasks import event_number, task_error
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.reasons import Reason, reason_of
-from weft.kernel.request import Priority
-from weft.kernel.timestamps import optional_stamp, stamp_of
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason, reason_of
+from weft.kernel.requests.request_values import Priority
+from weft.kernel.time.timestamps import optional_stamp, stamp_of
 from weft.sql.connections import Row, Tx
 
 LOST = task_error(LOST_LEASE, "the router that ran it sent no heartbeats")
@@ -199,7 +199,7 @@ def lane_parameters(lane: Lane) -> dict[str, object]:
     return {"model": lane.model, "tenant": lane.tenant, "band": lane.band.value}
 
 
-def claim_parameters(claim: Claim) -> dict[str, object]:
+def claim_parameters(claim: TaskLease) -> dict[str, object]:
     """Returns the parameters that match a claim."""
     return {"id": claim.task_id, "owner": claim.owner, "attempt": claim.attempt}
 

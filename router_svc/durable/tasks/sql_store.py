@@ -10,12 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, ClassVar
 
-from router_svc.durable.moments import BoundedMoment, bring_back, is_any_ahead
+from router_svc.durable.clock_clamp import BoundedMoment, bring_back, is_any_ahead
 from router_svc.durable.tasks import sql_rows
 from router_svc.durable.tasks.sql_rows import NO_SEQ, SPECS, STAGED, as_many_as_fit, lane_of, task_of
 from router_svc.durable.tasks.task_ends import ReportEnds, ignore_ends, settle, tasks_in
 from router_svc.durable.tasks.task_records import (
-    Claim,
     EndedTask,
     ExpiredLease,
     Lane,
@@ -23,6 +22,7 @@ from router_svc.durable.tasks.task_records import (
     NewTask,
     PendingTask,
     StateCount,
+    TaskLease,
     TaskOutcome,
 )
 from router_svc.policy.task_release import KeptTasks, Release
@@ -31,9 +31,9 @@ from router_svc.store.database import RouterDatabase, time_of
 from weft.api.router.v1 import task_pb2
 from weft.api.router.v1 import task_service_pb2 as pb
 from weft.durable.tasks import DEFAULT_LISTED, MAX_LISTED, task_error
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.timestamps import stamp_of
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.timestamps import stamp_of
 from weft.sql.connections import Row, Tx
 from weft.sql.statements import insert
 
@@ -333,10 +333,10 @@ class SqlTaskStore:
 
     # -- claims
 
-    async def claim(self, task_id: str, owner: str, now: float, lease_until: float) -> Claim | None:
+    async def claim(self, task_id: str, owner: str, now: float, lease_until: float) -> TaskLease | None:
         """Claims a pending task; None: another router has it, or it is not pending. Never waits for a row lock."""
 
-        def take(tx: Tx) -> Claim | None:
+        def take(tx: Tx) -> TaskLease | None:
             taken = tx.row(
                 f"""UPDATE tasks SET state = 2, owner = :owner, attempt = attempt + 1, lease_until = :lease_until,
                 lease_seconds = :lease_seconds, started_at = :now, last_index = 0, result_size = 0
@@ -354,21 +354,21 @@ class SqlTaskStore:
             began = now if ended is None else max(now, ended)
             attempt = {"task_id": task_id, "attempt": taken.attempt, "owner": owner, "claimed_at": began}
             tx.insert("task_attempts", {**attempt, "reason": 0, "message": "", "receipt": b""})
-            return Claim(task_id, owner, taken.attempt)
+            return TaskLease(task_id, owner, taken.attempt)
 
         return await self._database.run(take, vital=True)
 
-    async def renew(self, owner: str, lease_until: float) -> frozenset[Claim]:
+    async def renew(self, owner: str, lease_until: float) -> frozenset[TaskLease]:
         """Renews the leases of all claims of an owner; returns the claims that it still has."""
         extend = "UPDATE tasks SET lease_until = :end WHERE state = 2 AND owner = :owner RETURNING id, attempt"
         renewed = await self._database.run(lambda tx: tx.rows(extend, owner=owner, end=lease_until), vital=True)
-        return frozenset(Claim(row.id, owner, row.attempt) for row in renewed)
+        return frozenset(TaskLease(row.id, owner, row.attempt) for row in renewed)
 
-    async def append(self, claim: Claim, chunks: Sequence[NewChunk]) -> bool:
+    async def append(self, claim: TaskLease, chunks: Sequence[NewChunk]) -> bool:
         """Appends chunks to an answer. False: the claim is lost and nothing was stored."""
         return await self._database.run(lambda tx: self._append(tx, claim, chunks), vital=True)
 
-    def _append(self, tx: Tx, claim: Claim, chunks: Sequence[NewChunk]) -> bool:
+    def _append(self, tx: Tx, claim: TaskLease, chunks: Sequence[NewChunk]) -> bool:
         """Appends chunks and replaces stored ones from the first one's index on, so that a write can be repeated.
 
         Raises INTERNAL if the chunks are not consecutive.
@@ -388,7 +388,7 @@ class SqlTaskStore:
         tx.insert("task_pieces", *({**of_attempt, **asdict(chunk)} for chunk in chunks))
         return True
 
-    async def end(self, claim: Claim, outcome: TaskOutcome, now: float) -> bool:
+    async def end(self, claim: TaskLease, outcome: TaskOutcome, now: float) -> bool:
         """Ends the task and its attempt. False: the claim is lost and nothing was stored."""
 
         def finish(tx: Tx) -> list[EndedTask]:
@@ -420,7 +420,14 @@ class SqlTaskStore:
         return bool(ended)
 
     async def revert(
-        self, claim: Claim, failure: task_pb2.TaskError, *, receipt: bytes, counts: bool, now: float, ready_at: float
+        self,
+        claim: TaskLease,
+        failure: task_pb2.TaskError,
+        *,
+        receipt: bytes,
+        counts: bool,
+        now: float,
+        ready_at: float,
     ) -> bool:
         """Discards a failed attempt and its chunks; the task is pending again and may start at `ready_at`.
 
@@ -461,7 +468,7 @@ class SqlTaskStore:
                 {_UNCLAIMED} WHERE seq = :seq RETURNING *"""
             after = tx.rows(cancel, seq=row.seq, now=now, state=task_pb2.TASK_STATE_CANCELLED)
             if row.state == task_pb2.TASK_STATE_RUNNING:
-                _end_attempts(tx, [Claim(task_id, row.owner, row.attempt)], _BY_OWNER, now)
+                _end_attempts(tx, [TaskLease(task_id, row.owner, row.attempt)], _BY_OWNER, now)
             task = task_of(after[0])
             task.owner = row.owner
             return task, settle(tx, after, now)
@@ -503,7 +510,7 @@ class SqlTaskStore:
             again = [row for row in rows if row.failures + 1 < row.max_attempts]
             failed = [row for row in rows if row.failures + 1 >= row.max_attempts]
             lost = [
-                ExpiredLease(claim=Claim(row.id, row.owner, row.attempt), lane=lane_of(row), state=state)
+                ExpiredLease(claim=TaskLease(row.id, row.owner, row.attempt), lane=lane_of(row), state=state)
                 for some, state in ((again, task_pb2.TASK_STATE_PENDING), (failed, task_pb2.TASK_STATE_FAILED))
                 for row in some
             ]
@@ -620,7 +627,7 @@ def _rows_of(tx: Tx, rows: Sequence[Any]) -> Sequence[Row]:
     return tx.rows("SELECT * FROM tasks WHERE seq IN :seqs", seqs=[row.seq for row in rows]) if rows else ()
 
 
-def _cut(tx: Tx, claim: Claim, first: int) -> int:
+def _cut(tx: Tx, claim: TaskLease, first: int) -> int:
     """Deletes chunks from an index on; returns the size of the rest."""
     this: dict[str, Any] = {"id": claim.task_id, "attempt": claim.attempt}
     tx.execute(f"DELETE FROM task_pieces WHERE {_OF_ATTEMPT} AND first_index >= :first", **this, first=first)
@@ -635,12 +642,12 @@ def _cut(tx: Tx, claim: Claim, first: int) -> int:
     return int(rest.size or 0)
 
 
-def _delete_pieces(tx: Tx, claims: Sequence[Claim]) -> None:
+def _delete_pieces(tx: Tx, claims: Sequence[TaskLease]) -> None:
     tx.many(f"DELETE FROM task_pieces WHERE {_OF_ATTEMPT}", map(sql_rows.claim_parameters, claims))
 
 
 def _end_attempts(
-    tx: Tx, claims: Sequence[Claim], failure: task_pb2.TaskError, now: float, *, receipt: bytes = b""
+    tx: Tx, claims: Sequence[TaskLease], failure: task_pb2.TaskError, now: float, *, receipt: bytes = b""
 ) -> None:
     over = {"now": now, "receipt": receipt, **sql_rows.failure_parameters(failure)}
     tx.many(

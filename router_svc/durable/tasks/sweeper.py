@@ -14,10 +14,10 @@ from router_svc.durable.tasks.task_run import TaskDeps
 from router_svc.policy.task_release import KeepBounds, Release, ReleaseBound, releases
 from weft.api.router.v1 import task_pb2
 from weft.durable.tasks import state_name
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import Clock
 
 RECOUNT_SECONDS = 5.0
 """Minimum time between two counts for a tenant at its limit."""

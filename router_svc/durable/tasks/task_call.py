@@ -22,20 +22,20 @@ from weft.dispatch.agents import KnownNames
 from weft.dispatch.call import Call
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import FleetSource
-from weft.dispatch.operations import SpeechPiece, operation_of
+from weft.dispatch.operation_table import SpeechPiece, operation_of
 from weft.dispatch.parameter_checks import client_of, handling_of, session_of
 from weft.dispatch.placement import Decision, OnCancelled, Placement, PlacementPort
 from weft.dispatch.request_trace import RequestContext
 from weft.dispatch.run_observer import RunObserver
 from weft.durable.media import media_parts
 from weft.durable.tasks import payload_of
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
-from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
-from weft.kernel.tracing import NO_TRACING, Tracing
-from weft.kernel.unknown_names import unknown_target
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.placement_request import PlacementRequest
+from weft.kernel.requests.request_values import Operation
+from weft.kernel.telemetry.tracing import NO_TRACING, Tracing
+from weft.kernel.time.clock import Clock
+from weft.kernel.values.unknown_names import unknown_target
 from weft.link.carried_calls import CallStreams
 
 _WHOLE = frozenset({Operation.IMAGE, Operation.TRANSCRIPTION})

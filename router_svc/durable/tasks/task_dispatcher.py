@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.task_records import Lane, PendingTask
 from router_svc.policy.task_retry import OfferAgain, after_refused_offer
-from weft.kernel.errors import WeftError
+from weft.kernel.errors.error_tree import WeftError
 
 DROPPED_LANE_SHARE = 4
 """If every lane waits for slots, one in this many lanes is evicted at each look to make room for others."""
@@ -88,7 +88,7 @@ class TaskDispatcher:
         return len(self._lanes) >= self._limits.max_lanes
 
     @property
-    def has_place(self) -> bool:
+    def has_room(self) -> bool:
         """Whether another lane can be added: there is room, or an idle lane."""
         return not self.is_full or any(state.is_idle for state in self._lanes.values())
 

@@ -20,9 +20,9 @@ from router_svc.usage import (
 )
 from weft.api.common.v1 import receipt_pb2, usage_pb2
 from weft.api.router.v1 import task_pb2
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
-from weft.kernel.timestamps import seconds_of, set_seconds
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Priority
+from weft.kernel.time.timestamps import seconds_of, set_seconds
 from weft.sql.connections import Row, Tx
 
 ReportEnds: TypeAlias = Callable[[Sequence[EndedTask]], None]

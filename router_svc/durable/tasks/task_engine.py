@@ -12,7 +12,6 @@ from typing_extensions import override
 from router_svc.durable.tasks.task_dispatcher import LaneState, TaskDispatcher
 from router_svc.durable.tasks.task_records import (
     LOST_LEASE,
-    Claim,
     ExpiredLease,
     ItemEnded,
     Lane,
@@ -21,17 +20,18 @@ from router_svc.durable.tasks.task_records import (
     PendingTask,
     StoreEvent,
     TaskChanged,
+    TaskLease,
 )
 from router_svc.durable.tasks.task_run import RunHost, StopReason, TaskDeps, TaskRun
 from weft.api.common.v1 import event_pb2
 from weft.api.router.v1 import task_pb2
 from weft.dispatch.fleet import FleetView
 from weft.durable.tasks import state_name, task_error
-from weft.kernel.clock import wait_for_event
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
-from weft.kernel.service import start_critical, start_task, stop_tasks
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.services.service_lifecycle import start_critical, start_task, stop_tasks
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import wait_for_event
 
 log = get_logger("weft.tasks")
 
@@ -169,7 +169,7 @@ class TaskEngine(RunHost):
             self._is_publishing = False
 
     @property
-    def claims(self) -> frozenset[Claim]:
+    def claims(self) -> frozenset[TaskLease]:
         """The claims of the tasks that run here."""
         return frozenset(run.claim for run in self._runs.values() if run.claim is not None)
 
@@ -178,7 +178,7 @@ class TaskEngine(RunHost):
         run = self._runs.get(task_id)
         return run is not None and run.is_claiming
 
-    def lose(self, claim: Claim) -> None:
+    def lose(self, claim: TaskLease) -> None:
         """Stops the run whose claim is lost."""
         run = self._runs.get(claim.task_id)
         if run is not None and run.claim == claim:
@@ -329,7 +329,7 @@ class TaskEngine(RunHost):
 
     def _look_at(self) -> float:
         """Returns when all lanes are listed next."""
-        if self._looks_everywhere or (self._has_unlisted_lanes and self._dispatcher.has_place):
+        if self._looks_everywhere or (self._has_unlisted_lanes and self._dispatcher.has_room):
             return self._looked_at + LOOK_SECONDS
         polled = self._looked_at + self._deps.limits.poll_interval_seconds
         if self._ready_at is None:
@@ -401,7 +401,7 @@ class LeaseRenewer:
                 await self._revert_unknown(claim)
         await self._revert_expired()
 
-    async def _revert_unknown(self, claim: Claim) -> None:
+    async def _revert_unknown(self, claim: TaskLease) -> None:
         """Reverts a claim of this router without a run, as its acknowledgement was lost."""
         failure = task_error(Reason.LEASE_LOST, "the acknowledgement of the claim was lost")
         now = self._database_clock.now()

@@ -10,17 +10,17 @@ from collections.abc import Container, Sequence
 from dataclasses import replace
 
 from router_svc.durable.files import FileServicer
-from router_svc.durable.tasks.task_records import Claim, NewTask
+from router_svc.durable.tasks.task_records import NewTask, TaskLease
 from weft.api.common.v1 import audio_pb2, chat_pb2, event_pb2
 from weft.api.router.v1 import file_service_pb2 as file_pb
 from weft.api.router.v1 import task_pb2
 from weft.durable.batches import MAX_PIECE_BYTES, RESULT, TASK_INPUT
 from weft.durable.media import fill_inputs, media_parts, pieces_of
 from weft.durable.tasks import TaskPayload, payload_of
-from weft.kernel.clock import Clock
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError, WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import Clock
 
 log = get_logger("weft.tasks")
 
@@ -109,7 +109,7 @@ class TaskMedia:
             self._given.add(task_id)
             await fill_inputs(files, tenant, payload, max_bytes=files.results.max_input_bytes)
 
-    async def save_result(self, tenant: str, claim: Claim, data: bytes, media_type: str) -> str:
+    async def save_result(self, tenant: str, claim: TaskLease, data: bytes, media_type: str) -> str:
         """Returns the file id of a stored result.
 
         Raises REQUEST_TOO_LARGE and TOO_MANY_RESOURCES by the bounds of `router.results`.
@@ -198,7 +198,7 @@ class MediaRecorder:
         self._speech_type = ""
         self.has_files = False
 
-    async def kept(self, claim: Claim, output: task_pb2.TaskOutput) -> task_pb2.TaskOutput:
+    async def kept(self, claim: TaskLease, output: task_pb2.TaskOutput) -> task_pb2.TaskOutput:
         """Returns the part of an output to store. Raises as `TaskMedia.save_result`."""
         kept: list[event_pb2.InferenceEvent] = []
         for event in output.events:
@@ -213,7 +213,7 @@ class MediaRecorder:
             kept.append(await self._with_file(claim, event) if kind == "image" else event)
         return task_pb2.TaskOutput(events=kept, embeddings=output.embeddings)
 
-    async def _with_file(self, claim: Claim, event: event_pb2.InferenceEvent) -> event_pb2.InferenceEvent:
+    async def _with_file(self, claim: TaskLease, event: event_pb2.InferenceEvent) -> event_pb2.InferenceEvent:
         image = event.image.image
         if not image.data:
             return event
@@ -234,13 +234,13 @@ class MediaRecorder:
                 Reason.REQUEST_TOO_LARGE, f"the recording has more than {limit} bytes (router.results.max_bytes)"
             )
 
-    async def _spoken(self, claim: Claim) -> audio_pb2.SpeechPart:
+    async def _spoken(self, claim: TaskLease) -> audio_pb2.SpeechPart:
         self.has_files = True
         file_id = await self._saved(claim, bytes(self._speech), self._speech_type)
         self._speech.clear()
         return audio_pb2.SpeechPart(media_type=self._speech_type, file_id=file_id)
 
-    async def _saved(self, claim: Claim, data: bytes, media_type: str) -> str:
+    async def _saved(self, claim: TaskLease, data: bytes, media_type: str) -> str:
         """Returns the id of a new file; retries while the database is unavailable and the claim may be valid."""
         give_up_at, pause = self._clock.monotonic() + WRITE_PATIENCE_SECONDS, FIRST_WRITE_PAUSE_SECONDS
         while True:

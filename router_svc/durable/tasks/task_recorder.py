@@ -6,10 +6,10 @@ from router_svc.durable.tasks.task_records import EndedTask, StoreEvent, TaskOff
 from router_svc.request_log import RequestLog
 from router_svc.request_record import RecordedTask
 from weft.api.common.v1 import receipt_pb2
-from weft.kernel.clock import Clock
-from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.request import Operation, Priority
-from weft.kernel.timestamps import optional_datetime
+from weft.kernel.requests.placement_request import PlacementRequest
+from weft.kernel.requests.request_values import Operation, Priority
+from weft.kernel.time.clock import Clock
+from weft.kernel.time.timestamps import optional_datetime
 
 CountEnd = Callable[[PlacementRequest, receipt_pb2.Receipt], None]
 """Counts the end of a task; see `SchedulingLoop.task_ended`."""

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import task_pb2
-from weft.kernel.clock import Clock, MeshClock
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Priority
+from weft.kernel.time.clock import Clock, MeshClock
 
 
 class Lane(NamedTuple):
@@ -93,7 +93,7 @@ class TasksEnded:
 StoreEvent = LaneFilled | TaskChanged | ManyChanged | ItemEnded | TasksPurged | TaskOffered | TaskPaused | TasksEnded
 
 
-class Claim(NamedTuple):
+class TaskLease(NamedTuple):
     """The fencing token: the router that owns a task, and the attempt."""
 
     task_id: str
@@ -178,7 +178,7 @@ class TaskOutcome:
 class ExpiredLease:
     """A claim whose lease expired."""
 
-    claim: Claim
+    claim: TaskLease
     lane: Lane
     state: "task_pb2.TaskState.ValueType"
     """PENDING again, or FAILED after the last attempt."""

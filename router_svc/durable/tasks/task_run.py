@@ -21,7 +21,6 @@ from router_svc.durable.tasks.task_media import (
     TaskMedia,
 )
 from router_svc.durable.tasks.task_records import (
-    Claim,
     DatabaseClock,
     ItemEnded,
     LaneFilled,
@@ -29,6 +28,7 @@ from router_svc.durable.tasks.task_records import (
     PendingTask,
     StoreEvent,
     TaskChanged,
+    TaskLease,
     TaskOffered,
     TaskOutcome,
     TaskPaused,
@@ -45,12 +45,12 @@ from weft.api.router.v1 import task_pb2
 from weft.dispatch.frames import has_content
 from weft.dispatch.placement import canceller_of
 from weft.durable.tasks import state_name, task_error
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason, reason_of
-from weft.kernel.service import start_task
-from weft.kernel.timestamps import stamp_of
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason, reason_of
+from weft.kernel.services.service_lifecycle import start_task
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.clock import Clock
+from weft.kernel.time.timestamps import stamp_of
 
 PROGRESS_INTERVAL_SECONDS = 0.25
 """Interval of progress reports to watchers of an image or recording; progress is not stored."""
@@ -223,7 +223,7 @@ class TaskRun:
         self._deps = deps
         self._host = host
         self.task = task
-        self.claim: Claim | None = None
+        self.claim: TaskLease | None = None
         """The attempt's claim; None: the task is only offered."""
         self.is_claiming = False
         self.is_over_capacity = False
@@ -322,7 +322,7 @@ class TaskRun:
             self._call.set_unary(bool(self.task.batch) and not deps.events.is_watched(self.task.id))
         log.info("task started", task=self.task.id, attempt=claim.attempt, owner=claim.owner)
 
-    async def _claim(self) -> Claim | None:
+    async def _claim(self) -> TaskLease | None:
         deps, now = self._deps, self._deps.database_clock.now()
         self.is_claiming = True
         try:
@@ -367,7 +367,7 @@ class TaskRun:
             self._has_progressed.clear()
             self._host.publish(TaskChanged(self.task.id))
 
-    async def _conclude(self, claim: Claim, error: WeftError | None) -> None:
+    async def _conclude(self, claim: TaskLease, error: WeftError | None) -> None:
         try:
             await self._settle_attempt(claim, error)
         finally:
@@ -378,7 +378,7 @@ class TaskRun:
             await self._deps.media.release(tenant, claim.task_id, (claim.attempt,))
         await self._deps.media.release_inputs(tenant, claim.task_id, has_ended=self._ended is not None)
 
-    async def _settle_attempt(self, claim: Claim, error: WeftError | None) -> None:
+    async def _settle_attempt(self, claim: TaskLease, error: WeftError | None) -> None:
         match self._stop:
             case StopReason.LOST:
                 _log_lost(claim)
@@ -406,7 +406,7 @@ class TaskRun:
                 else:
                     await self._fail(claim, error, chunks)
 
-    async def _fail(self, claim: Claim, error: WeftError, chunks: Sequence[NewChunk]) -> None:
+    async def _fail(self, claim: TaskLease, error: WeftError, chunks: Sequence[NewChunk]) -> None:
         if canceller_of(error):
             failure = task_error(error.reason, error.log_message)
             await self._end(claim, task_pb2.TASK_STATE_CANCELLED, chunks, failure)
@@ -433,7 +433,7 @@ class TaskRun:
 
     async def _end(
         self,
-        claim: Claim,
+        claim: TaskLease,
         state: "task_pb2.TaskState.ValueType",
         chunks: Sequence[NewChunk],
         failure: task_pb2.TaskError | None,
@@ -452,7 +452,7 @@ class TaskRun:
             self._host.publish(ItemEnded(self.task.batch))
         await deps.spans.task_ended(self.task, has_failed=state == task_pb2.TASK_STATE_FAILED)
 
-    async def _revert(self, claim: Claim, failure: task_pb2.TaskError, again: TryAgain) -> None:
+    async def _revert(self, claim: TaskLease, failure: task_pb2.TaskError, again: TryAgain) -> None:
         deps, receipt, counts = self._deps, self._receipt(), again.counts
 
         def write() -> Coroutine[None, None, bool]:
@@ -484,7 +484,7 @@ class TaskRun:
             raise ClaimMissedError
         self._host.publish(TaskChanged(claim.task_id))
 
-    async def _settle(self, claim: Claim, write: Callable[[], Awaitable[bool]]) -> bool:
+    async def _settle(self, claim: TaskLease, write: Callable[[], Awaitable[bool]]) -> bool:
         """Writes under the claim, with retries while the database is unavailable. False: claim lost, or given up."""
         clock = self._deps.database_clock.clock
         give_up_at = clock.monotonic() + WRITE_PATIENCE_SECONDS
@@ -523,7 +523,7 @@ class TaskRun:
         return b"" if receipt is None else receipt.SerializeToString()
 
 
-def _log_lost(claim: Claim) -> None:
+def _log_lost(claim: TaskLease) -> None:
     log.warning("task lease lost", task=claim.task_id, attempt=claim.attempt, owner=claim.owner)
 
 

@@ -39,14 +39,14 @@ from weft.durable.tasks import (
     payload_of,
     task_not_found,
 )
-from weft.kernel.clock import wait_for_event
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.log import get_logger
-from weft.kernel.names import MAX_REQUEST_ID_CHARS, require_token
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import AnsweringServicer, answering
-from weft.kernel.rpc_auth import caller
-from weft.kernel.telemetry import TRACEPARENT, valid_traceparent
+from weft.kernel.access.rpc_auth import caller
+from weft.kernel.channels.rpc import AnsweringServicer, answering
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.telemetry.structured_logs import TRACEPARENT, valid_traceparent
+from weft.kernel.time.clock import wait_for_event
+from weft.kernel.values.names import MAX_REQUEST_ID_CHARS, require_token
 
 Context = grpc.aio.ServicerContext[Any, Any]
 

@@ -9,11 +9,11 @@ from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.durable.tasks.task_records import PendingTask
 from weft.api.router.v1 import task_pb2
 from weft.durable.tasks import state_name
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import reason_of
-from weft.kernel.telemetry import new_traceparent, valid_traceparent
-from weft.kernel.tracing import (
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import reason_of
+from weft.kernel.telemetry.log import get_logger
+from weft.kernel.telemetry.structured_logs import new_traceparent, valid_traceparent
+from weft.kernel.telemetry.tracing import (
     NO_TRACING,
     Attribute,
     Sampling,

@@ -22,9 +22,9 @@ from router_svc.durable.tasks.task_records import (
 from weft.api.router.v1 import task_pb2
 from weft.api.router.v1 import task_service_pb2 as pb
 from weft.durable.tasks import DEFAULT_LISTED, MAX_LISTED, is_terminal
-from weft.kernel.clock import Clock, wait_for_event
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.clock import Clock, wait_for_event
 
 MERGE_SECONDS = 0.25
 """Minimum time between two rounds of reads of a watcher, in which each task is read at most once."""

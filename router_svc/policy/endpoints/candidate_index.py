@@ -13,19 +13,19 @@ from itertools import count
 from math import inf
 
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, Needs, Readiness
-from router_svc.policy.endpoints.capability import GateSummary, summarize
 from router_svc.policy.endpoints.choice import Choice, Considered, PickRequest
 from router_svc.policy.endpoints.circuit_breaker import HealthState
-from router_svc.policy.endpoints.considered import ConsideredSamples, consider, count_of, gate, score_of_chosen
 from router_svc.policy.endpoints.endpoint_table import EndpointTable
 from router_svc.policy.endpoints.engine_load import NO_ENGINE_LOAD, EngineFigures, EngineLoad, engine_load
+from router_svc.policy.endpoints.explanation import ConsideredSamples, consider, count_of, gate, score_of_chosen
 from router_svc.policy.endpoints.load_balancer import Ahead, BestEndpoint, Selection, Selector
 from router_svc.policy.endpoints.pool import Endpoint
+from router_svc.policy.endpoints.required_capabilities import GateSummary, summarize
 from router_svc.policy.endpoints.routes import PRIMARY, RouteStep
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.settings import ChoicePolicy, Settings
-from weft.kernel.failures import FailureKind
-from weft.kernel.reasons import Reason
+from router_svc.policy.pool_settings import ChoicePolicy, Settings
+from weft.kernel.errors.failures import FailureKind
+from weft.kernel.errors.reasons import Reason
 
 MAX_REMEMBERED_SESSIONS = 65_536
 """Sessions whose last runner is remembered; the least recently used is dropped first."""

@@ -5,17 +5,17 @@ from enum import Enum
 
 from router_svc.policy.endpoints.engine_load import EngineFigures
 from weft.gpu.eviction import NEVER
-from weft.kernel.abilities import ThinkingMode
-from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.request import Operation, Priority, Skill
-from weft.kernel.value import value_class
+from weft.kernel.requests.capabilities import ThinkingMode
+from weft.kernel.requests.placement_request import PlacementRequest
+from weft.kernel.requests.request_values import Operation, Priority, Skill
+from weft.kernel.values.fast_dataclass import fast_dataclass
 
 SURE_SHARE_OF_PROMPT = 0.5
 """Only half of the token estimate counts, as prompts are measured in characters: a request must not be refused for a
 context that it would have fitted into."""
 
 
-@value_class()
+@fast_dataclass()
 class Needs:
     """What a candidate must have to serve a request. Requests with equal needs are interchangeable."""
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, Needs
 from router_svc.policy.endpoints.first_token import FirstToken
-from weft.kernel.placement_request import PrefixHolder
-from weft.kernel.value import value_class
+from weft.kernel.requests.placement_request import PrefixHolder
+from weft.kernel.values.fast_dataclass import fast_dataclass
 
 MAX_CONSIDERED = 16
 """Maximum candidates that a choice lists; the rest are only counted."""
@@ -33,7 +33,7 @@ class PickRequest(NamedTuple):
     """Seed of random selections; equal seeds select the same endpoint."""
 
 
-@value_class(kw_only=True)
+@fast_dataclass(kw_only=True)
 class Considered:
     """A candidate as seen by a decision."""
 
@@ -49,7 +49,7 @@ class Considered:
     omitted if it does not apply."""
 
 
-@value_class(kw_only=True)
+@fast_dataclass(kw_only=True)
 class Choice:
     """A selected candidate, the policy that selected it, and the alternatives."""
 

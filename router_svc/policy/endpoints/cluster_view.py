@@ -9,8 +9,8 @@ from router_svc.policy.endpoints.candidates import Candidate, HostMemory, Readin
 from router_svc.policy.endpoints.prefix_affinity import PrefixReport
 from router_svc.policy.endpoints.routes import Route
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.settings import Settings
-from weft.kernel.names import ROUTE_PREFIX
+from router_svc.policy.pool_settings import Settings
+from weft.kernel.values.names import ROUTE_PREFIX
 
 
 class RunnerReports:

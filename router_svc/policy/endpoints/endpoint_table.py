@@ -13,8 +13,8 @@ from router_svc.policy.endpoints.load_balancer import rank_for
 from router_svc.policy.endpoints.pool import Endpoint, EngineSlots, Pool, RunnerLoad
 from router_svc.policy.endpoints.routes import PRIMARY, ResolvedRoute, Route, RouteStep, RouteTable
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.settings import Settings
-from weft.kernel.names import ROUTE_PREFIX
+from router_svc.policy.pool_settings import Settings
+from weft.kernel.values.names import ROUTE_PREFIX
 
 
 class EndpointTable:

@@ -23,8 +23,8 @@ from typing import NamedTuple
 from router_svc.policy.endpoints.candidates import Candidate
 from router_svc.policy.endpoints.engine_load import EngineLoad
 from router_svc.policy.endpoints.prefix_affinity import Hit, Move
-from weft.kernel.units import time_words
-from weft.kernel.value import value_class
+from weft.kernel.values.fast_dataclass import fast_dataclass
+from weft.kernel.values.units import time_words
 
 PRIOR_OVERHEAD_SECONDS = 0.02
 """Assumed time to the first token of a cached prompt."""
@@ -148,7 +148,7 @@ class Speeds:
         return speed
 
 
-@value_class(kw_only=True)
+@fast_dataclass(kw_only=True)
 class FirstToken:
     """The expected time to the first token on an endpoint, by its terms."""
 
@@ -220,7 +220,7 @@ class Line(NamedTuple):
 NO_LINE = Line(0.0)
 
 
-@value_class(kw_only=True)
+@fast_dataclass(kw_only=True)
 class Busy:
     """Current work of an endpoint."""
 

@@ -24,8 +24,8 @@ from router_svc.policy.endpoints.first_token import Busy, FirstToken, Line, Spee
 from router_svc.policy.endpoints.further_turns import FurtherTurns
 from router_svc.policy.endpoints.pool import Endpoint, EndpointGroup, Pool, Rank
 from router_svc.policy.endpoints.prefix_affinity import NO_HIT, PrefixCaches, moves_of, tokens_of
-from router_svc.policy.settings import ChoicePolicy
-from weft.kernel.placement_request import PrefixHolder
+from router_svc.policy.pool_settings import ChoicePolicy
+from weft.kernel.requests.placement_request import PrefixHolder
 
 LEAST_LOADED, SESSION_AFFINITY = "least_loaded", "session_affinity"
 """Names of choices in decisions, logs and explanations, in addition to the policies' names."""

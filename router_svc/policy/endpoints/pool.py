@@ -14,12 +14,12 @@ from itertools import islice
 from math import inf
 
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, EngineKey, Needs, Readiness, RunnerKey
-from router_svc.policy.endpoints.capability import Profile, fits, profile_of
 from router_svc.policy.endpoints.choice import Considered, PickRequest
 from router_svc.policy.endpoints.circuit_breaker import EndpointHealth, HealthState
 from router_svc.policy.endpoints.engine_load import NO_ENGINE_LOAD, EngineFigures
 from router_svc.policy.endpoints.prompt_line import OPEN_LINE_SECONDS, OPENING_MARGIN_SECONDS, PromptLine
-from router_svc.policy.settings import PoolSettings
+from router_svc.policy.endpoints.required_capabilities import Profile, fits, profile_of
+from router_svc.policy.pool_settings import PoolSettings
 
 MAX_STALE_SHARE = 2
 """The heap of a group is rebuilt if it has more entries than this times the open endpoints ..."""
@@ -108,8 +108,8 @@ class Endpoint:
         "is_spare",
         "is_usable",
         "key",
+        "open_index",
         "owed_tokens",
-        "place",
         "pool",
         "rank",
         "runner",
@@ -154,7 +154,7 @@ class Endpoint:
         """Number of its valid heap entry in its group; 0: none."""
         self.considered: tuple[int, Considered] | None = None
         """Cached description for decisions, with its position in a route; None: stale."""
-        self.place = 0
+        self.open_index = 0
         """Index in its group's list of open endpoints."""
 
     @property
@@ -281,7 +281,7 @@ class EndpointGroup:
     def _order(self, endpoint: Endpoint, *, is_new: bool) -> None:
         rank = self._rank(endpoint)
         if is_new:
-            endpoint.place = len(self.open)
+            endpoint.open_index = len(self.open)
             self.open.append(endpoint)
         elif rank == endpoint.rank:
             return
@@ -295,8 +295,8 @@ class EndpointGroup:
     def _close(self, endpoint: Endpoint) -> None:
         last = self.open.pop()
         if last is not endpoint:
-            self.open[endpoint.place] = last
-            last.place = endpoint.place
+            self.open[endpoint.open_index] = last
+            last.open_index = endpoint.open_index
         endpoint.entry = 0
 
 

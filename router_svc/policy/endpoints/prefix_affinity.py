@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey
-from weft.kernel.request import CHARS_PER_TOKEN, PREFIX_ENDS
-from weft.kernel.value import value_class
+from weft.kernel.requests.request_values import CHARS_PER_TOKEN, PREFIX_ENDS
+from weft.kernel.values.fast_dataclass import fast_dataclass
 
 MAX_HOLDERS = 16
 """Maximum remembered endpoints per prefix; the one that got it longest ago is dropped first."""
@@ -73,7 +73,7 @@ class Hit(NamedTuple):
     """What its runner can restore instead; None: nothing."""
 
 
-@value_class(kw_only=True)
+@fast_dataclass(kw_only=True)
 class PrefixReport:
     """What an engine reports about the prefixes in its cache."""
 

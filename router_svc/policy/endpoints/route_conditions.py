@@ -7,8 +7,8 @@ from typing import Annotated
 
 from annotated_types import Ge, Le, MaxLen
 
-from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.request import Skill
+from weft.kernel.requests.placement_request import PlacementRequest
+from weft.kernel.requests.request_values import Skill
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

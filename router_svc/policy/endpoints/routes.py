@@ -12,9 +12,9 @@ from router_svc.policy.endpoints.choice import PickRequest
 from router_svc.policy.endpoints.load_balancer import Selection, Selector, choose_ejected
 from router_svc.policy.endpoints.pool import Endpoint, EndpointGroup, Pool
 from router_svc.policy.endpoints.route_conditions import RouteCondition
-from weft.kernel.names import ROUTE_PREFIX
-from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.settings import Name
+from weft.kernel.requests.placement_request import PlacementRequest
+from weft.kernel.settings.setting_annotations import Name
+from weft.kernel.values.names import ROUTE_PREFIX
 
 MAX_SECONDS = 86_400 * 366
 """Longest time of a route that a file names."""

@@ -15,7 +15,7 @@ from router_svc.policy.loading.load_planner import LoadPlanner
 from router_svc.policy.loading.wake_tracker import WakeTracker
 from router_svc.policy.queue.queues import Queues
 from router_svc.policy.queue.request_class import FirstRequest, RequestClass, rank_of
-from weft.kernel.request import Priority
+from weft.kernel.requests.request_values import Priority
 
 Shape = tuple[str, tuple[str, ...], int, bool]
 """Queue, models that could be loaded for it, slots that serve it meanwhile, whether it is durable."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey
-from weft.kernel.request import Priority
+from weft.kernel.requests.request_values import Priority
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

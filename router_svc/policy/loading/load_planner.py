@@ -39,8 +39,8 @@ from router_svc.policy.loading.memory_gate import (
 )
 from router_svc.policy.loading.swap_cost import SwapCosts
 from router_svc.policy.queue.request_class import BAND_OF
-from weft.kernel.names import ROUTE_PREFIX
-from weft.kernel.request import Priority
+from weft.kernel.requests.request_values import Priority
+from weft.kernel.values.names import ROUTE_PREFIX
 
 
 @dataclass(slots=True, kw_only=True)
@@ -415,12 +415,12 @@ class LoadPlanner:
             found = review.options[key] = [self._option(demand, candidate, review) for candidate in candidates]
         is_route = demand.queue.startswith(ROUTE_PREFIX)
 
-        def rank(place: int) -> tuple[bool, bool, float, int]:
-            option = found[place]
+        def rank(index: int) -> tuple[bool, bool, float, int]:
+            option = found[index]
             # A route lists its models in order of preference.
-            return option.victims is None, option.has_rivals, 0.0 if is_route else option.effort_seconds, place
+            return option.victims is None, option.has_rivals, 0.0 if is_route else option.effort_seconds, index
 
-        return [found[place] for place in sorted(range(len(found)), key=rank)]
+        return [found[index] for index in sorted(range(len(found)), key=rank)]
 
     def _option(self, demand: Demand, candidate: Candidate, review: Review) -> LoadOption:
         space, load_seconds = review.space(candidate), self._costs.load_seconds(candidate)

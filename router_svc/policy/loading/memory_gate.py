@@ -8,8 +8,8 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, HostMemory, MemoryHolder
 from router_svc.policy.loading.load_plan import Resident
 from weft.gpu.eviction import NEVER, Standing, victims
-from weft.kernel.request import Priority
-from weft.kernel.units import size_words
+from weft.kernel.requests.request_values import Priority
+from weft.kernel.values.units import size_words
 
 
 class HostSpace:

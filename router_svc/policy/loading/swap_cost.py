@@ -10,8 +10,8 @@ from router_svc.policy.endpoints.candidates import Candidate
 from router_svc.policy.estimates import Estimates
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.loading.load_plan import Demand, Resident
-from router_svc.policy.request import MEDIA_UNITS, UNITS, WorkUnit
-from weft.kernel.request import CALLER_CLASSES, Priority
+from router_svc.policy.router_request import MEDIA_UNITS, UNITS, WorkUnit
+from weft.kernel.requests.request_values import CALLER_CLASSES, Priority
 
 UNKNOWN_LOAD_SECONDS = 5.0
 """Assumed duration of a load that was never measured."""

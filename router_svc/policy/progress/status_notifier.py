@@ -11,12 +11,12 @@ from router_svc.policy.endpoints.cluster_view import ClusterView
 from router_svc.policy.endpoints.load_balancer import BestEndpoint
 from router_svc.policy.loading.load_coordinator import LoadCoordinator
 from router_svc.policy.loading.wake_tracker import WakeStatus
+from router_svc.policy.pool_settings import Settings
 from router_svc.policy.progress.wait_estimator import WaitEstimator
 from router_svc.policy.queue.queue import Queue
 from router_svc.policy.queue.queues import Queues
-from router_svc.policy.request import Request
-from router_svc.policy.settings import Settings
-from weft.kernel.units import TENTHS_BELOW_SECONDS, time_words
+from router_svc.policy.router_request import Request
+from weft.kernel.values.units import TENTHS_BELOW_SECONDS, time_words
 
 MAX_UNWELL_NAMED = 3
 """Maximum unhealthy replicas that a message lists."""

@@ -10,14 +10,14 @@ from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, Read
 from router_svc.policy.endpoints.capacity import Capacity, capacity_of
 from router_svc.policy.endpoints.choice import Considered, PickRequest
 from router_svc.policy.endpoints.cluster_view import ClusterView
-from router_svc.policy.endpoints.considered import SAMPLE_SECONDS
+from router_svc.policy.endpoints.explanation import SAMPLE_SECONDS
 from router_svc.policy.estimates import Estimates, Speed, wait_seconds
 from router_svc.policy.limits import TELL_INTERVAL_SECONDS, SchedulerLimits
 from router_svc.policy.loading.load_plan import LoadGate
 from router_svc.policy.loading.wake_tracker import WakeTracker
 from router_svc.policy.queue.queue import MAX_REMEMBERED_KINDS, Queue
-from router_svc.policy.request import UNITS, Request, RequestKind, WorkUnit
-from weft.kernel.names import ROUTE_PREFIX
+from router_svc.policy.router_request import UNITS, Request, RequestKind, WorkUnit
+from weft.kernel.values.names import ROUTE_PREFIX
 
 T = TypeVar("T")
 

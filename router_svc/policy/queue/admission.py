@@ -7,16 +7,16 @@ from router_svc.policy.endpoints.capacity import Capacity
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.queue.queue import Queue
 from router_svc.policy.refusals import FULL_RETRY_SECONDS, of_queue
-from router_svc.policy.request import Request
-from weft.kernel.reasons import Reason
-from weft.kernel.request import CALLER_CLASSES, Priority
-from weft.kernel.value import value_class
+from router_svc.policy.router_request import Request
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import CALLER_CLASSES, Priority
+from weft.kernel.values.fast_dataclass import fast_dataclass
 
 OVERLOAD_FILL = 0.8
 """Maximum share of the queue timeout that a request's estimated wait may take during overload."""
 
 
-@value_class()
+@fast_dataclass()
 class Admitted:
     """A request may wait; `instead_of`: the request evicted for it, None: a place is free."""
 

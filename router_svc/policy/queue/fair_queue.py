@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from router_svc.policy.request import QueuePosition
+from router_svc.policy.router_request import QueuePosition
 
 _Entry = tuple[float, int, str]
 """Account, turn, tenant."""
@@ -20,56 +20,56 @@ _SPARE_HEAD = 64
 class SortedPositions:
     """Sorted positions. Taking the first one is O(1) on average."""
 
-    _places: list[QueuePosition] = field(default_factory=list)
+    _positions: list[QueuePosition] = field(default_factory=list)
     _gone: int = 0
     """Number of removed entries at the front."""
 
     def __len__(self) -> int:
-        return len(self._places) - self._gone
+        return len(self._positions) - self._gone
 
     @property
     def first(self) -> QueuePosition:
         """The position that is served first; there must be one."""
-        return self._places[self._gone]
+        return self._positions[self._gone]
 
     @property
     def last(self) -> QueuePosition:
         """The position that is served last; there must be one."""
-        return self._places[-1]
+        return self._positions[-1]
 
     def at(self, index: int) -> QueuePosition | None:
         """Return the position at an index; None: out of range."""
         index += self._gone
-        return self._places[index] if index < len(self._places) else None
+        return self._positions[index] if index < len(self._positions) else None
 
-    def add(self, place: QueuePosition) -> None:
+    def add(self, queue_key: QueuePosition) -> None:
         """Insert a position, usually at the end."""
-        if len(self) and place > self._places[-1]:
-            self._places.append(place)
+        if len(self) and queue_key > self._positions[-1]:
+            self._positions.append(queue_key)
         else:
-            bisect.insort(self._places, place, lo=self._gone)
+            bisect.insort(self._positions, queue_key, lo=self._gone)
 
-    def remove(self, place: QueuePosition) -> None:
+    def remove(self, queue_key: QueuePosition) -> None:
         """Remove a position; it must be present."""
-        if self._places[self._gone] != place:
-            index = bisect.bisect_left(self._places, place, lo=self._gone)
-            assert self._places[index : index + 1] == [place], "only who waits can be taken out"
-            del self._places[index]
+        if self._positions[self._gone] != queue_key:
+            index = bisect.bisect_left(self._positions, queue_key, lo=self._gone)
+            assert self._positions[index : index + 1] == [queue_key], "only who waits can be taken out"
+            del self._positions[index]
             return
         self._gone += 1
-        if self._gone > _SPARE_HEAD and self._gone * 2 > len(self._places):
-            del self._places[: self._gone]
+        if self._gone > _SPARE_HEAD and self._gone * 2 > len(self._positions):
+            del self._positions[: self._gone]
             self._gone = 0
 
-    def ahead_of(self, place: QueuePosition) -> int:
+    def ahead_of(self, queue_key: QueuePosition) -> int:
         """Return the number of positions before this one, which need not be present."""
-        if self._places[-1] == place:
-            return len(self._places) - self._gone - 1
-        return bisect.bisect_left(self._places, place, lo=self._gone) - self._gone
+        if self._positions[-1] == queue_key:
+            return len(self._positions) - self._gone - 1
+        return bisect.bisect_left(self._positions, queue_key, lo=self._gone) - self._gone
 
     def request_keys(self) -> list[int]:
         """Return the keys of all requests in order."""
-        return [place[2] for place in self._places[self._gone :]]
+        return [queue_key[2] for queue_key in self._positions[self._gone :]]
 
 
 class TenantHead(NamedTuple):
@@ -77,13 +77,13 @@ class TenantHead(NamedTuple):
 
     account: float
     turn: int
-    place: QueuePosition
+    queue_key: QueuePosition
     tenant: str
 
     @property
     def key(self) -> int:
         """Key of the request."""
-        return self.place[2]
+        return self.queue_key[2]
 
 
 @dataclass(slots=True)
@@ -102,21 +102,21 @@ class FairQueue:
     _aside: set[str] = field(default_factory=set)
     waiting: int = 0
 
-    def add(self, tenant: str, place: QueuePosition) -> None:
+    def add(self, tenant: str, queue_key: QueuePosition) -> None:
         """Add a request of a tenant."""
-        places = self._tenants.get(tenant)
-        if places is None:
-            places = self._tenants[tenant] = SortedPositions()
+        positions = self._tenants.get(tenant)
+        if positions is None:
+            positions = self._tenants[tenant] = SortedPositions()
             self._enter(tenant)
-        places.add(place)
+        positions.add(queue_key)
         self.waiting += 1
 
-    def remove(self, tenant: str, place: QueuePosition) -> None:
+    def remove(self, tenant: str, queue_key: QueuePosition) -> None:
         """Remove a waiting request of a tenant."""
-        places = self._tenants[tenant]
-        places.remove(place)
+        positions = self._tenants[tenant]
+        positions.remove(queue_key)
         self.waiting -= 1
-        if not len(places):
+        if not len(positions):
             del self._tenants[tenant]
             self._entries.pop(tenant, None)
             self._aside.discard(tenant)
@@ -157,28 +157,28 @@ class FairQueue:
             self._aside.discard(tenant)
             self._enter(tenant)
 
-    def ahead_of(self, tenant: str, place: QueuePosition) -> int:
+    def ahead_of(self, tenant: str, queue_key: QueuePosition) -> int:
         """Return the number of the tenant's requests before this one."""
-        places = self._tenants.get(tenant)
-        return 0 if places is None else places.ahead_of(place)
+        positions = self._tenants.get(tenant)
+        return 0 if positions is None else positions.ahead_of(queue_key)
 
     def last_of(self, tenant: str) -> QueuePosition | None:
         """Return the tenant's last request; None: it has none."""
-        places = self._tenants.get(tenant)
-        return None if places is None else places.last
+        positions = self._tenants.get(tenant)
+        return None if positions is None else positions.last
 
     def queue_position(self, tenant: str, index: int) -> QueuePosition | None:
         """Return the tenant's request at an index; None: it has none."""
-        places = self._tenants.get(tenant)
-        return None if places is None else places.at(index)
+        positions = self._tenants.get(tenant)
+        return None if positions is None else positions.at(index)
 
     def earliest_deadline(self) -> float:
         """Return the earliest deadline of all requests; infinity: none has one."""
-        return min((places.first[0] for places in self._tenants.values()), default=math.inf)
+        return min((positions.first[0] for positions in self._tenants.values()), default=math.inf)
 
     def request_keys(self) -> list[int]:
         """Return the keys of all requests, tenant by tenant."""
-        return [key for places in self._tenants.values() for key in places.request_keys()]
+        return [key for positions in self._tenants.values() for key in positions.request_keys()]
 
     def _enter(self, tenant: str) -> None:
         entry = self._entries[tenant] = (*self.standing_of(tenant), tenant)

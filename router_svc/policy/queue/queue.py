@@ -12,8 +12,8 @@ from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.queue.fair_queue import TenantHead
 from router_svc.policy.queue.fair_share import MIN_COST, Account, FairShare
 from router_svc.policy.queue.request_class import BAND_OF, BANDS, PRIORITIES, Rank, RequestClass, Skipped, rank_of
-from router_svc.policy.request import Request, RequestKind
-from weft.kernel.request import CALLER_CLASSES, Priority
+from router_svc.policy.router_request import Request, RequestKind
+from weft.kernel.requests.request_values import CALLER_CLASSES, Priority
 
 if TYPE_CHECKING:
     from router_svc.policy.endpoints.capacity import Capacity
@@ -327,7 +327,7 @@ class Queue:
         """Return the key of a tenant's last request in a priority class; there must be one."""
         fair_queues = (request_class.priorities[priority] for request_class in self.classes.values())
         lasts = (fair_queue.last_of(tenant) for fair_queue in fair_queues if fair_queue is not None)
-        return max(place for place in lasts if place is not None)[2]
+        return max(queue_key for queue_key in lasts if queue_key is not None)[2]
 
     def position_of(self, request: Request) -> int:
         """Return the position in the queue, from 1: exact within a tenant's class, estimated otherwise."""
@@ -351,12 +351,12 @@ class Queue:
 
     def _own_ahead(self, request: Request) -> int:
         """Return how many of its tenant's requests go first: of its class, and of higher ones up to their share."""
-        priority, tenant, place = request.spec.priority, request.spec.tenant, request.place
+        priority, tenant, queue_key = request.spec.priority, request.spec.tenant, request.queue_key
         ahead = 0
         for request_class in self.classes.values():
             fair_queue = request_class.priorities[priority]
             if fair_queue is not None:
-                ahead += fair_queue.ahead_of(tenant, place)
+                ahead += fair_queue.ahead_of(tenant, queue_key)
         higher = sum(self.waiting_of(tenant, each) for each in BANDS[BAND_OF[priority]] if each < priority)
         return min(ahead + higher, self._limits.lower_class_every * (ahead + 1) - 1)
 
@@ -367,10 +367,10 @@ class Queue:
             backlog = self._backlogs[priority].get(head.tenant)
             if backlog is None or backlog.passed_over < due_after:
                 continue
-            place = request_class.first_of(head.tenant, priority)
-            if place is not None and now - place[1] >= self._limits.lower_class_patience_seconds:
-                rank = (_CALLERS_BAND, head.account, head.turn, -backlog.passed_over, place)
-                yield QueueEntry(rank, priority, head._replace(place=place), request_class)
+            queue_key = request_class.first_of(head.tenant, priority)
+            if queue_key is not None and now - queue_key[1] >= self._limits.lower_class_patience_seconds:
+                rank = (_CALLERS_BAND, head.account, head.turn, -backlog.passed_over, queue_key)
+                yield QueueEntry(rank, priority, head._replace(queue_key=queue_key), request_class)
 
     def _overdue_bands(self, request_class: RequestClass, now: float, skipped: Skipped) -> Iterator[QueueEntry]:
         """Yield the request of each overdue band, most often passed over first.
@@ -383,7 +383,7 @@ class Queue:
             if found is None:
                 continue
             priority, head = found
-            deadline_at, arrived_at, key = head.place
+            deadline_at, arrived_at, key = head.queue_key
             patience = 0.0 if priority is _DURABLE else self._limits.lower_class_patience_seconds
             if now - arrived_at >= patience:
                 rank = (-1, -how_often, 0, 0.0, (arrived_at, deadline_at, key))

@@ -4,12 +4,12 @@ from collections.abc import Collection, Iterator, Mapping
 
 from router_svc.policy.endpoints.candidate_index import CandidateIndex
 from router_svc.policy.limits import SchedulerLimits
+from router_svc.policy.pool_settings import Settings, TenantSettings
 from router_svc.policy.queue.fair_share import FairShare
 from router_svc.policy.queue.queue import Queue
 from router_svc.policy.queue.request_class import RequestClass
-from router_svc.policy.request import Request
-from router_svc.policy.settings import Settings, TenantSettings
-from weft.kernel.placement_request import PoolQueue
+from router_svc.policy.router_request import Request
+from weft.kernel.requests.placement_request import PoolQueue
 
 MAX_REMEMBERED_TENANTS = 10_000
 """Maximum idle tenants with stored accounts; the one that left first is dropped first."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from router_svc.policy.queue.fair_queue import FairQueue, TenantHead
 from router_svc.policy.queue.waiting_prompts import WaitingPrompts
-from router_svc.policy.request import QueuePosition, Request, RequestKind
-from weft.kernel.request import CALLER_CLASSES, Priority
+from router_svc.policy.router_request import QueuePosition, Request, RequestKind
+from weft.kernel.requests.request_values import CALLER_CLASSES, Priority
 
 PRIORITIES = tuple(Priority)
 BANDS: Sequence[Sequence[Priority]] = ((Priority.SYSTEM,), CALLER_CLASSES, (Priority.DURABLE,))
@@ -58,7 +58,7 @@ class RequestClass:
         fair_queue = self.priorities[request.spec.priority]
         if fair_queue is None:
             fair_queue = self.priorities[request.spec.priority] = FairQueue(self.standing_of, self.may_run)
-        fair_queue.add(request.spec.tenant, request.place)
+        fair_queue.add(request.spec.tenant, request.queue_key)
         whose = request.spec.priority, request.spec.tenant
         if whose not in self.prompts:
             self.prompts[whose] = WaitingPrompts()
@@ -82,7 +82,7 @@ class RequestClass:
             del self.prompts[whose]
         fair_queue = self.priorities[request.spec.priority]
         assert fair_queue is not None, "only who waits can be taken out"
-        fair_queue.remove(request.spec.tenant, request.place)
+        fair_queue.remove(request.spec.tenant, request.queue_key)
         request.waits = False
         self.waiting -= 1
         self.queued_tokens -= request.cost
@@ -161,4 +161,4 @@ class RequestClass:
 def rank_of(first: FirstRequest) -> Rank:
     """Return the sort key of the next requests of request classes."""
     priority, head = first
-    return BAND_OF[priority], head.account, head.turn, priority, head.place
+    return BAND_OF[priority], head.account, head.turn, priority, head.queue_key

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from router_svc.policy.endpoints.load_balancer import BestEndpoint
 from router_svc.policy.endpoints.pool import Endpoint
-from router_svc.policy.request import Request
+from router_svc.policy.router_request import Request
 
 if TYPE_CHECKING:
     from router_svc.policy.endpoints.candidates import EngineKey
@@ -123,5 +123,5 @@ def rank_of(request: Request) -> float:
     A request with an earlier deadline counts as one that arrived earlier.
     """
     assert request.awaited is not None, "only a request that waits for an endpoint has a rank"
-    deadline_at, arrived_at, _ = request.place
+    deadline_at, arrived_at, _ = request.queue_key
     return request.awaited.expected.own_seconds + WAIT_SHARE * min(arrived_at, deadline_at - USUAL_DEADLINE_SECONDS)

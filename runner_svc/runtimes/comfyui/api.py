@@ -15,8 +15,8 @@ from runner_svc.openai_upstream.media import form
 from runner_svc.runtimes.comfyui.messages import OutputFile, QueuedPrompt, read_queue, refused_prompt
 from runner_svc.supervise.peer_process import VerifyPeer
 from weft.api.common.v1 import chat_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 CALL_SECONDS = 30.0
 """Timeout of a call other than an image download."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from weft.kernel.errors import WeftError, quoting_engine
-from weft.kernel.media_types import image_type_of
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError, quoting_engine
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.media_types import image_type_of
 
 PREVIEW_IMAGE, PREVIEW_IMAGE_WITH_METADATA = 1, 4
 """Binary messages with a preview; the second starts with metadata."""

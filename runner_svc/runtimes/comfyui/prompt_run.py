@@ -19,9 +19,9 @@ from runner_svc.runtimes.comfyui.messages import Executing, Notice, Preview, Pro
 from weft.api.common.v1 import chat_pb2, event_pb2, image_pb2
 from weft.dispatch.frames import Frame
 from weft.dispatch.workflow_graph import expected_steps
-from weft.kernel.errors import WeftError
-from weft.kernel.log import get_logger
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.telemetry.log import get_logger
 
 log = get_logger("weft.comfyui")
 
@@ -343,10 +343,10 @@ class PromptRun:
                 await self.api.forget(self.prompt_id)
 
     async def _remove_all(self) -> None:
-        is_there = True
-        while is_there:
-            is_there = await self._remove()
-            await asyncio.sleep(WITHDRAW_PAUSE_SECONDS if is_there else 0)
+        is_queued = True
+        while is_queued:
+            is_queued = await self._remove()
+            await asyncio.sleep(WITHDRAW_PAUSE_SECONDS if is_queued else 0)
 
     async def _remove(self) -> bool:
         """Performs one step of removing the prompt; returns whether it is still in the queue.

@@ -11,9 +11,9 @@ from runner_svc.policy.engine_variables import DEVICE_VARIABLES, PYTORCH_VARIABL
 from runner_svc.policy.parameters import EngineParameters
 from runner_svc.runtimes.placeholders import PORT, check_placeholders
 from runner_svc.runtimes.runtime import ModelFault, Runtime, deferred
-from runner_svc.runtimes.settings import StartedModelSettings
-from weft.kernel.reach import PROGRAM
-from weft.kernel.settings import PUBLIC, SECRET, Checked, PathText, UrlText
+from runner_svc.runtimes.runtime_settings import StartedModelSettings
+from weft.kernel.settings.setting_annotations import PUBLIC, SECRET, Checked, PathText, UrlText
+from weft.kernel.values.reach import PROGRAM
 
 PARAMETERS = EngineParameters(engine="ComfyUI")
 
@@ -90,7 +90,7 @@ RUNTIME = Runtime(
     summary="image workflows in ComfyUI, running or started by weft",
     docs="docs/media.md",
     settings=ComfyUiModel,
-    build=deferred("runner_svc.runtimes.comfyui.backend:build"),
+    build=deferred("runner_svc.runtimes.comfyui.comfyui_backend:build"),
     parameters=PARAMETERS,
     variables=(*DEVICE_VARIABLES, *PYTORCH_VARIABLES, "COMFYUI_*"),
     find_program_fault=_find_program_fault,

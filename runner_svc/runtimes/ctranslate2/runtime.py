@@ -17,8 +17,8 @@ from runner_svc.policy.parameters import (
     Number,
 )
 from runner_svc.runtimes.runtime import Runtime, deferred
-from runner_svc.runtimes.settings import Argument, CTranslate2Settings, FileModelSettings
-from weft.kernel.settings import PUBLIC
+from runner_svc.runtimes.runtime_settings import Argument, CTranslate2Settings, FileModelSettings
+from weft.kernel.settings.setting_annotations import PUBLIC
 
 MAX_BEAMS = 16
 ENVIRONMENT = EngineEnvironment(
@@ -76,7 +76,7 @@ RUNTIME = Runtime(
     summary="CTranslate2 in a process that weft starts",
     docs="docs/engines.md",
     settings=CTranslate2Model,
-    build=deferred("runner_svc.runtimes.ctranslate2.backend:build"),
+    build=deferred("runner_svc.runtimes.ctranslate2.ctranslate2_backend:build"),
     formats=frozenset({WeightFormat.CTRANSLATE2}),
     places=EnginePlaces(in_layers=False),
     parameters=PARAMETERS,

@@ -9,8 +9,8 @@ from runner_svc.policy.engine_variables import DEVICE_VARIABLES, PYTORCH_VARIABL
 from runner_svc.policy.model_sizing import EnginePlaces
 from runner_svc.policy.parameters import EngineParameters, Number
 from runner_svc.runtimes.runtime import Runtime, deferred
-from runner_svc.runtimes.settings import Argument, DeviceSettings, MediaModelSettings
-from weft.kernel.settings import PUBLIC
+from runner_svc.runtimes.runtime_settings import Argument, DeviceSettings, MediaModelSettings
+from weft.kernel.settings.setting_annotations import PUBLIC
 
 MAX_SEQUENCE_TOKENS = 512
 ENVIRONMENT = EngineEnvironment(
@@ -70,7 +70,7 @@ RUNTIME = Runtime(
     summary="diffusers in a process that weft starts: images by Stable Diffusion and FLUX",
     docs="docs/engines.md",
     settings=DiffusersModel,
-    build=deferred("runner_svc.runtimes.diffusers.backend:build"),
+    build=deferred("runner_svc.runtimes.diffusers.diffusers_backend:build"),
     formats=frozenset({WeightFormat.PIPELINE}),
     places=EnginePlaces(in_layers=False),
     parameters=PARAMETERS,

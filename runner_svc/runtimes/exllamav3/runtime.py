@@ -26,11 +26,11 @@ from runner_svc.policy.parameters import (
     Texts,
 )
 from runner_svc.runtimes.runtime import Requirement, Runtime, deferred
-from runner_svc.runtimes.settings import Argument, FileModelSettings
-from weft.kernel.errors import WeftError
-from weft.kernel.reach import PLAIN
-from weft.kernel.reasons import Reason
-from weft.kernel.settings import PUBLIC, Before, Pattern
+from runner_svc.runtimes.runtime_settings import Argument, FileModelSettings
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.settings.setting_annotations import PUBLIC, Before, Pattern
+from weft.kernel.values.reach import PLAIN
 
 ENVIRONMENT = EngineEnvironment(
     folder=FOLDER / "exllamav3",
@@ -161,7 +161,7 @@ RUNTIME = Runtime(
     summary="ExLlamaV3 in a process that weft starts, on CUDA devices",
     docs="docs/engines.md",
     settings=ExllamaV3Model,
-    build=deferred("runner_svc.runtimes.exllamav3.backend:build"),
+    build=deferred("runner_svc.runtimes.exllamav3.exllamav3_backend:build"),
     formats=frozenset({WeightFormat.EXL3}),
     places=EnginePlaces(on_host=False, in_layers=False),
     parameters=PARAMETERS,

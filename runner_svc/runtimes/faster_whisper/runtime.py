@@ -11,8 +11,8 @@ from runner_svc.policy.engine_variables import DEVICE_VARIABLES
 from runner_svc.policy.model_sizing import EnginePlaces
 from runner_svc.policy.parameters import EngineParameters
 from runner_svc.runtimes.runtime import Runtime, deferred
-from runner_svc.runtimes.settings import Argument, CTranslate2Settings, MediaModelSettings
-from weft.kernel.settings import PUBLIC
+from runner_svc.runtimes.runtime_settings import Argument, CTranslate2Settings, MediaModelSettings
+from weft.kernel.settings.setting_annotations import PUBLIC
 
 ENVIRONMENT = EngineEnvironment(
     folder=FOLDER / "faster_whisper",
@@ -47,7 +47,7 @@ RUNTIME = Runtime(
     summary="Whisper models in faster-whisper, in a process that weft starts",
     docs="docs/engines.md",
     settings=FasterWhisperModel,
-    build=deferred("runner_svc.runtimes.faster_whisper.backend:build"),
+    build=deferred("runner_svc.runtimes.faster_whisper.faster_whisper_backend:build"),
     formats=frozenset({WeightFormat.WHISPER}),
     places=EnginePlaces(in_layers=False),
     parameters=PARAMETERS,

@@ -11,10 +11,10 @@ from runner_svc.policy.engine_variables import DEVICE_VARIABLES
 from runner_svc.policy.memory_estimate import EngineHabits
 from runner_svc.policy.parameters import MIROSTAT, EngineParameters, Grammar, Number
 from runner_svc.runtimes.runtime import Requirement, Runtime, deferred
-from runner_svc.runtimes.settings import GgufModelSettings
-from weft.kernel.errors import WeftError
-from weft.kernel.reach import PROGRAM
-from weft.kernel.reasons import Reason
+from runner_svc.runtimes.runtime_settings import GgufModelSettings
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.reach import PROGRAM
 
 PARAMETERS = EngineParameters(
     engine="llama-cpp-python",
@@ -55,12 +55,12 @@ RUNTIME = Runtime(
     summary="llama-cpp-python in a process that weft starts",
     docs="docs/engines.md",
     settings=LlamaCppPythonModel,
-    build=deferred("runner_svc.runtimes.llama_cpp_python.backend:build"),
+    build=deferred("runner_svc.runtimes.llama_cpp_python.llama_cpp_python_backend:build"),
     formats=frozenset({WeightFormat.GGUF}),
     parameters=PARAMETERS,
     variables=(*DEVICE_VARIABLES, "GGML_*", "LLAMA_*"),
     habits=EngineHabits(flash_attention=False, computes_whole_batches=True),
-    load_values=deferred("runner_svc.runtimes.llama_cpp_python.backend:load_values"),
+    load_values=deferred("runner_svc.runtimes.llama_cpp_python.llama_cpp_python_backend:load_values"),
     requirement=Requirement(name="llama-cpp-python", find=_find, remedy="pip install llama-cpp-python"),
     advice={"operations": "the library's operations are fixed"},
 )

@@ -19,9 +19,9 @@ from runner_svc.runtimes.flags import (
     tensor_split,
 )
 from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
-from weft.kernel.errors import invalid_field
-from weft.kernel.load_parameters import LoadParameter, LoadValue
-from weft.kernel.request import Operation
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.models.load_parameters import LoadParameter, LoadValue
+from weft.kernel.requests.request_values import Operation
 
 MAX_SLOTS = 1024
 MAX_GPU_LAYERS = 999

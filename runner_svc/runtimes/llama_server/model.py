@@ -6,7 +6,7 @@ from pathlib import Path
 
 from runner_svc.memory.estimate import FileForecast
 from runner_svc.model_files.gguf import is_gguf, read_gguf_header
-from runner_svc.policy.template_abilities import abilities_of_templates
+from runner_svc.policy.template_capabilities import capabilities_of_templates
 from runner_svc.runtimes.llama_server.arguments import (
     ADAPTER_FLAGS,
     DRAFT_FLAGS,
@@ -19,36 +19,36 @@ from runner_svc.runtimes.llama_server.arguments import (
     reranks,
     shares_between_slots,
 )
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.llama_server_backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import LlamaAdapter, LlamaServerModel, llama_command
 from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, file_engine, forecast_model
-from weft.kernel.abilities import UNKNOWN, Abilities
-from weft.kernel.errors import WeftError
-from weft.kernel.request import Skill
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.requests.capabilities import UNKNOWN, Capabilities
+from weft.kernel.requests.request_values import Skill
 
 _MEDIA = frozenset({Skill.IMAGE, Skill.AUDIO})
-_USUAL_PROJECTOR = Abilities(skills=frozenset({Skill.IMAGE}))
+_USUAL_PROJECTOR = Capabilities(skills=frozenset({Skill.IMAGE}))
 """Audio is unknown in this case."""
 _HUB_FLAGS = ("-hf", "-hfr", "--hf-repo", "-hff", "--hf-file", "--mmproj-auto")
 """Flags with which the server may find a projector automatically."""
 
 
-def file_abilities(model: LlamaServerModel, templates: Sequence[str]) -> Abilities:
+def file_capabilities(model: LlamaServerModel, templates: Sequence[str]) -> Capabilities:
     """Returns the capabilities that a model's files show. Blocks while reading a projector's header."""
-    text = Abilities(skills=frozenset({Skill.TEXT}))
-    shown = UNKNOWN if names_template(model) else abilities_of_templates(templates)
-    return text.completed_by(_media_abilities(model)).completed_by(shown)
+    text = Capabilities(skills=frozenset({Skill.TEXT}))
+    shown = UNKNOWN if names_template(model) else capabilities_of_templates(templates)
+    return text.completed_by(_media_capabilities(model)).completed_by(shown)
 
 
-def _media_abilities(model: LlamaServerModel) -> Abilities:
+def _media_capabilities(model: LlamaServerModel) -> Capabilities:
     if model.projector_file is not None:
-        return projector_abilities(model.projector_file)
+        return projector_capabilities(model.projector_file)
     if names_flag(model.extra_arguments, PROJECTOR_FLAGS):
         return _USUAL_PROJECTOR
-    return UNKNOWN if names_flag(model.extra_arguments, _HUB_FLAGS) else Abilities(lacking=_MEDIA)
+    return UNKNOWN if names_flag(model.extra_arguments, _HUB_FLAGS) else Capabilities(lacking=_MEDIA)
 
 
-def projector_abilities(file: Path) -> Abilities:
+def projector_capabilities(file: Path) -> Capabilities:
     """Returns what a projector encodes according to its header; if unknown, images, as most do."""
     try:
         header = read_gguf_header(file) if is_gguf(file) else None
@@ -57,7 +57,7 @@ def projector_abilities(file: Path) -> Abilities:
     flags = {} if header is None else {Skill.IMAGE: header.encodes_images, Skill.AUDIO: header.encodes_audio}
     # A flag that is off counts only if the other one is on.
     found = frozenset(skill for skill, flag in flags.items() if flag)
-    return Abilities(skills=found, lacking=_MEDIA - found) if found else _USUAL_PROJECTOR
+    return Capabilities(skills=found, lacking=_MEDIA - found) if found else _USUAL_PROJECTOR
 
 
 _SEPARATORS = (":", ",")
@@ -124,5 +124,5 @@ def build(model: LlamaServerModel, context: ModelContext) -> ModelEngine:
         LlamaServerBackend,
         FileForecast(forecast_model(model, habits_of(model), load_values(model)), context.estimator),
         operations=operations_of(model),
-        abilities=lambda templates: file_abilities(model, templates),
+        capabilities=lambda templates: file_capabilities(model, templates),
     )

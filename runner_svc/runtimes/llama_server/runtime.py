@@ -42,10 +42,10 @@ from runner_svc.policy.parameters import (
 )
 from runner_svc.policy.tuning import TunedParameter
 from runner_svc.runtimes.runtime import Requirement, Runtime, deferred
-from runner_svc.runtimes.settings import MAX_ADAPTERS, AdapterSettings, GgufModelSettings
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.settings import PUBLIC, PathText
+from runner_svc.runtimes.runtime_settings import MAX_ADAPTERS, AdapterSettings, GgufModelSettings
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.settings.setting_annotations import PUBLIC, PathText
 
 PARAMETERS = EngineParameters(
     engine="llama.cpp's server",

@@ -9,9 +9,9 @@ from runner_svc.openai_upstream.errors import JSON_FAULTS
 from runner_svc.openai_upstream.server_probes import MODELS
 from runner_svc.policy.model_names import listed_models
 from runner_svc.runtimes.llama_props import ServerProps, count_in_answer, read_props
-from weft.kernel.abilities import UNKNOWN, Abilities
-from weft.kernel.errors import WeftError
-from weft.kernel.request import Skill
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.requests.capabilities import UNKNOWN, Capabilities
+from weft.kernel.requests.request_values import Skill
 
 SHOW = "/api/show"
 """Ollama's route for a model's properties."""
@@ -71,7 +71,7 @@ async def read_facts(http: OpenAiHttp, name: str) -> ServerProps:
         if props != ServerProps():
             return props
     if any(entry.owned_by == _OLLAMA_OWNER for entry in listed):
-        return ServerProps(abilities=await _shown_by_ollama(http, name))
+        return ServerProps(capabilities=await _shown_by_ollama(http, name))
     # Only vLLM and SGLang list the context of their models and have these routes.
     is_known = any(entry.max_model_len is not None for entry in listed)
     slots = await _slots_by_configuration(http) if is_known else 0
@@ -112,18 +112,18 @@ def slots_of_configuration(body: bytes) -> int:
     return 0
 
 
-async def _shown_by_ollama(http: OpenAiHttp, name: str) -> Abilities:
+async def _shown_by_ollama(http: OpenAiHttp, name: str) -> Capabilities:
     with suppress(WeftError, *JSON_FAULTS):
         status, body = await http.call_route("POST", SHOW, FACT_SECONDS, msgspec.json.encode({"model": name}))
         if status == 200:
-            return abilities_of_capabilities(msgspec.json.decode(body, type=_Shown).capabilities)
+            return capabilities_from_ollama(msgspec.json.decode(body, type=_Shown).capabilities)
     return UNKNOWN
 
 
-def abilities_of_capabilities(capabilities: list[str]) -> Abilities:
+def capabilities_from_ollama(capabilities: list[str]) -> Capabilities:
     """Returns Ollama's capabilities of a model; audio is unknown unless listed."""
     if "completion" not in capabilities:
         return UNKNOWN
     words = {"vision": Skill.IMAGE, "tools": Skill.TOOLS, "audio": Skill.AUDIO}
     named = frozenset(skill for word, skill in words.items() if word in capabilities)
-    return Abilities(skills=named | {Skill.TEXT}, lacking=frozenset({Skill.IMAGE, Skill.TOOLS}) - named)
+    return Capabilities(skills=named | {Skill.TEXT}, lacking=frozenset({Skill.IMAGE, Skill.TOOLS}) - named)

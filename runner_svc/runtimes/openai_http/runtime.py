@@ -18,9 +18,9 @@ from runner_svc.policy.parameters import (
     TokenIds,
 )
 from runner_svc.runtimes.runtime import Runtime, deferred
-from runner_svc.runtimes.settings import SleepingModelSettings, UpstreamSettings
-from weft.kernel.request import Operation, OperationName
-from weft.kernel.settings import PUBLIC, SECRET, UrlText
+from runner_svc.runtimes.runtime_settings import SleepingModelSettings, UpstreamSettings
+from weft.kernel.requests.request_values import Operation, OperationName
+from weft.kernel.settings.setting_annotations import PUBLIC, SECRET, UrlText
 
 PARAMETERS = EngineParameters(
     engine="an attached server",
@@ -76,10 +76,10 @@ RUNTIME = Runtime(
     summary="a running OpenAI-compatible server",
     docs="docs/engines.md",
     settings=OpenAiHttpModel,
-    build=deferred("runner_svc.runtimes.openai_http.backend:build"),
+    build=deferred("runner_svc.runtimes.openai_http.openai_http_backend:build"),
     parameters=PARAMETERS,
     starts_engines=False,
-    find_fault=deferred("runner_svc.runtimes.openai_http.backend:find_fault"),
+    find_fault=deferred("runner_svc.runtimes.openai_http.openai_http_backend:find_fault"),
     no_output="weft did not start this server; its output is where it was started",
     advice={
         "chat_template_path": "this server renders its own; set the template there",

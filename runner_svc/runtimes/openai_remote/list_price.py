@@ -3,7 +3,7 @@
 from urllib.parse import urlsplit
 
 from weft.api.registry.v1.model_pb2 import ModelPrice
-from weft.kernel.address import is_loopback
+from weft.kernel.values.address import is_loopback
 
 _TOKENS = 1_000
 """Priced tokens: below all surcharges for long prompts."""

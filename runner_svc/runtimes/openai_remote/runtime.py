@@ -7,9 +7,9 @@ from annotated_types import Ge, Gt, Le, MaxLen
 
 from runner_svc.policy.parameters import EngineParameters, OneOf
 from runner_svc.runtimes.runtime import Runtime, deferred
-from runner_svc.runtimes.settings import UpstreamSettings
-from weft.kernel.request import Operation, OperationName
-from weft.kernel.settings import PUBLIC, SECRET, UrlText
+from runner_svc.runtimes.runtime_settings import UpstreamSettings
+from weft.kernel.requests.request_values import Operation, OperationName
+from weft.kernel.settings.setting_annotations import PUBLIC, SECRET, UrlText
 
 PARAMETERS = EngineParameters(
     engine="a remote provider",
@@ -22,7 +22,7 @@ PARAMETERS = EngineParameters(
 )
 
 MESSAGES_PARAMETERS = EngineParameters(engine="a provider with Anthropic's API", is_strict=True)
-"""`runner_svc.anthropic_upstream.request` decides which parameters are sent."""
+"""`runner_svc.anthropic_upstream.anthropic_request` decides which parameters are sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ RUNTIME = Runtime(
     summary="a remote provider",
     docs="docs/models.md",
     settings=OpenAiRemoteModel,
-    build=deferred("runner_svc.runtimes.openai_remote.backend:build"),
+    build=deferred("runner_svc.runtimes.openai_remote.openai_remote_backend:build"),
     parameters=PARAMETERS,
     starts_engines=False,
     no_output="this is a provider's model, whose output stays with the provider",

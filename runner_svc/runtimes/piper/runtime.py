@@ -8,9 +8,9 @@ from annotated_types import Ge, Le, MaxLen
 
 from runner_svc.policy.parameters import EngineParameters
 from runner_svc.runtimes.runtime import Runtime, deferred
-from runner_svc.runtimes.settings import MediaModelSettings
+from runner_svc.runtimes.runtime_settings import MediaModelSettings
 from runner_svc.runtimes.speech_settings import SPEECH_ENVIRONMENT, SpeechSettings, VoiceName
-from weft.kernel.settings import PUBLIC, PathText
+from weft.kernel.settings.setting_annotations import PUBLIC, PathText
 
 PARAMETERS = EngineParameters(engine="piper")
 
@@ -38,7 +38,7 @@ RUNTIME = Runtime(
     summary="voices of piper, in a process that weft starts",
     docs="docs/media.md",
     settings=PiperModel,
-    build=deferred("runner_svc.runtimes.piper.backend:build"),
+    build=deferred("runner_svc.runtimes.piper.piper_backend:build"),
     parameters=PARAMETERS,
     environment=SPEECH_ENVIRONMENT,
     advice={"operations": "it only supports speech"},

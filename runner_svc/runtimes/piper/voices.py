@@ -73,10 +73,10 @@ def read_voice(name: str, model: Path) -> VoiceFiles:
     """Reads a voice's configuration, or records its fault."""
     try:
         configuration = _configuration(model.with_name(f"{model.name}.json"))
-        is_there = model.is_file() and model.stat().st_size > 0
+        exists = model.is_file() and model.stat().st_size > 0
     except (_FaultyFileError, OSError) as error:
         return VoiceFiles(name=name, model=model, configuration={}, fault=str(error))
-    fault = "" if is_there else f"there is no model in {model}"
+    fault = "" if exists else f"there is no model in {model}"
     return VoiceFiles(name=name, model=model, configuration=configuration, fault=fault)
 
 

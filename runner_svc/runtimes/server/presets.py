@@ -13,7 +13,7 @@ from typing import Literal
 from runner_svc.policy.parameters import EngineParameters
 from runner_svc.runtimes.metrics_page import LMDEPLOY, NO_METRICS, SGLANG, TEXT_GENERATION_INFERENCE, MetricNames
 from runner_svc.runtimes.server import parameters
-from weft.kernel.request import Operation
+from weft.kernel.requests.request_values import Operation
 
 PresetName = Literal["sglang", "tgi", "lmdeploy", "tabbyapi", "mlx_lm", "ollama"]
 LOOPBACK = "127.0.0.1"

@@ -14,12 +14,12 @@ from typing_extensions import override
 from runner_svc.policy.engine_variables import DEVICE_VARIABLES, PYTORCH_VARIABLES
 from runner_svc.runtimes.placeholders import PORT, check_placeholders, placeholders_of
 from runner_svc.runtimes.runtime import ModelFault, Runtime, deferred
+from runner_svc.runtimes.runtime_settings import StartedModelSettings, VariableName
 from runner_svc.runtimes.server.parameters import PARAMETERS
 from runner_svc.runtimes.server.presets import OTHER_PROGRAM, PRESETS, PresetName, ServerPreset
-from runner_svc.runtimes.settings import StartedModelSettings, VariableName
-from weft.kernel.reach import PLAIN, PROGRAM
-from weft.kernel.request import Operation, OperationName
-from weft.kernel.settings import PUBLIC, Checked, PathText, Pattern, Seconds
+from weft.kernel.requests.request_values import Operation, OperationName
+from weft.kernel.settings.setting_annotations import PUBLIC, Checked, PathText, Pattern, Seconds
+from weft.kernel.values.reach import PLAIN, PROGRAM
 
 MAX_TEMPLATE_CHARS = 4096
 MAX_COMMAND_WORDS = 256
@@ -195,7 +195,7 @@ RUNTIME = Runtime(
     summary="any OpenAI-compatible server program, which weft starts: SGLang, TGI, LMDeploy, TabbyAPI, mlx-lm, Ollama",
     docs="docs/engines.md",
     settings=ServerModel,
-    build=deferred("runner_svc.runtimes.server.backend:build"),
+    build=deferred("runner_svc.runtimes.server.server_backend:build"),
     parameters=PARAMETERS,
     variables=(
         *DEVICE_VARIABLES,

@@ -13,8 +13,8 @@ from runner_svc.policy.memory_estimate import MEBIBYTE, ModelShape
 from runner_svc.runtimes.flags import flags_of
 from runner_svc.runtimes.kv_events import sets_flag
 from runner_svc.runtimes.vllm.runtime import VllmModel, local_or_id
-from weft.kernel.load_parameters import LoadParameter, LoadValue, load_parameter, load_value
-from weft.kernel.request import Operation
+from weft.kernel.models.load_parameters import LoadParameter, LoadValue, load_parameter, load_value
+from weft.kernel.requests.request_values import Operation
 
 MAX_SLOTS = 1024
 MAX_CACHE_BYTES = 2**44

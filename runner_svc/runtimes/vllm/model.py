@@ -27,7 +27,6 @@ from runner_svc.runtimes.vllm.arguments import (
     configured_parameters,
     operations_of,
 )
-from runner_svc.runtimes.vllm.backend import VllmBackend
 from runner_svc.runtimes.vllm.runtime import (
     _SKILLS,
     ADAPTER_CONFIG,
@@ -38,9 +37,10 @@ from runner_svc.runtimes.vllm.runtime import (
     VllmAdapter,
     VllmModel,
 )
-from weft.kernel.abilities import Abilities
-from weft.kernel.errors import invalid_field
-from weft.kernel.request import Skill
+from runner_svc.runtimes.vllm.vllm_backend import VllmBackend
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.requests.capabilities import Capabilities
+from weft.kernel.requests.request_values import Skill
 
 _LOCAL = ("/", "~", ".")
 """Prefixes that distinguish a path from a hub id."""
@@ -185,5 +185,7 @@ def build(model: VllmModel, context: ModelContext) -> ModelEngine:
         forecast=VllmForecast(forecast, context.estimator, model, facts.shape),
         remote=bool(model.remote),
         timeouts=context.timeouts,
-        abilities=Abilities(skills=frozenset({Skill.TEXT, *extra, *tools}), lacking=frozenset(limits.keys() - extra)),
+        capabilities=Capabilities(
+            skills=frozenset({Skill.TEXT, *extra, *tools}), lacking=frozenset(limits.keys() - extra)
+        ),
     )

@@ -29,12 +29,18 @@ from runner_svc.policy.parameters import (
 )
 from runner_svc.policy.repository_files import ModelForm
 from runner_svc.runtimes.runtime import Runtime, deferred
-from runner_svc.runtimes.settings import MAX_ADAPTERS, NOT_PULLED, AdapterSettings, Argument, SourcedModelSettings
-from weft.kernel.decoding import DECODE_FAULTS
-from weft.kernel.model_source import shown_url
-from weft.kernel.reach import PLAIN, SOURCE
-from weft.kernel.request import Skill
-from weft.kernel.settings import PUBLIC, PathText, Pattern
+from runner_svc.runtimes.runtime_settings import (
+    MAX_ADAPTERS,
+    NOT_PULLED,
+    AdapterSettings,
+    Argument,
+    SourcedModelSettings,
+)
+from weft.kernel.models.model_source import shown_url
+from weft.kernel.requests.request_values import Skill
+from weft.kernel.settings.setting_annotations import PUBLIC, PathText, Pattern
+from weft.kernel.text.decoding import DECODE_FAULTS
+from weft.kernel.values.reach import PLAIN, SOURCE
 
 ENVIRONMENT = EngineEnvironment(
     folder=FOLDER / "vllm",

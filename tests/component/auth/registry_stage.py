@@ -7,9 +7,9 @@ from pathlib import Path
 import grpc
 from kit.grpc_server import served
 
-from registry_svc.config import RegistryConfig
-from registry_svc.service import build
-from weft.kernel.principal import KeyRing
+from registry_svc.registry_config import RegistryConfig
+from registry_svc.registry_service import build
+from weft.kernel.access.principal import KeyRing
 from weft_testing.fake_clock import FakeClock
 
 

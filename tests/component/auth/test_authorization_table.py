@@ -21,10 +21,10 @@ from gateway.auth.authentication import HOME_SOCKET, OWN_USER_KEY, Gate
 from gateway.endpoints import GATEWAY_ROUTERS, RUNNER_ROUTERS
 from gateway.request_facts import FACTS_KEY, RequestFacts
 from gateway.routing import Needs, needs_of, routes_of
-from weft.kernel.errors import WeftError
-from weft.kernel.principal import LOCAL, MESH_ACCESS, Principal
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc_auth import AuthInterceptor, UserGuard, access_of, as_caller, caller, checks_kind
+from weft.kernel.access.principal import LOCAL, MESH_ACCESS, Principal
+from weft.kernel.access.rpc_auth import AuthInterceptor, UserGuard, access_of, as_caller, caller, checks_kind
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_app.cli.keys import KeyRole, scopes_of
 from weft_testing.fake_clock import FakeClock
 

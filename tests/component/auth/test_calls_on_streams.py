@@ -9,12 +9,12 @@ import pytest
 from test_authorization_table import OUTCOMES, RING, SCOPES, credentials_of, rpc_outcome
 
 from weft.api.registry.v1 import registry_service_pb2
-from weft.dispatch.operations import OPERATIONS
+from weft.dispatch.operation_table import OPERATIONS
 from weft.dispatch.remote_router import LIST_QUEUES, PLACE, REPORT_END
-from weft.kernel.errors import WeftError
-from weft.kernel.principal import KeyRing
-from weft.kernel.rpc import RpcMethod, new_server, open_channel
-from weft.kernel.rpc_auth import AuthInterceptor, access_of, caller
+from weft.kernel.access.principal import KeyRing
+from weft.kernel.access.rpc_auth import AuthInterceptor, access_of, caller
+from weft.kernel.channels.rpc import RpcMethod, new_server, open_channel
+from weft.kernel.errors.error_tree import WeftError
 from weft.link import carried_calls
 from weft.link.carried_calls import CARRY, LIMITS, CarriedCalls
 from weft.link.frames import Side, error_of

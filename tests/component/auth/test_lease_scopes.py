@@ -11,8 +11,8 @@ from registry_stage import registry_channel
 
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2_grpc
 from weft.api.registry.v1 import lease_service_pb2 as pb
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call
+from weft.kernel.channels.rpc import error_from_call
+from weft.kernel.errors.reasons import Reason
 
 if TYPE_CHECKING:
     from weft.api.registry.v1.lease_service_pb2_grpc import LeaseServiceAsyncStub

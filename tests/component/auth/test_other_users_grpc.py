@@ -11,12 +11,12 @@ from typing_extensions import override
 
 from weft.api.registry.v1 import key_service_pb2 as key_pb
 from weft.api.router.v1 import inference_service_pb2 as pb
-from weft.kernel import rpc_auth
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call, open_channel
-from weft.kernel.rpc_auth import caller
-from weft.kernel.service import Service
+from weft.kernel.access import rpc_auth
+from weft.kernel.access.rpc_auth import caller
+from weft.kernel.channels.rpc import error_from_call, open_channel
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.services.service_lifecycle import Service
 from weft_app.compose.grpc_host import GrpcHost
 
 KEYS, INFERENCE = "weft.api.registry.v1.KeyService", "weft.api.router.v1.InferenceService"

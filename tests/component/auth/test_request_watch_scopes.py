@@ -13,18 +13,18 @@ from kit.keys import as_key, ring
 from kit.request_endings import ending
 
 from router_svc.client_registry import ClientRegistry, ClientsConfig
-from router_svc.policy.request import Request
-from router_svc.policy.settings import RateLimitConfig
+from router_svc.policy.pool_settings import RateLimitConfig
+from router_svc.policy.router_request import Request
 from router_svc.request_log import RequestLog
 from router_svc.request_servicer import RequestServicer
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_service_pb2 as pb
 from weft.api.router.v1 import request_service_pb2_grpc
-from weft.kernel.clock import SystemClock
-from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
-from weft.kernel.rpc import error_from_call
+from weft.kernel.channels.rpc import error_from_call
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.placement_request import PlacementRequest
+from weft.kernel.requests.request_values import Operation
+from weft.kernel.time.clock import SystemClock
 
 if TYPE_CHECKING:
     from weft.api.router.v1.request_service_pb2_grpc import RequestServiceAsyncStub

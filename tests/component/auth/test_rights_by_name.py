@@ -26,9 +26,9 @@ from weft.api.registry.v1.route_pb2 import RouteManifest
 from weft.api.registry.v1.tags_pb2 import Tags
 from weft.api.runner.v1.runner_service_pb2 import FlushCacheRequest
 from weft.documents.kinds import record_in
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call
+from weft.kernel.channels.rpc import error_from_call
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 HOLDERS = {
     "everything00": ("models:edit", "operations:create", "inference:create"),

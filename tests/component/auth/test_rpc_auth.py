@@ -15,12 +15,12 @@ from weft.api.registry.v1 import registry_service_pb2 as registry_pb
 from weft.api.registry.v1 import registry_service_pb2_grpc as registry_grpc
 from weft.api.router.v1 import inference_service_pb2 as pb
 from weft.api.router.v1 import inference_service_pb2_grpc
-from weft.kernel.errors import WeftError
-from weft.kernel.principal import KeyRing, key_text
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call, new_server, open_channel
-from weft.kernel.rpc_auth import AuthInterceptor, caller
-from weft.kernel.service import Health
+from weft.kernel.access.principal import KeyRing, key_text
+from weft.kernel.access.rpc_auth import AuthInterceptor, caller
+from weft.kernel.channels.rpc import error_from_call, new_server, open_channel
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.services.service_lifecycle import Health
 from weft_testing.fake_clock import FakeClock
 
 if TYPE_CHECKING:

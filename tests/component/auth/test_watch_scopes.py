@@ -12,8 +12,8 @@ from registry_stage import registry_channel
 
 from weft.api.registry.v1 import registry_service_pb2 as pb
 from weft.api.registry.v1 import registry_service_pb2_grpc
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call
+from weft.kernel.channels.rpc import error_from_call
+from weft.kernel.errors.reasons import Reason
 from weft_app.cli.keys import KeyRole, scopes_of
 
 if TYPE_CHECKING:

@@ -49,10 +49,10 @@ from weft.documents.kinds import KINDS, packed
 from weft.documents.mesh_state import MeshState, pool_message, pool_of
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import declared_document, plain
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import SERVER_OPTIONS, error_to_status
-from weft.kernel.unknown_names import unknown_name
+from weft.kernel.channels.rpc import SERVER_OPTIONS, error_to_status
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.unknown_names import unknown_name
 from weft_app.cli.follow import WATCH
 from weft_app.cli.main import app
 from weft_app.cli.mesh_api import MeshApi

@@ -8,8 +8,8 @@ from weft.api.registry.v1 import (
     tags_pb2,
     wake_pb2,
 )
-from weft.kernel.address import relayed_address
-from weft.kernel.names import resource_id
+from weft.kernel.values.address import relayed_address
+from weft.kernel.values.names import resource_id
 
 MOMENT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 

@@ -13,12 +13,12 @@ from cli_harness import refuse, served_home
 from kit.home_gateway import home_gateway
 from typer.testing import CliRunner, Result
 
-from registry_svc.config import GovernanceConfig, GovernanceMode, Signer
 from registry_svc.operations.governance import Admission, Gatekeeper, build_gate
 from registry_svc.operations.policy.governance import Refused
+from registry_svc.registry_config import GovernanceConfig, GovernanceMode, Signer
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2_grpc
 from weft.api.operations.v1 import operation_service_pb2 as pb
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 from weft_app.cli.main import app
 from weft_testing.fake_clock import FakeClock
 

@@ -16,8 +16,8 @@ from registry_svc.operations.audit_chain import chained, empty_head
 from registry_svc.operations.audit_log import entry_draft
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2_grpc
 from weft.api.operations.v1 import operation_service_pb2 as pb
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_app.cli.main import app
 
 GIB = 1024**3

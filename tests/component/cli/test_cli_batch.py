@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 from typer.testing import CliRunner, Result
 
-from weft.kernel.unknown_names import FOR_TASKS, unknown_field_target
+from weft.kernel.values.unknown_names import FOR_TASKS, unknown_field_target
 from weft_app.cli import batch as batch_commands
 from weft_app.cli import follow
 from weft_app.cli.main import app

@@ -7,8 +7,8 @@ from cli_harness import ScriptedMesh
 
 from weft.api.common.v1 import event_pb2, json_value_pb2, signal_pb2, warning_pb2
 from weft.client import connect
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_app.cli import chat
 from weft_app.cli.chat import HISTORY_NAME, Conversation, converse, prompt_history
 from weft_app.cli.terminal import shown

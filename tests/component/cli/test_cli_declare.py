@@ -13,8 +13,8 @@ from gateway.resources.documents import APPLY_ANSWER
 from weft.api.registry.v1.registry_service_pb2 import Change
 from weft.documents.json_schema import SchemaSet
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
 
 pytest_plugins = ("cli_mesh",)
 

@@ -12,8 +12,8 @@ from typer.testing import Result
 from weft.api.registry.v1 import agent_pb2, alias_pb2, model_pb2
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import declared_document
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 pytest_plugins = ("cli_mesh",)
 

@@ -20,9 +20,9 @@ from weft import __version__
 from weft.api.registry.v1.registry_service_pb2 import Change, WatchedRunner
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.errors import WeftError
-from weft.kernel.names import resource_id
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.names import resource_id
 from weft_app.cli import follow
 from weft_app.cli.main import app
 from weft_app.cli.mesh_api import connect

@@ -15,8 +15,8 @@ from weft.api.common.v1 import audio_pb2, chat_pb2, event_pb2, image_pb2, receip
 from weft.api.registry.v1 import model_pb2
 from weft.api.router.v1 import inference_service_pb2
 from weft.api.router.v1.task_pb2 import TaskSpec
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
 from weft_app.cli import image, media, transcribe
 from weft_app.cli.media import free_paths, numbered, slug
 from weft_testing.media_files import png, wav

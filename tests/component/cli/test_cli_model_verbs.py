@@ -11,8 +11,8 @@ from operations_script import ScriptedOperations, ScriptedRegistry, an_operation
 
 from weft.api.operations.v1 import operation_service_pb2_grpc
 from weft.api.registry.v1 import runner_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 
 @pytest.fixture

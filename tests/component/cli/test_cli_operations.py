@@ -11,9 +11,9 @@ from operations_script import GIB, ScriptedRegistry, an_operation, audit_entries
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import runner_service_pb2
 from weft.documents.codec import document_of
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.reasons import Reason
-from weft.kernel.short_names import SHORT_NAMES
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.models.short_names import SHORT_NAMES
 from weft_app.cli.mesh_api import MeshApi
 from weft_app.cli.options import EXIT_NOT_FOUND
 

@@ -20,19 +20,19 @@ from router_svc.figures import FiguresRecorder
 from router_svc.policy.decisions import Loads, Placed, Rejects, Waits, Wakes
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.choice import Choice, Considered
-from router_svc.policy.request import Request
-from router_svc.policy.settings import ClientProfile, RateLimitConfig
+from router_svc.policy.pool_settings import ClientProfile, RateLimitConfig
+from router_svc.policy.router_request import Request
 from router_svc.request_log import RequestLog
 from router_svc.request_servicer import RequestServicer
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_service_pb2_grpc
 from weft.dispatch.fleet import FleetView
-from weft.kernel.clock import SystemClock
-from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation, Priority
-from weft.kernel.rpc import new_server
-from weft.kernel.units import Rate, RateUnit
+from weft.kernel.channels.rpc import new_server
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.placement_request import PlacementRequest
+from weft.kernel.requests.request_values import Operation, Priority
+from weft.kernel.time.clock import SystemClock
+from weft.kernel.values.units import Rate, RateUnit
 from weft_app.cli import follow as follow_module
 from weft_app.cli.follow import follow
 from weft_app.cli.main import app

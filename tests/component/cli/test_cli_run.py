@@ -13,9 +13,9 @@ from operations_script import Operation, ScriptedOperations, ScriptedRegistry, a
 
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2_grpc
 from weft.api.runner.v1 import added_model_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.short_names import SHORT_NAMES, short_source
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.models.short_names import SHORT_NAMES, short_source
 from weft_app.cli.options import EXIT_NOT_FOUND, EXIT_USAGE
 
 SOURCE = "hf:acme/tiny-GGUF:Q4_K_M"

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 from weft.api.common.v1 import event_pb2
 from weft.api.router.v1 import task_pb2, task_service_pb2_grpc
 from weft.api.router.v1 import task_service_pb2 as pb
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 from weft_app.cli import follow, tasks
 from weft_app.cli.main import app
 

@@ -14,7 +14,7 @@ from cli_harness import ScriptedMesh
 from kit.warm_python import warm
 from typer.testing import CliRunner, Result
 
-from weft.kernel.telemetry import BoundedLogFile
+from weft.kernel.telemetry.structured_logs import BoundedLogFile
 from weft_app.cli import mesh_logs
 from weft_app.cli.main import app
 from weft_app.cli.mesh_logs import LogFile

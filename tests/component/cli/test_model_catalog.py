@@ -8,7 +8,7 @@ from kit.failures import fails
 
 from weft.api.gateway.v1.model_catalog_pb2 import CatalogModel, ModelCatalog
 from weft.api.registry.v1.lease_service_pb2 import HostMemory
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 from weft_app.compose import model_catalog
 from weft_app.compose.home import WeftHome
 from weft_app.compose.model_catalog import mesh_catalog

@@ -9,7 +9,7 @@ import pytest
 from kit.failures import fails
 
 from weft.client._home import DEFAULT_HOME
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 from weft_app.cli.background import MAX_READ_BYTES, is_mesh_running, session_mesh, written_lines
 from weft_app.compose.home import RUNNING, STARTING, WeftHome
 

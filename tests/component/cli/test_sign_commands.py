@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from governed_script import GovernedRegistry, governed_registry
 
-from registry_svc.config import GovernanceMode
+from registry_svc.registry_config import GovernanceMode
 
 OPTIONS = (
     *("--ctx", "8192", "--quantization", "q8_0", "--budget", "8GiB", "--evict", "small", "--replicas", "2"),

@@ -6,10 +6,10 @@ from typing import Any
 
 from kit.fleet import runner_view
 
+from gateway.admin.admin_operations import AdminPorts
 from gateway.admin.instances import EngineLogClient, RunnerDescriptions
-from gateway.admin.operations import AdminPorts
 from gateway.admin.process_client import ProcessesClient
-from gateway.operations import OperationsClient
+from gateway.operation_client import OperationsClient
 from weft.api.gateway.v1.engine_log_pb2 import EngineLog
 from weft.api.operations.v1 import operation_pb2, process_service_pb2
 from weft.api.operations.v1 import operation_service_pb2 as pb
@@ -17,10 +17,10 @@ from weft.api.registry.v1 import lease_pb2, lease_service_pb2, runner_pb2
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.runner.v1 import load_pb2, runner_service_pb2
 from weft.dispatch.fleet import FleetView, ModelView
-from weft.kernel.errors import WeftError
-from weft.kernel.placement_request import PoolQueue
-from weft.kernel.request import Operation
-from weft.kernel.unknown_names import RUNNER, unknown_name
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.requests.placement_request import PoolQueue
+from weft.kernel.requests.request_values import Operation
+from weft.kernel.values.unknown_names import RUNNER, unknown_name
 
 GIB = 1024**3
 

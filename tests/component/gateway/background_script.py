@@ -9,7 +9,7 @@ from gateway_script import Frame, RawResponse, RunningGateway, delta, finished, 
 from response_script import PATH, MemoryResponses, body
 from task_script import ScriptedTasks, output
 
-from gateway.config import GatewayConfig
+from gateway.gateway_config import GatewayConfig
 from weft.api.common.v1 import event_pb2
 from weft.api.router.v1 import task_pb2
 

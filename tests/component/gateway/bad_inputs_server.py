@@ -36,10 +36,10 @@ from test_api_keys_http import ScriptedKeys
 from test_gateway_requests import ScriptedRequests
 
 from gateway.app import GatewayPorts
-from gateway.config import BatchEdgeConfig, ConnectionLimits, GatewayConfig
+from gateway.gateway_config import BatchEdgeConfig, ConnectionLimits, GatewayConfig
+from gateway.gateway_service import build
 from gateway.registry_client import RegistryService
 from gateway.routing import routes_of
-from gateway.service import build
 from weft.api.common.v1 import (
     audio_pb2,
     chat_pb2,
@@ -52,13 +52,13 @@ from weft.api.common.v1 import (
 )
 from weft.api.router.v1 import file_service_pb2, task_service_pb2
 from weft.dispatch.call import Call
-from weft.dispatch.operations import SpeechPiece
+from weft.dispatch.operation_table import SpeechPiece
 from weft.durable.batches import BATCH_INPUT
 from weft.durable.tasks import payload_of
-from weft.kernel.memory_tuning import settle_memory
-from weft.kernel.request import Operation
-from weft.kernel.telemetry import configure_logging
-from weft.kernel.timestamps import stamp_of
+from weft.kernel.machine.memory_tuning import settle_memory
+from weft.kernel.requests.request_values import Operation
+from weft.kernel.telemetry.structured_logs import configure_logging
+from weft.kernel.time.timestamps import stamp_of
 
 _LINE = b'{"custom_id":"a","method":"POST","url":"/v1/chat/completions","body":{}}'
 CONFIG = GatewayConfig(

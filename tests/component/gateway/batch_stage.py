@@ -10,7 +10,7 @@ from typing import Any, Final
 from file_script import MemoryBatches, MemoryFiles
 from gateway_script import RunningGateway, serving
 
-from gateway.config import BatchEdgeConfig, GatewayConfig
+from gateway.gateway_config import BatchEdgeConfig, GatewayConfig
 from weft.api.router.v1 import file_service_pb2
 from weft.durable.batches import BATCH_INPUT
 

@@ -11,9 +11,9 @@ from kit.messages import changed
 from weft.api.router.v1 import batch_service_pb2, file_service_pb2, task_pb2
 from weft.durable.batches import MAX_PIECE_BYTES, BatchClient, FileClient, LineResult, batch_not_found, file_not_found
 from weft.durable.tasks import is_terminal, task_error
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.timestamps import stamp_of
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.timestamps import stamp_of
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 MAX_KEPT = 100

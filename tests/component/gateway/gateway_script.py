@@ -14,21 +14,21 @@ from kit.steps import done
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from registry_script import ScriptedRegistry
 
+from gateway.admin.admin_operations import AdminPorts
 from gateway.admin.join_tokens import JoinCommands
-from gateway.admin.operations import AdminPorts
 from gateway.app import GatewayPorts, app_over, gateway_deps
 from gateway.auth.authentication import KeyRingSource
-from gateway.config import GatewayConfig
+from gateway.gateway_config import GatewayConfig
+from gateway.gateway_service import GatewayService, build
 from gateway.media import MediaSource
 from gateway.registry_client import RegistryClient, RegistryService
 from gateway.routing import EdgeApp
-from gateway.service import GatewayService, build
 from gateway.watch.source import WatchSource
 from weft.api.common.v1 import embedding_pb2, event_pb2, receipt_pb2, sampling_pb2, usage_pb2
 from weft.api.registry.v1 import agent_pb2
 from weft.dispatch.call import Call, RequestDispatcher
 from weft.dispatch.fleet import FleetSource, FleetView, ModelView
-from weft.dispatch.operations import ChunkT, OperationSpec, PayloadT, SpeechPiece
+from weft.dispatch.operation_table import ChunkT, OperationSpec, PayloadT, SpeechPiece
 from weft.dispatch.quoter import Quoter
 from weft.dispatch.remote_router import RouterSource
 from weft.dispatch.request_trace import RequestContext
@@ -37,9 +37,9 @@ from weft.durable.requests import RequestClient
 from weft.durable.responses import ResponseClient
 from weft.durable.tasks import TaskClient
 from weft.durable.usage import UsageClient
-from weft.kernel.clock import Clock
-from weft.kernel.health import HealthSource
-from weft.kernel.request import Operation
+from weft.kernel.requests.request_values import Operation
+from weft.kernel.services.health import HealthSource
+from weft.kernel.time.clock import Clock
 
 Frame = list[event_pb2.InferenceEvent]
 Step = Frame | Exception | asyncio.Event

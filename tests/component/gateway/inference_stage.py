@@ -13,10 +13,10 @@ from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2
 from weft.api.router.v1.inference_service_pb2_grpc import InferenceServiceStub
 from weft.dispatch.call import RequestDispatcher
 from weft.durable.journal_policy import JournalPolicy
-from weft.kernel.errors import WeftError
-from weft.kernel.json_schema import SchemaLimits
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call
+from weft.kernel.channels.rpc import error_from_call
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.schemas.json_schema import SchemaLimits
 
 PROMPT = completion_pb2.PromptInput(text="hi")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import trustme
 
 from gateway.media.fetcher import Network
-from weft.kernel.outbound import AddressInfo
+from weft.kernel.channels.outbound import AddressInfo
 
 HOST = "images.example.org"
 PUBLIC = "93.184.216.34"

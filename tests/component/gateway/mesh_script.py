@@ -15,9 +15,9 @@ from weft.api.runner.v1 import generation_service_pb2, generation_service_pb2_gr
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import FleetSource
 from weft.dispatch.placement import Decision, OnCancelled, Placement
-from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import ChannelPool, answering
+from weft.kernel.channels.rpc import ChannelPool, answering
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.placement_request import PlacementRequest
 from weft.link.carried_calls import CallStreams
 from weft_testing.carried import carry
 

@@ -14,7 +14,7 @@ from gateway_script import RawResponse, RunningGateway, ScriptedDispatcher, delt
 from weft.api.common.v1 import event_pb2, tokenize_pb2
 from weft.dispatch.call import Call
 from weft.dispatch.request_trace import RequestContext
-from weft.kernel.request import Operation
+from weft.kernel.requests.request_values import Operation
 
 MESSAGES: list[MessageParam] = [{"role": "user", "content": "Say hello"}]
 MESSAGES_PATH = "/v1/messages"

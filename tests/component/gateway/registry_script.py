@@ -23,8 +23,8 @@ from weft.api.registry.v1.settings_pb2 import MeshSettings
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument, ModelDocument, to_declaration
 from weft.documents.yaml_documents import parse_document
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 Step = Event | Exception | asyncio.Event
 

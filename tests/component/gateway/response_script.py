@@ -9,8 +9,8 @@ from gateway_script import RunningGateway
 
 from weft.api.router.v1 import stored_response_service_pb2
 from weft.durable.responses import MAX_CHAIN, ResponseClient, response_not_found
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
 
 MAX_KEPT = 1000
 PATH = "/v1/responses"

@@ -12,18 +12,18 @@ from gateway_script import FixedFleet, ScriptedDispatcher, model
 from kit.runner_facts import model_facts
 
 from gateway.auth.authentication import KeyRingSource
-from gateway.config import GatewayConfig
-from gateway.operations import ENDED, OperationsClient
+from gateway.gateway_config import GatewayConfig
+from gateway.operation_client import ENDED, OperationsClient
 from gateway.runner_api.deps import RunnerApiConfig, RunnerApiPorts
 from gateway.runner_api.facts import ModelFacts, ModelStage, RunnerFacts, RunnerStage
-from gateway.runner_service import RunnerApiService, build
+from gateway.runner_api_service import RunnerApiService, build
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2
 from weft.api.runner.v1.runner_service_pb2 import CacheFigures
 from weft.dispatch.call import RequestDispatcher
 from weft.gpu.snapshot import DeviceSnapshot
-from weft.kernel.clock import Clock
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.clock import Clock
 
 GIB = 1024**3
 Operation = operation_pb2.Operation

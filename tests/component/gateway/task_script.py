@@ -19,9 +19,9 @@ from weft.durable.tasks import (
     task_error,
     task_not_found,
 )
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.reasons import Reason
-from weft.kernel.timestamps import stamp_of
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.timestamps import stamp_of
 
 BORN = datetime(2026, 3, 1, 12, 0, 0, tzinfo=UTC)
 

@@ -17,9 +17,9 @@ from gateway_script import FixedFleet, serving
 
 from weft.api.registry.v1 import model_pb2
 from weft.api.runner.v1 import runner_service_pb2
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.placement_request import PoolQueue
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError, WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.placement_request import PoolQueue
 
 QUEUE = PoolQueue(pool="qwen", waiting=3, max_waiting=32, running=1)
 

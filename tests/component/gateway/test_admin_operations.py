@@ -5,8 +5,8 @@ import json
 from admin_script import ScriptedOperations, admin_ports
 from gateway_script import serving
 
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 
 async def test_watch_streams_every_change_and_ends_with_the_operation() -> None:

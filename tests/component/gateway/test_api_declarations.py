@@ -6,7 +6,7 @@ import pytest
 from gateway_script import serving
 from registry_script import ScriptedRegistry
 
-from gateway.config import GatewayConfig
+from gateway.gateway_config import GatewayConfig
 
 APPLY = "/api/v1/apply"
 YAML = {"Content-Type": "application/yaml"}

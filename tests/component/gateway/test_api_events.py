@@ -7,10 +7,10 @@ import pytest
 from gateway_script import head, serving
 from registry_script import ScriptedRegistry, event
 
-from gateway.config import GatewayConfig
+from gateway.gateway_config import GatewayConfig
 from weft.api.registry.v1.registry_service_pb2 import WatchEventsRequest
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 EVENTS = "/api/v1/events"
 WATCH = f"{EVENTS}?watch=1"

@@ -12,10 +12,10 @@ from kit.keys import Keys, ring_of, verifier
 
 from weft.api.common.v1.priority_pb2 import PRIORITY_CEILING_LOW, PRIORITY_CEILING_NORMAL
 from weft.api.registry.v1 import key_service_pb2 as pb
-from weft.kernel.errors import WeftError
-from weft.kernel.principal import key_text
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
+from weft.kernel.access.principal import key_text
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Priority
 
 PATH = "/api/v1/keys"
 NEW_SECRET = "7" * 64

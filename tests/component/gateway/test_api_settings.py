@@ -4,8 +4,8 @@ from gateway_script import serving
 from registry_script import ScriptedRegistry
 
 from weft.api.registry.v1.settings_pb2 import MeshSettings
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 PATH = "/api/v1/config"
 JSON = {"content-type": "application/json"}

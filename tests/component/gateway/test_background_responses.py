@@ -19,10 +19,10 @@ from gateway_script import delta, serving, started
 from response_script import PATH, MemoryResponses
 from task_script import ScriptedTasks, output
 
-from gateway.config import GatewayConfig, KeepResponses
+from gateway.gateway_config import GatewayConfig, KeepResponses
 from weft.api.router.v1 import task_service_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 FULL = WeftError(Reason.TOO_MANY_RESOURCES, "as many responses are kept as may be")
 

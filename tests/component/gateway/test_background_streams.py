@@ -19,9 +19,9 @@ from gateway_script import RunningGateway
 from response_script import PATH, MemoryResponses
 from task_script import ScriptedTasks
 
-from gateway.config import GatewayConfig
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from gateway.gateway_config import GatewayConfig
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 QUEUED = "response.queued"
 BEGUN = "response.in_progress"

@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from weft.api.runner.v1 import generation_service_pb2
-from weft.kernel.rpc import MAX_MESSAGE_BYTES, MAX_METADATA_BYTES, answering, open_channel
+from weft.kernel.channels.rpc import MAX_MESSAGE_BYTES, MAX_METADATA_BYTES, answering, open_channel
 from weft_app.compose.grpc_host import GrpcHost
 
 NAME = "weft.test.Echo"

@@ -15,8 +15,8 @@ from kit.messages import changed
 from weft.api.router.v1 import batch_service_pb2, file_service_pb2, task_pb2
 from weft.durable.batches import BATCH_INPUT, LineResult
 from weft.durable.tasks import task_error
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 
 async def test_every_line_outcome_is_written_to_a_result_file() -> None:

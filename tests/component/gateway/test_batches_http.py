@@ -10,12 +10,12 @@ from batch_stage import BODY, Stage, jsonl, line, stage
 from file_script import HELLO, NOW, MemoryBatches, MemoryFiles
 from gateway_script import serving
 
-from gateway.config import GatewayConfig, RateLimitConfig
+from gateway.gateway_config import GatewayConfig, RateLimitConfig
 from weft.api.common.v1 import embedding_pb2
 from weft.api.router.v1 import batch_service_pb2, task_pb2
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.reasons import Reason
-from weft.kernel.units import Rate
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.units import Rate
 
 
 async def test_lines_become_the_tasks_their_route_would_create() -> None:

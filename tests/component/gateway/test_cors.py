@@ -12,13 +12,13 @@ from kit.keys import Keys, bearer
 from messages_script import body as message
 from pydantic import TypeAdapter, ValidationError
 
-from gateway.config import CorsConfig, GatewayConfig
 from gateway.endpoints import GATEWAY_ROUTERS
+from gateway.gateway_config import CorsConfig, GatewayConfig
 from gateway.http.cors import EXPOSED_HEADERS, METHODS, REQUEST_HEADERS, host_name, is_allowed_origin, may_be_called
 from gateway.routing import routes_of
 from gateway.workbench.page_files import PageFiles
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 PAGE = "https://app.example.org"
 CONFIG = GatewayConfig(port=0, cors=CorsConfig(allowed_origins=(PAGE, "https://*.example.net", "app://obsidian.md")))

@@ -7,10 +7,10 @@ import pytest
 from gateway_script import RawResponse, RunningGateway, ScriptedDispatcher, delta, finished, hello, serving, started
 from task_script import ScriptedTasks, output
 
-from gateway.config import GatewayConfig
+from gateway.gateway_config import GatewayConfig
 from weft.api.common.v1.priority_pb2 import PRIORITY_NORMAL
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 HI = [{"role": "user", "content": "hi"}]
 CHAT: dict[str, Any] = {"model": "tiny", "messages": HI}

@@ -13,12 +13,12 @@ import pytest
 from gateway_script import FixedFleet, ScriptedDispatcher
 from registry_script import ScriptedRegistry
 
-import gateway.service
+import gateway.gateway_service
 from gateway.app import GatewayPorts
-from gateway.config import ConnectionLimits, EdgeTls, GatewayConfig
-from gateway.service import GatewayService
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.tls import TlsFiles
+from gateway.gateway_config import ConnectionLimits, EdgeTls, GatewayConfig
+from gateway.gateway_service import GatewayService
+from weft.kernel.channels.tls import TlsFiles
+from weft.kernel.errors.error_tree import FieldError, WeftError
 from weft_testing.certificates import Authority
 
 ELSEWHERE = "0.0.0.0"
@@ -36,7 +36,7 @@ def files(ca: Authority, tmp_path: Path) -> TlsFiles:
 
 def service(config: GatewayConfig) -> GatewayService:
     ports = GatewayPorts(dispatcher=ScriptedDispatcher(), fleet=FixedFleet.of(), registry=ScriptedRegistry())
-    return gateway.service.build(config, ports)
+    return gateway.gateway_service.build(config, ports)
 
 
 SHORTENED = "gateway.http.server.HANDSHAKE_TIMEOUT_SECONDS"

@@ -8,8 +8,8 @@ import pytest
 from admin_script import ScriptedEngineLogs, admin_ports, two_replicas
 from gateway_script import FixedFleet, RawResponse, model, serving
 
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 FLEET = FixedFleet(replace(two_replicas(), models={**two_replicas().models, "solo": model("solo")}))
 

@@ -17,12 +17,12 @@ from structlog.testing import capture_logs
 from task_script import ScriptedTasks
 
 from gateway.app import GatewayPorts, bare_app, gateway_deps
-from gateway.config import GatewayConfig
+from gateway.gateway_config import GatewayConfig
 from gateway.openapi import OperationDoc
 from gateway.routing import ApiRouter, EdgeApp, needs_of, routes_of
-from weft.kernel.errors import WeftError
-from weft.kernel.principal import KeyRing
-from weft.kernel.reasons import Reason
+from weft.kernel.access.principal import KeyRing
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 VERSION = (b"anthropic-version", b"2023-06-01")
 OPENAI_TYPES = {

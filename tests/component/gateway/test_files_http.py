@@ -9,11 +9,11 @@ import pytest
 from file_script import MemoryFiles
 from gateway_script import RawResponse, RunningGateway, head, serving
 
-from gateway.config import BatchEdgeConfig, ConnectionLimits, GatewayConfig
+from gateway.gateway_config import BatchEdgeConfig, ConnectionLimits, GatewayConfig
 from weft.api.router.v1 import file_service_pb2
 from weft.durable.batches import MAX_PIECE_BYTES
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 PATH = "/v1/files"
 LINES = b'{"custom_id": "a"}\n{"custom_id": "b"}\n'

@@ -19,9 +19,9 @@ from kit.messages import changed
 from mesh_script import dispatching
 
 from weft.api.common.v1 import agent_behaviour_pb2, event_pb2, signal_pb2, warning_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.json_objects import to_json_object
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.text.json_objects import to_json_object
 
 BEHAVIOUR = agent_behaviour_pb2.AgentBehaviour(tools=["files.read"], signals=["NEEDS_EXTERNAL_INFO"])
 MESSAGES = [{"role": "user", "content": "Say hello"}]

@@ -8,8 +8,8 @@ from openai.types.chat import ChatCompletionMessageParam
 from structlog.testing import capture_logs
 
 from weft.api.common.v1 import chat_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 MESSAGES: list[ChatCompletionMessageParam] = [
     {"role": "system", "content": "Mine."},

@@ -4,7 +4,7 @@ import asyncio
 
 from gateway_script import RawResponse, head, serving
 
-from gateway.config import ConnectionLimits, GatewayConfig
+from gateway.gateway_config import ConnectionLimits, GatewayConfig
 
 CHAT = "/v1/chat/completions"
 GOOD = b'{"model":"tiny","messages":[{"role":"user","content":"hi"}]}'

@@ -2,7 +2,7 @@ from gateway_script import serving
 from openai.types.chat import ChatCompletionMessageParam
 
 from weft.api.common.v1 import chat_pb2
-from weft.kernel.request import Operation, Priority
+from weft.kernel.requests.request_values import Operation, Priority
 
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Say hello"}]
 

@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 from gateway_script import RawResponse, RunningGateway, ScriptedDispatcher, delta, finished, head, serving, usage
 
-from gateway.config import ConnectionLimits, GatewayConfig
+from gateway.gateway_config import ConnectionLimits, GatewayConfig
 
 if sys.version_info >= (3, 14):
     from compression import zstd

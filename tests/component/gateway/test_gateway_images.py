@@ -10,10 +10,10 @@ from gateway_script import RunningGateway, ScriptedDispatcher, finished, queued,
 from openai import APIError, APIStatusError
 
 from weft.api.common.v1 import chat_pb2, event_pb2, image_pb2, receipt_pb2, usage_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.json_objects import plain_object
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Operation
+from weft.kernel.text.json_objects import plain_object
 from weft_testing.media_files import gif, png
 
 PICTURE = png(3, 2)

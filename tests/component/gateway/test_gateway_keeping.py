@@ -10,19 +10,19 @@ from gateway_script import ScriptedDispatcher, Step, delta, hello, serving
 from response_script import PATH, MemoryResponses, answer_of, body, id_once_streamed
 
 from gateway.answers.answer_builder import AnswerIdentity
-from gateway.config import GatewayConfig, KeepResponses, RequestLimits
+from gateway.gateway_config import GatewayConfig, KeepResponses, RequestLimits
 from gateway.responses import history
 from gateway.responses.document import ResponseDocument
+from gateway.responses.response_stream import PartialResponse
 from gateway.responses.retrieval import Responses
 from gateway.responses.running import LiveResponse, RunningResponses
 from gateway.responses.schema import ResponsesRequest
-from gateway.responses.stream import PartialResponse
 from weft.api.common.v1 import chat_pb2
-from weft.dispatch.operations import CHAT
+from weft.dispatch.operation_table import CHAT
 from weft.dispatch.request_trace import RequestContext
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Operation
 from weft_testing.fake_clock import FakeClock
 
 BY_DEFAULT, ON_REQUEST, NEVER = KeepResponses

@@ -6,10 +6,10 @@ import pytest
 from gateway_script import ScriptedDispatcher, Step, delta, finished, hello, serving
 from response_script import PATH, MemoryResponses, answer_of, body, id_once_streamed
 
-from gateway.config import GatewayConfig
+from gateway.gateway_config import GatewayConfig
 from weft.api.common.v1 import chat_pb2, event_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 DOWN = WeftError(Reason.SERVICE_UNAVAILABLE, "the router cannot be reached")
 

@@ -8,9 +8,9 @@ from file_script import MemoryFiles
 from gateway_script import RunningGateway, serving
 from kit.keys import KEY, PEPPER, SECRET, Keys, bearer, ring_of, verifier
 
-from gateway.config import GatewayConfig
-from weft.kernel.principal import DEFAULT_SCOPES, key_digest, key_text
-from weft.kernel.request import Priority
+from gateway.gateway_config import GatewayConfig
+from weft.kernel.access.principal import DEFAULT_SCOPES, key_digest, key_text
+from weft.kernel.requests.request_values import Priority
 
 GOOD = key_text(KEY, SECRET)
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}

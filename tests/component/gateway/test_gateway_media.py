@@ -12,11 +12,11 @@ from openai import APIError, APIStatusError
 from openai.types.chat import ChatCompletionMessageParam
 from structlog.testing import capture_logs
 
-from gateway.config import GatewayConfig
+from gateway.gateway_config import GatewayConfig
 from gateway.media import MediaAddress, MediaConfig
 from gateway.media.fetcher import MediaFetcher
 from weft.api.common.v1 import chat_pb2
-from weft.kernel.errors import invalid_field
+from weft.kernel.errors.error_tree import invalid_field
 from weft_testing.media_files import png
 
 URL = f"https://{HOST}/cat.png"

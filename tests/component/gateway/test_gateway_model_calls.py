@@ -9,10 +9,10 @@ from gateway_script import RunningGateway, ScriptedDispatcher, serving
 from openai import APIStatusError
 
 from weft.api.common.v1 import audio_pb2, event_pb2, rerank_pb2, tokenize_pb2
-from weft.dispatch.operations import SpeechPiece
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
+from weft.dispatch.operation_table import SpeechPiece
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Operation
 
 DIED = WeftError(Reason.SERVER_DIED, "it died")
 RECORDING = ("a.mp3", b"sound", "application/octet-stream")

@@ -2,7 +2,7 @@ import pytest
 from gateway_script import FixedFleet, ScriptedDispatcher, agent, model, serving
 from openai import NotFoundError
 
-from gateway.health import health_status
+from gateway.gateway_health import health_status
 from weft.dispatch.fleet import FleetView
 
 
@@ -97,12 +97,12 @@ async def test_metrics_count_requests_and_tokens_without_caller_supplied_labels(
 
 async def test_health_reports_a_missing_router() -> None:
     class Router:
-        is_there = False
+        is_reachable = False
 
     router = Router()
     async with serving(router=router) as gateway:
         away = await gateway.request("GET", "/health")
-        router.is_there = True
+        router.is_reachable = True
         back = await gateway.request("GET", "/health")
     assert (away.status, away.json["status"]) == (503, "no_router")
     assert away.error["code"] == "service_unavailable"

@@ -4,9 +4,9 @@ import pytest
 from gateway_script import serving
 from kit.keys import KEY, Keys, bearer
 
-from weft.kernel.health import EVENT_LOOP, Component, HealthReport, HealthState
-from weft.kernel.health_monitor import HealthMonitor
-from weft.kernel.principal import DEFAULT_SCOPES
+from weft.kernel.access.principal import DEFAULT_SCOPES
+from weft.kernel.services.health import EVENT_LOOP, Component, HealthReport, HealthState
+from weft.kernel.services.health_monitor import HealthMonitor
 from weft_testing.fake_clock import FakeClock
 
 WELL = Component(name="router", state=HealthState.OK, since=1_000.0)

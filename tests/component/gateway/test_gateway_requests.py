@@ -20,8 +20,8 @@ from weft.api.router.v1.request_service_pb2 import (
     WatchRequestsResponse,
 )
 from weft.durable.requests import UNDER_WAY, RequestClient, Selection, not_remembered
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 
 def waiting(request_id: str = "req-1", tenant: str = "default") -> pb.RequestRecord:

@@ -7,7 +7,7 @@ from gateway_script import (
 )
 from response_script import PATH, body
 
-from gateway.config import GatewayConfig, ResponseEnvelope
+from gateway.gateway_config import GatewayConfig, ResponseEnvelope
 from gateway.media import MediaAddress, MediaConfig
 from weft.api.common.v1 import chat_pb2
 from weft_testing.media_files import png

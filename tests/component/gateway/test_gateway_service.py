@@ -8,11 +8,11 @@ from gateway_script import FixedFleet, ScriptedDispatcher, serving
 from registry_script import ScriptedRegistry
 
 from gateway.app import GatewayPorts
-from gateway.config import GatewayConfig
-from gateway.service import GatewayService, build
+from gateway.gateway_config import GatewayConfig
+from gateway.gateway_service import GatewayService, build
 from weft.client._home import is_served
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 
 def gateway_at(host: str, port: int) -> GatewayService:

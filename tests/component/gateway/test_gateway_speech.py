@@ -14,10 +14,10 @@ from typing_extensions import override
 from weft.api.common.v1 import receipt_pb2, warning_pb2
 from weft.api.registry.v1 import model_pb2, runner_pb2
 from weft.dispatch.fleet import FleetView, ModelView
-from weft.dispatch.operations import SpeechPiece
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
+from weft.dispatch.operation_table import SpeechPiece
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Operation
 
 DIED = WeftError(Reason.SERVER_DIED, "it died")
 SPOKEN: list[Any] = [SpeechPiece(b"\xff\xfbone", "audio/mpeg"), SpeechPiece(b"two", "")]

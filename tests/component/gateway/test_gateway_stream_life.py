@@ -16,9 +16,9 @@ from gateway_script import (
     started,
 )
 
-from gateway.config import GatewayConfig
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from gateway.gateway_config import GatewayConfig
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 CHAT = "/v1/chat/completions"
 STREAM = b'{"model":"tiny","stream":true,"messages":[{"role":"user","content":"hi"}]}'

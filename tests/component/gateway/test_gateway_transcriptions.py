@@ -9,8 +9,8 @@ from gateway_script import RunningGateway, ScriptedDispatcher, serving
 from openai import APIError, APIStatusError
 
 from weft.api.common.v1 import audio_pb2, event_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 RECORDING = ("a.mp3", b"sound", "application/octet-stream")
 DIED = WeftError(Reason.SERVER_DIED, "it died")

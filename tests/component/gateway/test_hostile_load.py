@@ -23,7 +23,7 @@ from time import perf_counter
 import pytest
 from bad_inputs_stage import ENDPOINTS, HERE, Victim, good_body, victim
 
-from gateway.config import ConnectionLimits
+from gateway.gateway_config import ConnectionLimits
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -19,8 +19,8 @@ from weft.api.common.v1 import (
     warning_pb2,
 )
 from weft.api.router.v1 import inference_service_pb2 as pb
-from weft.kernel.json_objects import to_json_object
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.text.json_objects import to_json_object
 
 BEHAVIOUR = agent_behaviour_pb2.AgentBehaviour(tools=["files.read"], platform_prompt=True)
 

@@ -9,11 +9,11 @@ from inference_stage import PROMPT, conversation, embedding, inference, outcome,
 
 from weft.api.common.v1 import completion_pb2, priority_pb2
 from weft.api.router.v1 import inference_service_pb2 as pb
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.principal import LOCAL, OTHER_USER
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Handling, Priority
-from weft.kernel.rpc_auth import as_caller
+from weft.kernel.access.principal import LOCAL, OTHER_USER
+from weft.kernel.access.rpc_auth import as_caller
+from weft.kernel.errors.error_tree import FieldError, WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Handling, Priority
 
 
 async def ask_all(channel: Any, options: pb.RequestOptions, model: str = "tiny") -> None:

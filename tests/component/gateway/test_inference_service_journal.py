@@ -19,11 +19,11 @@ from weft.api.router.v1 import placement_service_pb2
 from weft.dispatch.call import LayeredDispatcher
 from weft.durable.durable_call import durable_calls
 from weft.durable.journal_policy import JournalPolicy, JournalRules
-from weft.kernel.clock import SystemClock
-from weft.kernel.errors import WeftError
-from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.reasons import Reason
-from weft.kernel.request import JournalMode
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.placement_request import PlacementRequest
+from weft.kernel.requests.request_values import JournalMode
+from weft.kernel.time.clock import SystemClock
 from weft_testing.carried import CarriedStub
 
 ANSWER = output([started()], [delta("Hello", finish="STOP"), finished()])

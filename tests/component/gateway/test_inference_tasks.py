@@ -9,14 +9,14 @@ from gateway_script import RawResponse, RunningGateway, delta, finished, serving
 from task_script import ScriptedTasks, output
 from test_gateway_media import CONFIG, PICTURE, URL, ScriptedMedia
 
-from gateway.config import GatewayConfig, RateLimitConfig
+from gateway.gateway_config import GatewayConfig, RateLimitConfig
 from weft.api.common.v1 import completion_pb2
 from weft.api.common.v1.priority_pb2 import PRIORITY_HIGH, PRIORITY_UNSPECIFIED
 from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.durable.tasks import event_number
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.units import Rate
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.units import Rate
 
 PATH = "/api/v1/inference-tasks"
 HI = [{"role": "user", "content": "hi"}]

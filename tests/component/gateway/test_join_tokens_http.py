@@ -9,8 +9,8 @@ from gateway_script import serving
 from kit.keys import Keys
 
 from weft.api.registry.v1 import join_token_service_pb2 as pb
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_app.compose.invitation import JoinCommand
 
 PATH = "/v1/admin/join-tokens"

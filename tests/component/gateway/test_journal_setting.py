@@ -16,7 +16,7 @@ from weft.api.common.v1 import chat_pb2, event_pb2, image_pb2
 from weft.api.registry.v1 import journal_pb2, settings_pb2
 from weft.api.router.v1 import file_service_pb2
 from weft.api.router.v1.task_pb2 import TaskState
-from weft.kernel.request import JournalMode
+from weft.kernel.requests.request_values import JournalMode
 
 WAIT, KEEP = JournalMode.WAIT, JournalMode.KEEP
 ANSWER = output(*(frame for frame in hello() if isinstance(frame, list)))

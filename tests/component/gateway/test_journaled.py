@@ -12,7 +12,7 @@ from weft.api.common.v1 import chat_pb2, embedding_pb2
 from weft.api.common.v1.priority_pb2 import PRIORITY_LOW, PRIORITY_NORMAL, PRIORITY_UNSPECIFIED
 from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.dispatch.call import Call, LayeredDispatcher
-from weft.dispatch.operations import CHAT, EMBEDDING, ChunkT, OperationSpec, PayloadT
+from weft.dispatch.operation_table import CHAT, EMBEDDING, ChunkT, OperationSpec, PayloadT
 from weft.dispatch.request_trace import Journal, RequestContext, WhenLeft
 from weft.durable.durable_call import (
     DurableCallConfig,
@@ -20,10 +20,10 @@ from weft.durable.durable_call import (
     durable_spec,
     task_spec,
 )
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Handling, Operation, Priority
-from weft.kernel.telemetry import new_traceparent
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Handling, Operation, Priority
+from weft.kernel.telemetry.structured_logs import new_traceparent
 from weft_testing.fake_clock import FakeClock
 
 CHAT_PAYLOAD = chat_pb2.ChatPayload(messages=[chat_pb2.ChatMessage()])

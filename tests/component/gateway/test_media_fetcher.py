@@ -11,10 +11,10 @@ from gateway.media import MediaAddress, MediaConfig
 from gateway.media.fetcher import MediaFetcher
 from gateway.media.request_media import NoMediaSource
 from weft.api.common.v1 import chat_pb2
-from weft.kernel.clock import SystemClock
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.outbound import ForbiddenAddressError
-from weft.kernel.reasons import Reason
+from weft.kernel.channels.outbound import ForbiddenAddressError
+from weft.kernel.errors.error_tree import FieldError, WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.clock import SystemClock
 from weft_testing.fake_clock import FakeClock
 from weft_testing.media_files import png
 

@@ -13,12 +13,12 @@ from file_script import MemoryBatches, MemoryFiles
 from gateway_script import RawResponse, RunningGateway, finished, serving
 from task_script import ScriptedTasks, output
 
-from gateway.config import GatewayConfig, MediaConfig, ResultConfig
+from gateway.gateway_config import GatewayConfig, MediaConfig, ResultConfig
 from weft.api.common.v1 import audio_pb2, chat_pb2, event_pb2, image_pb2
 from weft.api.router.v1 import file_service_pb2, task_pb2
 from weft.durable.batches import RESULT
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_testing.media_files import png
 
 PATH = "/api/v1/inference-tasks"

@@ -22,9 +22,9 @@ from messages_script import (
 
 from weft.api.common.v1 import chat_pb2
 from weft.dispatch.call import Call
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Operation
 
 COUNT_PATH = f"{MESSAGES_PATH}/count_tokens"
 VERSION = {"anthropic-version": "2023-06-01"}

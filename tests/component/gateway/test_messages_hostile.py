@@ -11,12 +11,12 @@ from messages_script import claude_code_request
 
 from gateway.anthropic.messages import to_payload
 from gateway.anthropic.schema import MessagesRequest
-from gateway.config import MediaConfig, RequestLimits
+from gateway.gateway_config import MediaConfig, RequestLimits
 from gateway.intake.json_guard import parse
 from gateway.media import RequestMedia
 from gateway.openai.chat_builder import ChatTranslation
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 Place = tuple[str | int, ...]
 MEDIA = MediaConfig(allowed_hosts=("images.example.org",))

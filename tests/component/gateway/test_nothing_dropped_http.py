@@ -14,7 +14,7 @@ from file_script import MemoryFiles
 from gateway_script import app_of, finished, started
 
 from weft.dispatch.call import Call
-from weft.kernel.request import Operation
+from weft.kernel.requests.request_values import Operation
 
 UNKNOWN = "zz_unheard"
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}

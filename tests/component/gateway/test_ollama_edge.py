@@ -28,16 +28,16 @@ from gateway_script import (
 from kit.fleet import runner_view
 from kit.keys import Keys, bearer
 
-from gateway.config import GatewayConfig
+from gateway.gateway_config import GatewayConfig
 from weft.api.common.v1 import error_reason_pb2, event_pb2, receipt_pb2, signal_pb2, warning_pb2
 from weft.api.operations.v1 import operation_pb2
 from weft.api.operations.v1 import operation_service_pb2 as pb
 from weft.api.registry.v1 import model_pb2
 from weft.api.registry.v1.runner_pb2 import InstanceMemory, InstanceState
 from weft.dispatch.fleet import FleetView
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.short_names import SHORT_NAMES
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.models.short_names import SHORT_NAMES
 from weft_testing.fake_clock import FakeClock
 
 JSON = "application/json; charset=utf-8"

@@ -28,7 +28,7 @@ from test_trials_http import Judge
 from test_usage_http import ScriptedUsage
 
 from gateway.app import GatewayPorts
-from gateway.config import GatewayConfig
+from gateway.gateway_config import GatewayConfig
 from gateway.registry_client import RegistryService
 from gateway.routing import ApiRouter
 

@@ -12,10 +12,10 @@ from gateway_script import serving
 from starlette.types import Scope
 
 from gateway.auth.authentication import Gate
-from gateway.config import GatewayConfig
+from gateway.gateway_config import GatewayConfig
 from gateway.http import protocol
-from weft.kernel.peer_user import End
-from weft.kernel.principal import OTHER_USER, Principal
+from weft.kernel.access.peer_user import End
+from weft.kernel.access.principal import OTHER_USER, Principal
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 CHANGES = [

@@ -13,8 +13,8 @@ from kit.keys import bearer
 from kit.refusing_services import RefusingServices, refusing_services
 from test_api_keys_http import KEYS
 
-from gateway.admin.operations import AdminPorts
-from gateway.operations import OperationsClient
+from gateway.admin.admin_operations import AdminPorts
+from gateway.operation_client import OperationsClient
 from gateway.registry_client import RegistryClient
 from weft.api.registry.v1 import join_token_service_pb2_grpc, key_service_pb2_grpc, secret_service_pb2_grpc
 from weft.durable.batches import BatchClient, FileClient

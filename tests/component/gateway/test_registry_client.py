@@ -20,9 +20,9 @@ from weft.api.registry.v1 import (
 )
 from weft.api.registry.v1.registry_service_pb2 import WatchEventsRequest, WatchEventsResponse
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import answering, open_channel
+from weft.kernel.channels.rpc import answering, open_channel
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 Answer = Callable[[Any], Any]
 

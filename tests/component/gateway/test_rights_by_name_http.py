@@ -13,14 +13,14 @@ from kit.keys import Keys, bearer
 from registry_script import ScriptedRegistry
 from task_script import ScriptedTasks
 
-from gateway.config import GatewayConfig
 from gateway.endpoints import GATEWAY_ROUTERS, RUNNER_ROUTERS
+from gateway.gateway_config import GatewayConfig
 from gateway.openapi import shown_path
 from gateway.routing import needs_of, routes_of
 from weft.api.registry.v1.alias_pb2 import Alias, AliasManifest
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.unknown_names import unknown_field_target, unknown_target
+from weft.kernel.values.unknown_names import unknown_field_target, unknown_target
 
 HOLDERS = {
     "everything00": ("inference:create", "models:edit", "operations:create"),

@@ -8,11 +8,11 @@ import pytest
 from gateway_script import FixedFleet, ScriptedDispatcher
 from runner_api_stage import ScriptedOperations, ScriptedQueue, ScriptedRunner, runner_api
 
-from gateway.config import GatewayConfig
+from gateway.gateway_config import GatewayConfig
 from gateway.runner_api.deps import RunnerApiConfig, RunnerApiPorts
-from gateway.runner_service import build
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from gateway.runner_api_service import build
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 
 async def test_tcp_nodelay_is_set_so_split_answers_are_not_delayed() -> None:

@@ -5,13 +5,13 @@ from gateway_script import ScriptedDispatcher, serving
 from openai import RateLimitError
 from runner_api_stage import edge, runner_api
 
-from gateway.config import GatewayConfig, RateLimitConfig
+from gateway.gateway_config import GatewayConfig, RateLimitConfig
 from gateway.runner_api.deps import RunnerApiConfig
 from gateway.runner_api.facts import TTL_SECONDS
 from weft.api.common.v1 import receipt_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.units import Rate
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.units import Rate
 from weft_testing.fake_clock import FakeClock
 
 TIGHT = RateLimitConfig(default=Rate(2, 60), tenants={"big": Rate(5, 60)})

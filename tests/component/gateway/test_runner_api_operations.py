@@ -11,8 +11,8 @@ from runner_api_stage import Operation, RunnerApiStage, ScriptedOperations, edge
 
 from gateway.runner_api.facts import RunnerStage
 from weft.api.runner.v1 import runner_service_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 MIB = 1024 * 1024
 

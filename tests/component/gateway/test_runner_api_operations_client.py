@@ -12,13 +12,13 @@ import pytest
 from kit.grpc_server import served
 from kit.steps import done
 
-from gateway.operations import OperationsClient, ended_operation
-from gateway.runner_api.operations import callers_field
+from gateway.operation_client import OperationsClient, ended_operation
+from gateway.runner_api.runner_operations import callers_field
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2_grpc
 from weft.api.operations.v1 import operation_service_pb2 as pb
-from weft.kernel.errors import FieldError, WeftError, invalid_field
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import answering, open_channel
+from weft.kernel.channels.rpc import answering, open_channel
+from weft.kernel.errors.error_tree import FieldError, WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
 
 Operation = operation_pb2.Operation
 PENDING = Operation(name="operations/op-1", state=Operation.STATE_PENDING)

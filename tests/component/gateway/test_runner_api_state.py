@@ -7,7 +7,7 @@ from runner_api_stage import GIB, ScriptedRunner, device, facts, runner_api
 
 from gateway.runner_api.deps import RunnerApiConfig
 from gateway.runner_api.facts import STALE_SECONDS, TTL_SECONDS, ModelStage, RunnerStage
-from gateway.runner_api.metrics import MAX_TENANT_LABELS
+from gateway.runner_api.runner_api_metrics import MAX_TENANT_LABELS
 from weft.gpu.snapshot import DeviceSnapshot
 from weft_testing.fake_clock import FakeClock
 

@@ -10,16 +10,16 @@ from task_script import BORN, output
 from test_gateway_media import CONFIG, PICTURE, URL, ScriptedMedia
 
 from gateway.deps import InferenceDeps
-from gateway.metrics import GatewayMetrics
+from gateway.gateway_metrics import GatewayMetrics
 from gateway.request_facts import FACTS_KEY, RequestFacts
 from gateway.tasks.task_apis import SpecContext, TaskApis, task_apis_of
 from weft.api.common.v1 import event_pb2
 from weft.api.router.v1 import task_pb2
-from weft.kernel.clock import SystemClock
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.principal import Principal
-from weft.kernel.reasons import Reason
-from weft.kernel.timestamps import stamp_of
+from weft.kernel.access.principal import Principal
+from weft.kernel.errors.error_tree import FieldError, WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.clock import SystemClock
+from weft.kernel.time.timestamps import stamp_of
 
 HI = [{"role": "user", "content": "hi"}]
 CHAT: dict[str, Any] = {"model": "tiny", "messages": HI}

@@ -18,11 +18,11 @@ from weft.api.router.v1 import task_pb2
 from weft.api.router.v1.task_service_pb2 import SubmitTaskRequest
 from weft.dispatch.request_trace import RequestContext
 from weft.durable.trials import is_candidate_first, pair_of
-from weft.kernel.json_objects import to_json_object
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
-from weft.kernel.telemetry import new_traceparent
-from weft.kernel.timestamps import duration_of
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Operation
+from weft.kernel.telemetry.structured_logs import new_traceparent
+from weft.kernel.text.json_objects import to_json_object
+from weft.kernel.time.timestamps import duration_of
 
 NAME, REPORT = "old-or-new", "/v1/trials/old-or-new"
 KEYS = Keys(

@@ -12,8 +12,8 @@ from weft.api.router.v1 import usage_pb2
 from weft.api.router.v1 import usage_service_pb2 as pb
 from weft.documents.codec import document_of
 from weft.durable.usage import GROUPS, UsageClient, moment_of
-from weft.kernel.errors import WeftError
-from weft.kernel.timestamps import datetime_of
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.time.timestamps import datetime_of
 from weft_app.cli.usage import csv_text, table_text
 
 KEYS = Keys({"ann000000000": ("inference:view",), "admin0000000": ("telemetry:view",)}, tenants={"admin0000000": "ops"})

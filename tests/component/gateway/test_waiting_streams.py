@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from gateway_script import ScriptedDispatcher, Step, hello, queued, serving
 
-from gateway.config import GatewayConfig
+from gateway.gateway_config import GatewayConfig
 from weft.api.common.v1 import event_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 QUICK = GatewayConfig(port=0, headers_within_seconds=0.02, sse_keepalive_seconds=0.02)
 HI = [{"role": "user", "content": "hi"}]

@@ -9,17 +9,17 @@ from kit.keys import PEPPER, Keys, bearer
 from typing_extensions import override
 from watch_script import QUICK, WATCH, ScriptedSource, brief, thing, watching
 
-from gateway.config import GatewayConfig
+from gateway.gateway_config import GatewayConfig
 from gateway.watch.source import Change, WatchCaller, delete, synced
-from weft.kernel.errors import WeftError
-from weft.kernel.principal import (
+from weft.kernel.access.principal import (
     VIEW_MODELS,
     Access,
     KeyRing,
     Resource,
     Role,
 )
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 VIEW_RUNNERS = Access(Resource.RUNNERS, Role.VIEW)
 

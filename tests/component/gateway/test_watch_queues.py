@@ -8,11 +8,11 @@ from watch_script import QUICK, brief, watching
 
 from gateway.watch.queues import queues_by_name
 from gateway.watch.source import WatchCaller, WatchSource
-from weft.kernel.clock import SystemClock
-from weft.kernel.errors import WeftError
-from weft.kernel.placement_request import PoolQueue
-from weft.kernel.principal import LOCAL
-from weft.kernel.reasons import Reason
+from weft.kernel.access.principal import LOCAL
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.placement_request import PoolQueue
+from weft.kernel.time.clock import SystemClock
 from weft_testing.fake_clock import FakeClock
 
 INTERVAL_SECONDS = 0.01

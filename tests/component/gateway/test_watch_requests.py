@@ -11,7 +11,7 @@ from watch_script import QUICK, WATCH, brief, watching
 from gateway.watch.source import Change, ChangeType, WatchCaller
 from gateway.watch.sources import figures_of_mesh, requests_of_tenant
 from weft.api.router.v1 import request_pb2 as pb
-from weft.kernel.principal import (
+from weft.kernel.access.principal import (
     LOCAL,
 )
 

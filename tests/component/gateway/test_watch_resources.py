@@ -14,8 +14,8 @@ from gateway.watch.resources import resource_sources
 from gateway.watch.sources import event_source
 from weft.api.registry.v1.model_pb2 import Model, ModelManifest
 from weft.api.registry.v1.registry_service_pb2 import WatchResponse
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 
 def model(name: str, pool: str = "", status: Model.Status.ValueType = Model.STATUS_ACTIVE) -> Model:

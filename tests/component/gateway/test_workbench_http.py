@@ -10,7 +10,7 @@ import pytest
 from gateway_script import FixedFleet, serving
 from kit.keys import Keys, bearer
 
-from gateway.config import GatewayConfig, WorkbenchConfig
+from gateway.gateway_config import GatewayConfig, WorkbenchConfig
 from gateway.workbench.page_files import MAX_DEPTH, PageFiles
 from weft.api.registry.v1.tenant_pb2 import Tenant, TenantManifest
 from weft.dispatch.fleet import FleetView

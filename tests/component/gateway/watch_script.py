@@ -10,9 +10,9 @@ from typing import Any
 from gateway_script import RunningGateway, head
 from kit.steps import done
 
-from gateway.config import GatewayConfig
+from gateway.gateway_config import GatewayConfig
 from gateway.watch.source import Change, WatchCaller, WatchSource, put
-from weft.kernel.principal import VIEW_MODELS, Access
+from weft.kernel.access.principal import VIEW_MODELS, Access
 
 WATCH = "/api/v1/watch"
 QUICK = GatewayConfig(port=0, headers_within_seconds=0.02, sse_keepalive_seconds=0.02, watch_interval_seconds=0.001)

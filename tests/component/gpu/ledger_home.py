@@ -12,17 +12,17 @@ from typing import Any
 from kit.home_gateway import home_gateway
 from kit.warm_python import warm
 
-from registry_svc.config import LedgerConfig
 from registry_svc.ledger.lease_store import LeaseStore
 from registry_svc.ledger.ledger import Ledger
 from registry_svc.ledger.policy.leases import LeaseState
 from registry_svc.ledger.servicer import LeaseServicer
 from registry_svc.mesh.runner_calls import EvictionAnswer, EvictionRequest, RunnerCalls
 from registry_svc.mesh.store import SqlStore
+from registry_svc.registry_config import LedgerConfig
 from weft.api.registry.v1 import lease_service_pb2_grpc
 from weft.api.registry.v1.lease_service_pb2 import HostMemory
-from weft.kernel.clock import SystemClock
-from weft.kernel.rpc import new_server
+from weft.kernel.channels.rpc import new_server
+from weft.kernel.time.clock import SystemClock
 
 WEFT = warm("weft_app.cli.main")
 WAIT_SECONDS = 30.0

@@ -12,8 +12,8 @@ from google.protobuf import duration_pb2
 from grpc_status import rpc_status
 
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2, lease_service_pb2_grpc
-from weft.kernel.errors import WeftError
-from weft.kernel.rpc import SERVER_OPTIONS, error_to_status
+from weft.kernel.channels.rpc import SERVER_OPTIONS, error_to_status
+from weft.kernel.errors.error_tree import WeftError
 
 pb = lease_service_pb2
 RENEW_SECONDS = 0.1

@@ -21,8 +21,8 @@ from weft.gpu.nvml import Health, NvmlReading
 from weft.gpu.observer import HostObserver, declared_snapshots
 from weft.gpu.process import process_id_of
 from weft.gpu.snapshot import DeviceSnapshot
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError, WeftError
+from weft.kernel.errors.reasons import Reason
 
 GIB = 1024**3
 CARDS = tuple(

@@ -10,11 +10,11 @@ from typing import Any
 import grpc
 import pytest
 
-from weft.kernel.chosen_channel import PickedChannel
-from weft.kernel.failover_channel import BlockingFailoverChannel, FailoverChannel
-from weft.kernel.rpc import new_server, open_blocking_channel, open_channel
-from weft.kernel.service import Health
-from weft.kernel.tls_channel import ChannelSecurity
+from weft.kernel.channels.chosen_channel import PickedChannel
+from weft.kernel.channels.failover_channel import BlockingFailoverChannel, FailoverChannel
+from weft.kernel.channels.rpc import new_server, open_blocking_channel, open_channel
+from weft.kernel.channels.tls_channel import ChannelSecurity
+from weft.kernel.services.service_lifecycle import Health
 
 WAIT_SECONDS = 20.0
 

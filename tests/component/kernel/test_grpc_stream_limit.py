@@ -6,8 +6,8 @@ from contextlib import suppress
 
 import pytest
 
-from weft.kernel import rpc
-from weft.kernel.rpc import MAX_STREAMS_PER_CONNECTION, new_server
+from weft.kernel.channels import rpc
+from weft.kernel.channels.rpc import MAX_STREAMS_PER_CONNECTION, new_server
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 SETTINGS = 4

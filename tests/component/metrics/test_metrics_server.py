@@ -9,12 +9,12 @@ import aiohttp
 import pytest
 from kit.keys import Keys, bearer
 
-from weft.kernel.errors import WeftError
-from weft.kernel.health import HealthCheck, down
-from weft.kernel.health_monitor import HealthMonitor
-from weft.kernel.metrics import MetricsPage
-from weft.kernel.reasons import Reason
-from weft.kernel.tls import TlsFiles
+from weft.kernel.channels.tls import TlsFiles
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.services.health import HealthCheck, down
+from weft.kernel.services.health_monitor import HealthMonitor
+from weft.kernel.telemetry.metrics_page import MetricsPage
 from weft_app.compose.metrics_server import MAX_CONNECTIONS, MAX_SCRAPES, MetricsAccess, MetricsServer
 from weft_app.compose.security import KeyCheck
 from weft_testing.certificates import Authority
@@ -52,7 +52,7 @@ async def test_metrics_server_serves_only_the_page_in_the_requested_format() -> 
 
 async def test_probes_return_the_process_health() -> None:
     full_disk = down("store_not_writable", "the database cannot be written (SQLITE_FULL)")
-    monitor = HealthMonitor([HealthCheck(name="store", look=lambda: full_disk)], FakeClock())
+    monitor = HealthMonitor([HealthCheck(name="store", probe=lambda: full_disk)], FakeClock())
     server = MetricsServer(MetricsPage(), "127.0.0.1:0", monitor)
     await server.start()
     await monitor.start()

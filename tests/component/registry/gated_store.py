@@ -8,8 +8,8 @@ from typing_extensions import override
 
 from registry_svc.mesh.store import SqlStore
 from weft.api.registry.v1.event_pb2 import Event
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft.sql.store import T, Work
 
 _is_ungated = ContextVar("_is_ungated", default=False)

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from registry_svc.config import GovernanceConfig, GovernanceMode, Signer
 from registry_svc.operations.governance import Admission, Gatekeeper, build_gate
 from registry_svc.operations.policy.governance import Refused
+from registry_svc.registry_config import GovernanceConfig, GovernanceMode, Signer
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import load_pb2, runner_service_pb2
 from weft.signing.tokens import token_fields

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, cast
 from google.protobuf.duration_pb2 import Duration
 from registry_harness import RunningRegistry, running_registry
 
-from registry_svc.config import KeysConfig, RegistryConfig
 from registry_svc.keys.api_keys import ApiKeys, SqlKeyStore
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.store import SqlStore
+from registry_svc.registry_config import KeysConfig, RegistryConfig
 from weft.api.registry.v1 import key_service_pb2 as pb
 from weft.api.registry.v1 import key_service_pb2_grpc
-from weft.kernel.errors import WeftError
-from weft.kernel.principal import KeyRing, authenticate
-from weft.kernel.reasons import Reason
+from weft.kernel.access.principal import KeyRing, authenticate
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_app.compose.key_ring import KeyRingWatcher
 from weft_testing.fake_clock import FakeClock
 

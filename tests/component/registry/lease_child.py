@@ -12,14 +12,14 @@ from contextlib import aclosing
 import structlog
 from lease_stage import GIB, MARGIN, ScriptedCalls, SimulatedHost, granted_lease, program, renewal, wanted
 
-from registry_svc.config import LedgerConfig
 from registry_svc.ledger.lease_store import LeaseStore
 from registry_svc.ledger.ledger import Ledger
 from registry_svc.ledger.policy.leases import Lease
 from registry_svc.mesh.store import SqlStore
-from weft.kernel.clock import SystemClock
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from registry_svc.registry_config import LedgerConfig
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.clock import SystemClock
 
 
 async def lease(ledger: Ledger, host: SimulatedHost, size: int, number: int) -> Lease | None:

@@ -8,12 +8,12 @@ from itertools import count
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Self
 
-from registry_svc.config import LedgerConfig
 from registry_svc.ledger.lease_store import LeaseStore, StoredLedger
 from registry_svc.ledger.ledger import Ledger
 from registry_svc.ledger.policy.leases import Grant, Holder, HolderKind, Lease
 from registry_svc.ledger.requests import check_acquire, check_renewal
 from registry_svc.mesh.runner_calls import EvictionAnswer, EvictionRequest, RunnerCalls
+from registry_svc.registry_config import LedgerConfig
 from weft.api.registry.v1 import lease_pb2
 from weft.api.registry.v1.lease_service_pb2 import (
     AcquireLeaseRequest,
@@ -33,10 +33,10 @@ from weft.gpu.snapshot import (
     process_id_message,
     snapshot_message,
 )
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
-from weft.kernel.timestamps import duration_of, seconds_of
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Priority
+from weft.kernel.time.timestamps import duration_of, seconds_of
 from weft_testing.fake_clock import FakeClock, let_all_run
 
 GIB = 1024**3

@@ -17,8 +17,8 @@ from registry_svc.ledger.policy.leases import Holder, HolderKind, Lease, LeaseSt
 from registry_svc.mesh.runner_calls import EvictionAnswer, EvictionRequest
 from weft.api.registry.v1.lease_service_pb2 import LeaseUse
 from weft.gpu.snapshot import ProcessId, Source
-from weft.kernel.errors import WeftError
-from weft.kernel.request import CALLER_CLASSES, Priority
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.requests.request_values import CALLER_CLASSES, Priority
 
 BANDS = CALLER_CLASSES
 STEP_SECONDS = 0.25

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from operation_stage import ScriptedCalls
 from roster_harness import BareRegistry
 
-from registry_svc.config import OperationLimits, RegistryConfig
 from registry_svc.mesh.declarations import Declarations
-from registry_svc.mesh.domain import Session
+from registry_svc.mesh.states import Session
 from registry_svc.mesh.store import SqlStore
 from registry_svc.operations.governance import Gatekeeper
 from registry_svc.operations.operations import OperationService
+from registry_svc.registry_config import OperationLimits, RegistryConfig
 from weft.api.operations.v1.operation_service_pb2 import GetGovernanceResponse
 from weft.api.registry.v1.model_pb2 import MODEL_OPERATION_CHAT, ModelManifest
 from weft.api.registry.v1.runner_pb2 import Capability, InstanceState, Runner

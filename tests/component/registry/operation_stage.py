@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from registry_svc.config import OperationLimits
 from registry_svc.mesh.runner_calls import EvictionAnswer, EvictionRequest, RunnerCalls
 from registry_svc.mesh.store import SqlStore
 from registry_svc.operations.governance import Gatekeeper
@@ -16,13 +15,14 @@ from registry_svc.operations.operations import Operations
 from registry_svc.operations.policy.loads import LoadTimes, PoolMember
 from registry_svc.operations.runner_presence import RunnerPresence
 from registry_svc.operations.targets import AddedModelView, RunnerDirectory
+from registry_svc.registry_config import OperationLimits
 from weft.api.operations.v1 import operation_pb2
 from weft.api.operations.v1.operation_pb2 import Operation
 from weft.api.operations.v1.operation_service_pb2 import AuditEntry, CreateOperationRequest
 from weft.api.runner.v1 import added_model_pb2, load_pb2, runner_service_pb2
 from weft.api.runner.v1.model_store_pb2 import PullProgress, StoredModel
-from weft.kernel.errors import WeftError
-from weft.kernel.tracing import NO_TRACING, Tracing
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.telemetry.tracing import NO_TRACING, Tracing
 from weft_testing.fake_clock import FakeClock
 
 WAIT_LIMIT_SECONDS = 20.0

@@ -11,8 +11,8 @@ import grpc
 from kit.refusals import refused
 from kit.resources import declared, records
 
-from registry_svc.config import RegistryConfig
-from registry_svc.service import RegistryService, build
+from registry_svc.registry_config import RegistryConfig
+from registry_svc.registry_service import RegistryService, build
 from weft.api.registry.v1 import (
     agent_pb2,
     alias_pb2,
@@ -34,10 +34,10 @@ from weft.api.registry.v1 import (
 from weft.api.registry.v1.resource_pb2 import ResourceDocument
 from weft.documents.kinds import record_in
 from weft.documents.left_out import left_out_item
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import new_server, open_channel
-from weft.kernel.service import Health
+from weft.kernel.channels.rpc import new_server, open_channel
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.services.service_lifecycle import Health
 from weft_testing.fake_clock import FakeClock
 
 if TYPE_CHECKING:

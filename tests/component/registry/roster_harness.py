@@ -1,6 +1,5 @@
 """A registry without a server: everything that writes and reads, on one core."""
 
-from registry_svc.config import RegistryConfig
 from registry_svc.keys.join_tokens import JoinTokens
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.declarations import Declarations, SettingsManager
@@ -8,6 +7,7 @@ from registry_svc.mesh.expiry import Expiry
 from registry_svc.mesh.servicers import Catalogue
 from registry_svc.mesh.sessions import SessionManager
 from registry_svc.mesh.store import SqlStore
+from registry_svc.registry_config import RegistryConfig
 from weft_testing.fake_clock import FakeClock
 
 

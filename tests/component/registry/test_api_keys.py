@@ -15,14 +15,14 @@ from kit.failures import fails
 from kit.refusals import refused
 from registry_harness import running_registry
 
-from registry_svc.config import KeysConfig
 from registry_svc.keys.api_keys import PEPPER_BYTES, make_pepper
+from registry_svc.registry_config import KeysConfig
 from weft.api.common.v1.priority_pb2 import PRIORITY_CEILING_HIGH, PRIORITY_CEILING_NORMAL
 from weft.api.registry.v1 import key_service_pb2 as pb
 from weft.api.registry.v1 import key_service_pb2_grpc
-from weft.kernel.principal import DEFAULT_SCOPES, LOCAL, Principal, parse_scopes
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
+from weft.kernel.access.principal import DEFAULT_SCOPES, LOCAL, Principal, parse_scopes
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Priority
 from weft_testing.fake_clock import FakeClock
 
 if TYPE_CHECKING:

@@ -13,13 +13,13 @@ from kit.refusals import refused
 from kit.resources import declared
 from registry_harness import RunningRegistry, running_registry
 
-from registry_svc.config import MEBIBYTE, CapturesConfig, SecretsConfig
+from registry_svc.registry_config import MEBIBYTE, CapturesConfig, SecretsConfig
 from weft.api.operations.v1 import operation_service_pb2, operation_service_pb2_grpc
 from weft.api.registry.v1 import capture_service_pb2 as pb
 from weft.api.registry.v1 import capture_service_pb2_grpc
 from weft.api.registry.v1.tenant_pb2 import TenantManifest
 from weft.dispatch.captured import MAX_TEXT_BYTES
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 from weft_testing.fake_clock import let_all_run
 
 PROMPT, ANSWER = "canary of a prompt", "canary of an answer"

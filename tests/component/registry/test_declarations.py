@@ -33,8 +33,8 @@ from weft.api.registry.v1 import declaration_service_pb2
 from weft.api.registry.v1.resource_pb2 import ResourceDocument
 from weft.api.registry.v1.route_pb2 import RouteManifest
 from weft.api.registry.v1.trial_pb2 import TrialManifest
-from weft.kernel.errors import FieldError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.errors.reasons import Reason
 from weft_testing.fake_clock import FakeClock
 
 FOUR_HOURS = 4 * 3600.0

@@ -12,18 +12,18 @@ from kit.messages import changed
 from operated_registry import GovernedGate, OperatedRegistry, opening, operated_registry
 from roster_harness import BareRegistry
 
-from registry_svc.config import RegistryConfig
 from registry_svc.mesh.declarations import Declarations
 from registry_svc.mesh.unowned import UNLOAD_GRACE_SECONDS, UNLOAD_RETRY_SECONDS, UnownedModel, UnownedModels
 from registry_svc.operations.governance import Gatekeeper
+from registry_svc.registry_config import RegistryConfig
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.registry.v1.runner_session_service_pb2 import OpenSessionRequest
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 if TYPE_CHECKING:
-    from registry_svc.mesh.domain import Session
+    from registry_svc.mesh.states import Session
 
 LIMIT_SECONDS = 20.0
 

@@ -4,9 +4,9 @@ import pytest
 from governance_stage import LIFETIME, Stage, config, load
 from kit.refusals import refused
 
-from registry_svc.config import GovernanceMode
 from registry_svc.operations.governance import build_gate
 from registry_svc.operations.policy.governance import Refused
+from registry_svc.registry_config import GovernanceMode
 from weft.api.operations.v1.operation_service_pb2 import GetGovernanceResponse
 from weft_testing.fake_clock import FakeClock
 

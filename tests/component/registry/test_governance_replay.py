@@ -29,8 +29,8 @@ from registry_svc.operations.operation_store import OperationStore
 from registry_svc.operations.operations import Operations
 from weft.api.operations.v1 import operation_pb2
 from weft.api.operations.v1.operation_service_pb2 import CreateOperationRequest
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft.signing.tokens import token_fields
 from weft_testing.fake_clock import FakeClock
 

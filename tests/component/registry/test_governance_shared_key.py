@@ -23,11 +23,11 @@ from governance_stage import (
     with_code,
 )
 
-from registry_svc.config import GovernanceMode
 from registry_svc.operations.governance import build_gate
+from registry_svc.registry_config import GovernanceMode
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import load_pb2
-from weft.kernel.errors import FieldError
+from weft.kernel.errors.error_tree import FieldError
 from weft.signing.tokens import make_op_token, read_shared_key, token_fields
 from weft_testing.fake_clock import FakeClock
 

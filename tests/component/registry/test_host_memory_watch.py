@@ -9,7 +9,7 @@ from lease_stage import GIB, MARGIN, Stage, program
 
 from weft.api.registry.v1 import lease_pb2
 from weft.api.registry.v1.lease_service_pb2 import HostMemory, WatchHostMemoryResponse
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 ROOM = 24 * GIB - MARGIN
 WAIT_LIMIT_SECONDS = 30.0

@@ -9,8 +9,8 @@ from registry_harness import AGENT, MODEL, ROUTE, RunningRegistry, SomeRunner, a
 
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2, operation_service_pb2_grpc
 from weft.api.registry.v1 import registry_service_pb2 as pb
-from weft.kernel.names import is_resource_id
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.names import is_resource_id
 
 ID = "model-0123456789abcdef01234567"
 Call = Callable[[RunningRegistry, str], Awaitable[Any]]

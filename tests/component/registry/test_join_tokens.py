@@ -10,7 +10,7 @@ from kit.refusals import refused
 from registry_harness import RunningRegistry, running_registry
 
 from weft.api.registry.v1 import join_token_service_pb2
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 from weft_testing.fake_clock import FakeClock
 
 Create = join_token_service_pb2.CreateJoinTokenRequest

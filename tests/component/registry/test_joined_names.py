@@ -19,7 +19,7 @@ from weft.api.registry.v1.join_token_service_pb2 import (
 )
 from weft.api.registry.v1.runner_pb2 import Capability, InstanceState
 from weft.api.registry.v1.runner_session_service_pb2 import OpenSessionRequest
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 CONFIGURED = frozenset({"yaml-model", "yaml-runner"})
 

@@ -15,10 +15,10 @@ from registry_harness import READ_LIMIT_SECONDS
 
 from registry_svc.keys.api_keys import MAX_KEYS, ApiKey, verifier_message
 from weft.api.registry.v1 import key_service_pb2 as pb
-from weft.kernel.names import MAX_TENANT_CHARS
-from weft.kernel.principal import LOCAL, MAX_SCOPES, KeyRing, Resource, Role, authenticate
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import MAX_MESSAGE_BYTES, open_channel
+from weft.kernel.access.principal import LOCAL, MAX_SCOPES, KeyRing, Resource, Role, authenticate
+from weft.kernel.channels.rpc import MAX_MESSAGE_BYTES, open_channel
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.names import MAX_TENANT_CHARS
 from weft_app.compose import gateway
 from weft_app.compose.home import WeftHome
 from weft_app.compose.key_ring import KeyRingWatcher

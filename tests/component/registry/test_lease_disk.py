@@ -13,8 +13,8 @@ from lease_stage import GIB, MARGIN, SimulatedHost, Stage, use
 from registry_svc.ledger.lease_store import LeaseStore, StoredLedger
 from registry_svc.mesh.store import SqlStore
 from weft.gpu.snapshot import Source
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 ROOM = 24 * GIB - MARGIN
 

@@ -14,8 +14,8 @@ from registry_svc.mesh.unowned import UnownedModel
 from weft.api.registry.v1.lease_service_pb2 import LeaseUse
 from weft.documents.codec import document_of
 from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, ProcessId, ProcessSnapshot, Source
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_app.cli.doctor import unowned_text
 from weft_app.cli.records import lease_rows
 

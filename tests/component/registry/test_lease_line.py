@@ -7,9 +7,9 @@ from lease_stage import GIB, MARGIN, SimulatedHost, Stage, session_id, use
 from registry_svc.ledger.policy.leases import LeaseState
 from registry_svc.mesh.runner_calls import EvictionAnswer, EvictionRequest
 from weft.gpu.snapshot import HostSnapshot, Source
-from weft.kernel.errors import FieldError
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Priority
 
 ROOM = 24 * GIB - MARGIN
 

@@ -12,8 +12,8 @@ from registry_svc.ledger.policy.leases import LeaseState
 from weft.api.operations.v1 import operation_service_pb2, operation_service_pb2_grpc
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2_grpc
 from weft.api.registry.v1 import lease_service_pb2 as pb
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 if TYPE_CHECKING:
     from weft.api.registry.v1.lease_service_pb2_grpc import LeaseServiceAsyncStub

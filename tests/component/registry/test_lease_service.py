@@ -13,7 +13,6 @@ import pytest
 from kit.refusals import refused
 from lease_stage import GIB, MARGIN, ScriptedCalls, SimulatedHost, Stage, granted_lease, wanted
 
-from registry_svc.config import LedgerConfig, RegistryConfig
 from registry_svc.ledger.lease_store import LeaseStore
 from registry_svc.ledger.ledger import Ledger
 from registry_svc.ledger.policy.leases import Holder, HolderKind
@@ -21,15 +20,16 @@ from registry_svc.ledger.servicer import LeaseServicer
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.sessions import SessionManager
 from registry_svc.mesh.store import SqlStore
+from registry_svc.registry_config import LedgerConfig, RegistryConfig
 from weft.api.common.v1 import priority_pb2
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2, lease_service_pb2_grpc
 from weft.api.registry.v1.lease_service_pb2 import AcquireLeaseRequest
 from weft.api.registry.v1.runner_pb2 import Runner
 from weft.api.registry.v1.runner_session_service_pb2 import OpenSessionRequest
 from weft.gpu.snapshot import HostSnapshot, snapshot_message
-from weft.kernel.clock import SystemClock
-from weft.kernel.errors import FieldError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.clock import SystemClock
 
 if TYPE_CHECKING:
     from weft.api.registry.v1.lease_service_pb2_grpc import LeaseServiceAsyncStub

@@ -9,7 +9,7 @@ from registry_harness import RunningRegistry, SomeRunner, an_agent, manifest, re
 
 from weft.api.registry.v1 import registry_service_pb2, runner_pb2
 from weft.api.registry.v1.event_pb2 import EVENT_REASON_LEFT_OUT, EVENT_REASON_REVIVED, EVENT_REASON_SILENT
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 
 async def _events(mesh: RunningRegistry, reason: int, name: str = "r1") -> list[str]:

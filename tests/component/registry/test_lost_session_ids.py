@@ -6,14 +6,14 @@ import pytest
 from kit.messages import changed
 from test_roster_disk import OPENING
 
-from registry_svc.config import RegistryConfig
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.sessions import SessionManager
 from registry_svc.mesh.store import SqlStore
+from registry_svc.registry_config import RegistryConfig
 from weft.api.registry.v1.runner_pb2 import Runner
 from weft.api.registry.v1.runner_session_service_pb2 import OpenSessionRequest
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_testing.fake_clock import FakeClock
 
 LOST = changed(OPENING, request_id="open-2", runner=changed(OPENING.runner, incarnation="life-2"))

@@ -30,8 +30,8 @@ from registry_svc.operations.operations import HOUSEKEEPING_INTERVAL_SECONDS
 from registry_svc.operations.policy.governance import Refused
 from weft.api.operations.v1.operation_pb2 import Operation
 from weft.api.operations.v1.operation_service_pb2 import AuditEntry, AuditHead, GetGovernanceResponse
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft.sql.sweeper import Sweeper
 from weft_testing.fake_clock import FakeClock
 

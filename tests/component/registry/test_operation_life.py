@@ -15,8 +15,8 @@ from registry_svc.operations.policy.loads import PoolMember
 from registry_svc.operations.runner_presence import LOOK_INTERVAL_SECONDS
 from weft.api.operations.v1.operation_pb2 import Operation
 from weft.api.runner.v1 import runner_service_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 SUCCEEDED, FAILED, CANCELLED = Operation.STATE_SUCCEEDED, Operation.STATE_FAILED, Operation.STATE_CANCELLED
 

@@ -14,22 +14,22 @@ from kit.messages import changed
 from kit.refusals import refused
 from roster_harness import BareRegistry
 
-from registry_svc.config import RegistryConfig
-from registry_svc.mesh.domain import Session
 from registry_svc.mesh.runner_calls import EvictionAnswer, EvictionRequest, RunnerCalls
+from registry_svc.mesh.states import Session
 from registry_svc.operations.policy.loads import PoolMember
 from registry_svc.operations.targets import RunnerDirectory
+from registry_svc.registry_config import RegistryConfig
 from weft.api.common.v1 import priority_pb2
 from weft.api.registry.v1.model_pb2 import MODEL_OPERATION_CHAT, ModelManifest
 from weft.api.registry.v1.runner_pb2 import Capability, InstanceState, Runner
 from weft.api.registry.v1.runner_session_service_pb2 import HeartbeatRequest, OpenSessionRequest
 from weft.api.runner.v1 import load_pb2, permit_pb2, runner_service_pb2, runner_service_pb2_grpc
 from weft.dispatch.tickets import Action, PermitGate
-from weft.kernel.address import RUNNER_KEY, relayed_address
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
-from weft.kernel.rpc import ChannelPool, answering, new_server
+from weft.kernel.channels.rpc import ChannelPool, answering, new_server
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Priority
+from weft.kernel.values.address import RUNNER_KEY, relayed_address
 from weft_testing.fake_clock import FakeClock
 
 LIMIT_SECONDS = 20.0

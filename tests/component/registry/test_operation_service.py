@@ -21,7 +21,7 @@ from registry_svc.operations.servicer import MAX_AUTHORIZATION_CHARS, OperationS
 from registry_svc.wire_values import MAX_ACTOR_CHARS, MAX_PARAMETERS
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2, operation_service_pb2_grpc
 from weft.api.runner.v1 import load_pb2, runner_service_pb2
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 if TYPE_CHECKING:
     from weft.api.operations.v1.operation_service_pb2_grpc import OperationServiceAsyncStub

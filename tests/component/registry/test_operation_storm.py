@@ -17,8 +17,8 @@ from registry_svc.operations.policy.governance import Refused
 from weft.api.operations.v1.operation_pb2 import Operation
 from weft.api.runner.v1 import load_pb2, runner_service_pb2
 from weft.documents.codec import word_of
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 OPERATIONS = 40
 

@@ -15,9 +15,9 @@ from registry_svc.operations.operation_spans import MAX_STAGES
 from registry_svc.operations.servicer import OperationServicer
 from weft.api.operations.v1 import operation_service_pb2_grpc
 from weft.api.operations.v1.operation_pb2 import Operation
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.tracing import Sampling, TraceContext
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.telemetry.tracing import Sampling, TraceContext
 
 CALLER = TraceContext(0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331, True)
 UNSAMPLED = TraceContext(CALLER.trace_id, CALLER.span_id, False)

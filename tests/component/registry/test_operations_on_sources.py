@@ -16,9 +16,9 @@ from weft.api.runner.v1 import load_pb2
 from weft.api.runner.v1.model_store_pb2 import PULL_STAGE_LOADING, PullProgress, StoredModel
 from weft.api.runner.v1.runner_service_pb2 import InstanceDescription
 from weft.documents.reach import needed_access
-from weft.kernel.errors import WeftError
-from weft.kernel.principal import ANY_SOURCE, USE_SECRETS, Access
-from weft.kernel.reasons import Reason
+from weft.kernel.access.principal import ANY_SOURCE, USE_SECRETS, Access
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 SOURCE = "hf:acme/tiny-GGUF:Q4_0"
 

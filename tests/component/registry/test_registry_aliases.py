@@ -16,14 +16,14 @@ from registry_harness import (
     running_registry,
 )
 
-from registry_svc.config import AliasSetting, RegistryConfig
+from registry_svc.registry_config import AliasSetting, RegistryConfig
 from weft.api.common.v1 import workflow_pb2 as workflows
 from weft.api.registry.v1.alias_pb2 import Alias, AliasManifest
 from weft.api.registry.v1.resource_pb2 import ResourceDocument
 from weft.api.registry.v1.workflow_pb2 import RegisteredWorkflow, WorkflowManifest
-from weft.kernel.names import ascii_name
-from weft.kernel.reasons import Reason
-from weft.kernel.settings import SettingError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.settings.setting_annotations import SettingError
+from weft.kernel.values.names import ascii_name
 
 ALIAS = "alias"
 

@@ -26,8 +26,8 @@ from weft.api.registry.v1 import (
     runner_pb2,
 )
 from weft.api.registry.v1.resource_pb2 import ResourceDocument
-from weft.kernel.errors import FieldError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.errors.reasons import Reason
 
 Send = Callable[[RunningRegistry, Any], Awaitable[object]]
 

@@ -21,7 +21,7 @@ from registry_harness import (
 )
 
 from weft.api.registry.v1 import registry_service_pb2, runner_pb2
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 from weft_testing.fake_clock import FakeClock
 
 FOUR_HOURS = 4 * 3600.0

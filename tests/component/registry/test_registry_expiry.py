@@ -32,7 +32,7 @@ from registry_svc.mesh.expiry import Retirements
 from registry_svc.mesh.policy.heartbeat import Retirement
 from weft.api.registry.v1 import runner_pb2, wake_pb2
 from weft.api.registry.v1 import runner_session_service_pb2 as pb
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 from weft_testing.fake_clock import FakeClock
 
 FOUR_HOURS = 4 * 3600.0

@@ -8,13 +8,13 @@ from gated_store import GatedStore
 from kit.messages import changed
 from roster_harness import BareRegistry
 
-from registry_svc.config import RegistryConfig
+from registry_svc.registry_config import RegistryConfig
 from weft.api.registry.v1.model_pb2 import MODEL_OPERATION_CHAT, ModelManifest
 from weft.api.registry.v1.runner_pb2 import Capability, InstanceState, Runner
 from weft.api.registry.v1.runner_session_service_pb2 import HeartbeatRequest, OpenSessionRequest
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_testing.fake_clock import FakeClock
 
 WAITING = 3

@@ -19,7 +19,7 @@ from registry_harness import (
 from test_registry_aliases import a_workflow
 
 from weft.api.registry.v1.resource_pb2 import ResourceDocument
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 
 async def test_runner_with_a_name_of_a_live_session_is_rejected_without_partial_writes(mesh: RunningRegistry) -> None:

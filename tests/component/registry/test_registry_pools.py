@@ -25,7 +25,7 @@ from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import declared as without_defaults
 from weft.documents.resources import observed_document, pool_document, to_declaration
 from weft.documents.yaml_documents import read_documents, yaml_text
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 
 async def members(mesh: RunningRegistry, model: str) -> list[str]:

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from weft.api.registry.v1 import wake_pb2
 from weft.api.registry.v1.runner_session_service_pb2 import OpenSessionRequest
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 from weft_testing.fake_clock import FakeClock
 
 pytest_plugins = ("database_fixtures",)

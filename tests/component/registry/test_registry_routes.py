@@ -21,7 +21,7 @@ from weft.api.registry.v1 import (
     route_pb2,
     runner_pb2,
 )
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 HIBERNATING = runner_pb2.InstanceState.PHASE_HIBERNATING
 READY = runner_pb2.InstanceState.PHASE_READY

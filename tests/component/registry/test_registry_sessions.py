@@ -13,7 +13,7 @@ from weft.api.registry.v1 import runner_session_service_pb2 as pb
 from weft.api.registry.v1.join_token_service_pb2 import CreateJoinTokenRequest
 from weft.api.registry.v1.lease_service_pb2 import ListHostMemoryRequest
 from weft.api.registry.v1.lease_service_pb2_grpc import LeaseServiceStub
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 if TYPE_CHECKING:
     from weft.api.registry.v1.lease_service_pb2_grpc import LeaseServiceAsyncStub

@@ -9,13 +9,13 @@ from kit.resources import declared
 from registry_harness import RunningRegistry, SomeRunner, running_registry
 from roster_harness import BareRegistry
 
-from registry_svc.config import RegistryConfig
+from registry_svc.registry_config import RegistryConfig
 from weft.api.registry.v1 import journal_pb2, settings_service_pb2
 from weft.api.registry.v1.resource_pb2 import ResourceDocument
 from weft.api.registry.v1.tenant_pb2 import Tenant, TenantLimit, TenantManifest
 from weft.documents.kinds.tenant import check_tenant
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 from weft_testing.fake_clock import FakeClock
 
 pb = settings_service_pb2

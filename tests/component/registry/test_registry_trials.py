@@ -16,7 +16,7 @@ from weft.api.registry.v1.trial_pb2 import (
     Trial,
     TrialManifest,
 )
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 
 async def applied(mesh: RunningRegistry, **fields: Any) -> list[str]:

@@ -10,7 +10,7 @@ from kit.refusals import refused
 from registry_harness import READ_LIMIT_SECONDS, RunningRegistry, SomeRunner, ready, running_registry
 
 from weft.api.registry.v1 import registry_service_pb2, runner_pb2
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 
 async def test_first_response_is_a_snapshot_even_of_an_empty_mesh(mesh: RunningRegistry) -> None:

@@ -8,9 +8,9 @@ from gated_store import GatedStore
 from kit.refusals import refused
 from roster_harness import BareRegistry
 
-from registry_svc.config import RegistryConfig
-from registry_svc.mesh.domain import Outcome
 from registry_svc.mesh.requests import Batch
+from registry_svc.mesh.states import Outcome
+from registry_svc.registry_config import RegistryConfig
 from weft.api.registry.v1.join_token_service_pb2 import CreateJoinTokenRequest
 from weft.api.registry.v1.model_pb2 import MODEL_OPERATION_CHAT, ModelDeclaration, ModelManifest
 from weft.api.registry.v1.runner_pb2 import Capability, Runner
@@ -18,8 +18,8 @@ from weft.api.registry.v1.runner_session_service_pb2 import HeartbeatRequest, Op
 from weft.documents.kinds import key_of
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument, new_document
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_testing.fake_clock import FakeClock
 
 OPENING = OpenSessionRequest(

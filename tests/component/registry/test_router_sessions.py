@@ -10,7 +10,7 @@ from registry_harness import LOOPS, RunningRegistry, WatchReader, running_regist
 
 from weft.api.registry.v1 import router_session_service_pb2 as pb
 from weft.api.registry.v1 import router_session_service_pb2_grpc
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 SESSION_SECONDS = 10.0
 

@@ -13,11 +13,11 @@ import structlog
 from kit.refusals import refused
 from registry_harness import running_registry
 
-from registry_svc.config import SecretsConfig
+from registry_svc.registry_config import SecretsConfig
 from weft.api.registry.v1 import secret_service_pb2 as pb
 from weft.api.registry.v1 import secret_service_pb2_grpc
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 if TYPE_CHECKING:
     from weft.api.registry.v1.secret_service_pb2_grpc import SecretServiceAsyncStub

@@ -9,7 +9,7 @@ from weft.api.registry.v1 import agent_pb2, model_pb2
 from weft.api.registry.v1.registry_service_pb2 import ListResourcesRequest
 from weft.api.registry.v1.route_pb2 import RouteManifest
 from weft.api.registry.v1.tags_pb2 import Tags
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 
 def tagged(name: str, **tags: object) -> model_pb2.ModelManifest:

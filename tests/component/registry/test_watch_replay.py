@@ -29,10 +29,10 @@ from watch_steps import (
     steps,
 )
 
-from registry_svc.config import RegistryConfig
-from registry_svc.mesh.domain import Status
 from registry_svc.mesh.requests import Batch
+from registry_svc.mesh.states import Status
 from registry_svc.mesh.watch import Snapshot, change_message
+from registry_svc.registry_config import RegistryConfig
 from weft.api.registry.v1 import registry_service_pb2
 from weft.api.registry.v1.agent_pb2 import AgentManifest
 from weft.api.registry.v1.model_pb2 import MODEL_OPERATION_CHAT, ModelDeclaration, ModelManifest
@@ -44,8 +44,8 @@ from weft.dispatch.fleet import FleetView, ModelView, apply_watch
 from weft.documents.kinds import DECLARED_KINDS, key_of
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import new_document
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_testing.fake_clock import FakeClock
 
 SWEEP_SECONDS = 1_000.0

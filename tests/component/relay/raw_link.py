@@ -7,7 +7,7 @@ from relay_harness import TOKEN, refusal, soon
 
 from weft.api.common.v1 import link_pb2 as pb
 from weft.api.router.v1 import relay_service_pb2, relay_service_pb2_grpc
-from weft.kernel.errors import WeftError
+from weft.kernel.errors.error_tree import WeftError
 
 OPEN = "/weft.api.registry.v1.RunnerSessionService/OpenSession"
 HEARTBEAT = "/weft.api.registry.v1.RunnerSessionService/Heartbeat"

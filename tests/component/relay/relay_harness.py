@@ -13,8 +13,8 @@ import grpc
 import pytest
 from kit.resources import carried
 
-from router_svc.config import RelayConfig
 from router_svc.relay import Relay, add_relay_to_server
+from router_svc.router_config import RelayConfig
 from runner_svc.dial_out import DialOut, DialOutConfig, LinkEvent, LinkState
 from runner_svc.policy.backoff import RedialLimits
 from weft.api.common.v1 import embedding_pb2, event_pb2
@@ -35,10 +35,10 @@ from weft.api.runner.v1 import (
     runner_service_pb2,
     runner_service_pb2_grpc,
 )
-from weft.kernel.clock import Clock, SystemClock
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import CHANNEL_OPTIONS, answering, error_from_call, new_server, open_channel
+from weft.kernel.channels.rpc import CHANNEL_OPTIONS, answering, error_from_call, new_server, open_channel
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.clock import Clock, SystemClock
 from weft.link.carried_calls import CarriedCalls
 from weft.link.link import LINK_CHANNEL_OPTIONS, LINK_SERVER_OPTIONS
 from weft_testing.carried import CarriedStub, carry

@@ -8,8 +8,8 @@ import pytest
 from zeroconf import IPVersion
 from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
 
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_app.compose.announcement import SERVICE_TYPE, Announcement, find_meshes, open_multicast
 from weft_app.compose.announcer import NO_ADDRESS, Announcer
 from weft_app.config.config import AnnounceSettings

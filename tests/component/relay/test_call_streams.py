@@ -13,10 +13,10 @@ from kit.refusals import refused
 from relay_harness import prompt
 
 from weft.api.runner.v1 import generation_service_pb2
-from weft.dispatch.operations import CHAT
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import ChannelPool, new_server
+from weft.dispatch.operation_table import CHAT
+from weft.kernel.channels.rpc import ChannelPool, new_server
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft.link import carried_calls
 from weft.link.carried_calls import CallStreams, CarriedCall, CarriedCalls
 

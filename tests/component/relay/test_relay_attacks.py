@@ -13,8 +13,8 @@ from relay_harness import RUNNER, TOKEN, Mesh, eventually, prompt, refusal, runn
 from runner_svc.dial_out import LinkState
 from weft.api.common.v1 import link_pb2 as pb
 from weft.api.registry.v1 import runner_session_service_pb2
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import open_channel
+from weft.kernel.channels.rpc import open_channel
+from weft.kernel.errors.reasons import Reason
 from weft.link.frames import MAX_FRAMES_AT_ONCE
 
 FLOOD = 1000

@@ -27,10 +27,10 @@ from router_svc.relay import PROCESS_SERVICE, RELAYED_SERVICES
 from runner_svc.dial_out import REGISTRY_SERVICES
 from runner_svc.policy.joined_calls import JOINED_CALLS
 from weft.api.runner.v1 import runner_service_pb2
-from weft.dispatch.operations import OPERATIONS
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import RpcMethod
+from weft.dispatch.operation_table import OPERATIONS
+from weft.kernel.channels.rpc import RpcMethod
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft.link.carried_calls import CallStream
 
 LARGE_BYTES = 20 * 1024 * 1024

@@ -10,11 +10,11 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from router_svc.config import RelayConfig
 from router_svc.relay import RELAY_SERVICE, Relay
-from weft.kernel.clock import SystemClock
-from weft.kernel.errors import WeftError
-from weft.kernel.rpc import open_channel
+from router_svc.router_config import RelayConfig
+from weft.kernel.channels.rpc import open_channel
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.time.clock import SystemClock
 from weft_app.compose.certificate import fingerprint_of, fingerprint_of_pem
 from weft_app.compose.home import WeftHome
 from weft_app.compose.join_address import _context, _peer_certificate, parse_join_address

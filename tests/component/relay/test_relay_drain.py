@@ -20,13 +20,13 @@ from relay_harness import (
     text_of,
 )
 
-from router_svc.config import RelayConfig
 from router_svc.relay import Relay
+from router_svc.router_config import RelayConfig
 from runner_svc.dial_out import LinkState
 from weft.api.runner.v1 import embedding_service_pb2, runner_service_pb2
-from weft.kernel.clock import SystemClock
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.clock import SystemClock
 from weft_app.compose.home import WeftHome
 from weft_app.compose.relay import RelayListener
 from weft_app.config.config import RelaySettings

@@ -12,9 +12,9 @@ from relay_harness import HOST, RUNNER, Laptop, Mesh, refusal, running_laptop, r
 
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2_grpc, runner_session_service_pb2
 from weft.api.registry.v1 import lease_service_pb2 as pb
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import answering, open_channel
+from weft.kernel.channels.rpc import answering, open_channel
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 RUNNER_KIND = lease_pb2.LeaseHolder.KIND_RUNNER
 

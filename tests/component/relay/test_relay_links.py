@@ -27,9 +27,9 @@ from runner_svc.dial_out import DialOut, DialOutConfig, LinkState
 from weft.api.common.v1 import link_pb2 as pb
 from weft.api.registry.v1 import runner_pb2, runner_session_service_pb2
 from weft.api.router.v1 import relay_service_pb2_grpc
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import open_channel
+from weft.kernel.channels.rpc import open_channel
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft.link.link import MAX_LINK_MESSAGE_BYTES
 from weft_testing.fake_clock import FakeClock
 

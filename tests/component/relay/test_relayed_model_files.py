@@ -12,8 +12,8 @@ from router_svc.relay_sessions import LinkSession
 from weft.api.registry.v1.registry_service_pb2 import ListResourcesRequest
 from weft.api.registry.v1.runner_pb2 import Runner
 from weft.api.runner.v1.runner_service_pb2 import FindStoredModelRequest, ReadModelFileRequest
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import ChannelPool
+from weft.kernel.channels.rpc import ChannelPool
+from weft.kernel.errors.reasons import Reason
 
 CALL: Any = None
 """A call that must not be looked at."""

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from router_svc.durable.tasks.sql_store import SqlTaskStore
-from router_svc.durable.tasks.task_records import Claim, Lane, PendingTask, TaskOutcome
+from router_svc.durable.tasks.task_records import Lane, PendingTask, TaskLease, TaskOutcome
 from router_svc.store.database import RouterDatabase
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft.sql.connections import Row
 from weft.sql.store import T, Work
 
@@ -60,9 +60,9 @@ class InlineTaskStore(SqlTaskStore):
     def __init__(self) -> None:
         self.database = InlineDatabase()
         super().__init__(self.database)
-        self.claims: list[Claim] = []
+        self.claims: list[TaskLease] = []
         self.lane_reads = 0
-        self.ended: list[tuple[Claim, TaskOutcome, bool]] = []
+        self.ended: list[tuple[TaskLease, TaskOutcome, bool]] = []
         """Every reported end, and whether it counted."""
         self.claims_answer_late: asyncio.Event | None = None
         """A claim that is on disk is acknowledged when it is set."""
@@ -82,7 +82,7 @@ class InlineTaskStore(SqlTaskStore):
         return await super().pending(lane, now, limit, max_bytes)
 
     @override
-    async def claim(self, task_id: str, owner: str, now: float, lease_until: float) -> Claim | None:
+    async def claim(self, task_id: str, owner: str, now: float, lease_until: float) -> TaskLease | None:
         claim = await super().claim(task_id, owner, now, lease_until)
         if claim is not None:
             self.claims.append(claim)
@@ -91,14 +91,14 @@ class InlineTaskStore(SqlTaskStore):
         return claim
 
     @override
-    async def renew(self, owner: str, lease_until: float) -> frozenset[Claim]:
+    async def renew(self, owner: str, lease_until: float) -> frozenset[TaskLease]:
         renewed = await super().renew(owner, lease_until)
         if self.renewals_answer_late is not None:
             await self.renewals_answer_late.wait()
         return renewed
 
     @override
-    async def end(self, claim: Claim, outcome: TaskOutcome, now: float) -> bool:
+    async def end(self, claim: TaskLease, outcome: TaskOutcome, now: float) -> bool:
         counted = await super().end(claim, outcome, now)
         self.ended.append((claim, outcome, counted))
         return counted

@@ -18,9 +18,9 @@ from weft.api.router.v1.placement_service_pb2 import Granted
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.leader_placement import LeaderPlacement
 from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
-from weft.kernel.clock import SystemClock
-from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.rpc import new_server, open_channel
+from weft.kernel.channels.rpc import new_server, open_channel
+from weft.kernel.requests.placement_request import PlacementRequest
+from weft.kernel.time.clock import SystemClock
 
 PLACEMENT = "weft.api.router.v1.PlacementService"
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING

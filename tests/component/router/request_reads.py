@@ -14,14 +14,14 @@ from router_svc.client_registry import ClientRegistry, ClientsConfig
 from router_svc.figures import FigureLimits, FiguresRecorder
 from router_svc.policy.change_buffer import WatchLimits
 from router_svc.policy.decisions import Waits
-from router_svc.policy.request import Request
-from router_svc.policy.settings import RateLimitConfig
+from router_svc.policy.pool_settings import RateLimitConfig
+from router_svc.policy.router_request import Request
 from router_svc.request_log import RequestLog
 from router_svc.request_servicer import RequestServicer
 from weft.api.router.v1 import request_service_pb2_grpc
 from weft.durable.requests import RequestClient
-from weft.kernel.clock import Clock
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.clock import Clock
 
 
 class RecordingRouter:

@@ -10,15 +10,15 @@ from kit.messages import news_of
 
 from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.failpoints import Failpoint, Failpoints
-from router_svc.durable.tasks.service import TaskService
 from router_svc.durable.tasks.task_call import CallMaker, Gate, TaskCall
 from router_svc.durable.tasks.task_media import TaskMedia
 from router_svc.durable.tasks.task_records import Lane, LaneFilled, NewTask, PendingTask
+from router_svc.durable.tasks.task_service import TaskService
 from weft.api.common.v1 import chat_pb2, embedding_pb2, event_pb2, receipt_pb2
 from weft.api.router.v1 import task_pb2, task_service_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Priority
 from weft_testing.fake_clock import FakeClock, let_all_run
 
 NOTICE_SECONDS = 10.0

@@ -32,12 +32,12 @@ from weft.api.router.v1 import (
 from weft.dispatch.agents import KnownNames
 from weft.dispatch.fleet import FleetView
 from weft.durable.batches import MAX_LINES_PER_MESSAGE, MAX_PIECE_BYTES, BatchClient, FileClient
-from weft.kernel.errors import WeftError
-from weft.kernel.principal import LOCAL, MESH_ACCESS, Access, Principal, Resource, Role
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call, new_server, open_channel
-from weft.kernel.rpc_auth import _CALLER, RpcGuard
-from weft.kernel.timestamps import stamp_of
+from weft.kernel.access.principal import LOCAL, MESH_ACCESS, Access, Principal, Resource, Role
+from weft.kernel.access.rpc_auth import _CALLER, RpcGuard
+from weft.kernel.channels.rpc import error_from_call, new_server, open_channel
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.timestamps import stamp_of
 from weft_app.compose.grpc_host import GrpcHost
 from weft_testing.fake_clock import FakeClock
 

@@ -14,8 +14,8 @@ from weft.api.router.v1 import (
     task_pb2,
 )
 from weft.dispatch.placement import Placement, canceller_of
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError, WeftError
+from weft.kernel.errors.reasons import Reason
 
 ENDED = request_pb2.RequestRecord.STATE_ENDED
 

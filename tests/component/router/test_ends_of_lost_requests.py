@@ -17,10 +17,10 @@ from weft.api.router.v1 import placement_service_pb2 as pb
 from weft.dispatch.end_reporter import EndReporter, ReportLimits
 from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
 from weft.dispatch.remote_router import RemoteRouter
-from weft.kernel.errors import WeftError
-from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import open_channel
+from weft.kernel.channels.rpc import open_channel
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.placement_request import PlacementRequest
 from weft_testing.carried import CarriedStub
 
 TOKENS = 7

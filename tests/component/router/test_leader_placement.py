@@ -19,7 +19,7 @@ from leader_mesh import CLOCK, SERVING, a_request, granted, mesh, running
 from weft.api.registry.v1.router_pb2 import Router as RegisteredRouter
 from weft.dispatch.leader_placement import LeaderPlacement
 from weft.dispatch.remote_router import RemotePlace, RemoteRouter
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 
 async def test_leading_router_places_the_request(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from typing_extensions import override
 
 from router_svc.leader import LeadingRouter
 from router_svc.store.database import ROUTER_OWNER
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.service import CRITICAL_TASK, Service
-from weft.sql.ownership import Paired
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.services.service_lifecycle import CRITICAL_TASK, Service
+from weft.sql.ownership import StandbyPair
 from weft_testing.fake_clock import FakeClock, let_all_run
 
 
@@ -66,7 +66,7 @@ async def test_router_that_cannot_begin_to_lead_ends_instead_of_waiting_for_its_
     clock, ended = FakeClock(), list[str]()
     router: Any = TakenOver()
     leading = LeadingRouter(router, cast("Any", None), clock, before=(Failing(),), after=())
-    paired = Paired(leading, ROUTER_OWNER, cast("Any", OwnWatch()), clock)
+    paired = StandbyPair(leading, ROUTER_OWNER, cast("Any", OwnWatch()), clock)
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _loop, context: ended.append(str(context[CRITICAL_TASK])))
     await paired.start()

@@ -12,7 +12,7 @@ from router_svc.policy.decisions import Decision, Placed
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.dispatch import placement
 from weft.dispatch.fleet import FleetView
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 FAULT = "a fault that was planted"
 

@@ -13,10 +13,10 @@ from weft.api.common.v1 import priority_pb2
 from weft.api.registry.v1 import model_pb2
 from weft.api.router.v1 import placement_service_pb2 as pb
 from weft.dispatch.remote_router import PLACE, REPORT_END
-from weft.kernel.abilities import ThinkingMode
-from weft.kernel.errors import WeftError
-from weft.kernel.placement_request import PlacementRequest, PoolQueue
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.capabilities import ThinkingMode
+from weft.kernel.requests.placement_request import PlacementRequest, PoolQueue
 from weft_testing.carried import CarriedStub
 
 PLACED = WeftError(Reason.QUEUE_FULL, "it came to be placed")

@@ -19,10 +19,10 @@ from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.api.runner.v1 import runner_service_pb2_grpc
 from weft.dispatch.fleet import FleetView
-from weft.kernel.address import relayed_address
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import ChannelPool, answering
+from weft.kernel.channels.rpc import ChannelPool, answering
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.address import relayed_address
 from weft_testing.fake_clock import FakeClock
 
 KEY = ("m", "r", "1")

@@ -16,15 +16,15 @@ from task_harness import ScriptedCalls, chat_spec
 
 from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.failpoints import Failpoints
-from router_svc.durable.tasks.service import TaskService
 from router_svc.durable.tasks.sql_store import SqlTaskStore
-from router_svc.policy.promises import LossKind
+from router_svc.durable.tasks.task_service import TaskService
+from router_svc.policy.lost_commits import LossKind
+from router_svc.store.commit_count import FLUSH_SECONDS, CommitCountFile
 from router_svc.store.database import RouterDatabase
-from router_svc.store.promises import FLUSH_SECONDS, PromiseFile
 from weft.api.router.v1 import task_service_pb2
-from weft.kernel.clock import SystemClock
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.clock import SystemClock
 
 TASKS = 5
 TESTS = Path(__file__).parents[2]
@@ -67,7 +67,7 @@ class Place:
 
     @property
     def promised_loss(self) -> Path:
-        return PromiseFile(self.promised).loss_path
+        return CommitCountFile(self.promised).loss_path
 
 
 @pytest.fixture

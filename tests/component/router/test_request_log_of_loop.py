@@ -15,10 +15,10 @@ from prometheus_client import generate_latest
 
 from router_svc.client_registry import ClientsConfig
 from router_svc.loop import RouterRecords, SchedulingLoop
-from router_svc.metrics import RouterMetrics
 from router_svc.placement import LocalPlacement, PlacementServicer, add_placement_to_server
-from router_svc.policy.settings import ClientProfile, RateLimitConfig
+from router_svc.policy.pool_settings import ClientProfile, RateLimitConfig
 from router_svc.request_servicer import RequestServicer
+from router_svc.router_metrics import RouterMetrics
 from weft.api.common.v1 import receipt_pb2
 from weft.api.registry.v1.route_pb2 import Route, RouteManifest
 from weft.api.router.v1 import request_pb2 as pb
@@ -27,11 +27,11 @@ from weft.dispatch.fleet import FleetView
 from weft.dispatch.placement import PlacementPort
 from weft.dispatch.remote_router import RemoteRouter
 from weft.durable.requests import RequestClient
-from weft.kernel.clock import SystemClock
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
-from weft.kernel.units import Rate
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Priority
+from weft.kernel.time.clock import SystemClock
+from weft.kernel.values.units import Rate
 
 
 class Router:

@@ -13,9 +13,9 @@ from router_svc.request_log import RequestLogLimits
 from weft.api.router.v1 import request_pb2
 from weft.api.router.v1 import request_service_pb2 as pb
 from weft.durable.requests import RequestClient
-from weft.kernel.clock import SystemClock
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.clock import SystemClock
 from weft_testing.fake_clock import FakeClock
 
 

@@ -14,8 +14,8 @@ from kit.scheduling import placement_request
 from kit.serving import served
 from waker_harness import MODEL, NOTICE_SECONDS, RUNNER, grant_of, next_word
 
-from router_svc.config import RouterConfig
-from router_svc.service import RouterService, build
+from router_svc.router_config import RouterConfig
+from router_svc.router_service import RouterService, build
 from weft.api.registry.v1 import model_pb2, registry_service_pb2, registry_service_pb2_grpc, runner_pb2
 from weft.api.registry.v1.wake_pb2 import Wake
 from weft.dispatch.placement import Placement

@@ -14,7 +14,7 @@ from test_request_log_of_loop import mesh_view
 from router_svc.client_registry import ClientsConfig
 from router_svc.loop import RouterRecords, SchedulingLoop
 from router_svc.placement import LocalPlacement
-from router_svc.policy.settings import ClientProfile, RateLimitConfig, Settings, TenantSettings
+from router_svc.policy.pool_settings import ClientProfile, RateLimitConfig, Settings, TenantSettings
 from router_svc.receipt_counts import MAX_COUNTED_TOKENS
 from router_svc.request_servicer import RequestServicer
 from weft.api.common.v1.receipt_pb2 import OUTCOME_COMPLETED, Receipt
@@ -22,11 +22,11 @@ from weft.api.registry.v1.tenant_pb2 import REMOTE_PERMISSION_ALWAYS, Tenant, Te
 from weft.api.runner.v1.ticket_pb2 import TicketClaims
 from weft.dispatch.fleet import FleetView
 from weft.durable.requests import RequestClient
-from weft.kernel.clock import SystemClock
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
-from weft.kernel.units import Rate
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Priority
+from weft.kernel.time.clock import SystemClock
+from weft.kernel.values.units import Rate
 
 
 class Router:

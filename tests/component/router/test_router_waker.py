@@ -13,10 +13,10 @@ from router_svc.waker import MARGIN_SECONDS
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.placement import Placement
-from weft.kernel.address import RUNNER_KEY, relayed_address
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.tracing import Sampling, TraceContext
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.telemetry.tracing import Sampling, TraceContext
+from weft.kernel.values.address import RUNNER_KEY, relayed_address
 from weft_testing.fake_clock import let_all_run
 
 PACKET = packet_recipe(mac_address="02:00:00:00:00:01")

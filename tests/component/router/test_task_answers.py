@@ -14,10 +14,10 @@ from router_svc.durable.tasks.task_records import NewTask
 from router_svc.durable.tasks.task_servicer import MAX_REMEMBERED, MonotonicReads
 from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.durable.tasks import is_terminal
-from weft.kernel.errors import WeftError
-from weft.kernel.names import new_id
-from weft.kernel.reasons import Reason
-from weft.kernel.timestamps import stamp_of
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.timestamps import stamp_of
+from weft.kernel.values.names import new_id
 
 Read = TypeVar("Read")
 KEY = "once"

@@ -14,7 +14,7 @@ from kit.scheduling import placement_request, scheduling_loop
 from kit.serving import served
 from task_harness import FINISHED, NOTICE_SECONDS, chat_spec, embedding_spec, text
 
-import router_svc.durable.tasks.service
+import router_svc.durable.tasks.task_service
 from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.task_call import CallMaker
 from router_svc.durable.tasks.task_recorder import TaskRecorder
@@ -34,12 +34,12 @@ from weft.api.runner.v1 import (
 from weft.dispatch.agents import KnownNames
 from weft.dispatch.fleet import FleetView
 from weft.durable.tasks import TaskClient, is_terminal
-from weft.kernel.clock import SystemClock
-from weft.kernel.errors import WeftError
-from weft.kernel.names import process_name
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
-from weft.kernel.rpc import ChannelPool, answering
+from weft.kernel.channels.rpc import ChannelPool, answering
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Operation
+from weft.kernel.time.clock import SystemClock
+from weft.kernel.values.names import process_name
 from weft.link.carried_calls import CallStreams
 from weft_testing.carried import carry
 from weft_testing.fake_clock import let_all_run
@@ -132,7 +132,7 @@ async def mesh_of(
         names=KnownNames(mesh),
     )
     database = RouterDatabase(f"sqlite:///{tmp_path / 'router.db'}")
-    service = router_svc.durable.tasks.service.build(database, limits, calls, router_name="router-box-5f1c02")
+    service = router_svc.durable.tasks.task_service.build(database, limits, calls, router_name="router-box-5f1c02")
     recorder = TaskRecorder(mesh.requests, mesh.loop.task_ended, SystemClock(), service.utc_now)
     service.record_with(recorder, keep_records_seconds)
     mesh.tell.append(service.engine.mesh_changed)

@@ -11,9 +11,9 @@ from router_svc.durable.tasks.task_call import ClaimMissedError, GatedPlacement
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1.placement_service_pb2 import Granted
 from weft.dispatch.placement import Decision, OnCancelled, Placement, for_load, in_queue
-from weft.kernel.errors import WeftError
-from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.placement_request import PlacementRequest
 
 WAITING = in_queue(1, "every slot is taken")
 LOADING = for_load("loading")

@@ -8,10 +8,10 @@ from task_harness import TENANT, ScriptedCall, TaskBench, task_bench, text
 
 from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.task_media import WRITE_PATIENCE_SECONDS
-from router_svc.durable.tasks.task_records import Claim, ManyChanged, StoreEvent, TaskChanged
+from router_svc.durable.tasks.task_records import ManyChanged, StoreEvent, TaskChanged, TaskLease
 from weft.api.router.v1 import task_pb2
-from weft.kernel.clock import Clock
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.clock import Clock
 
 
 def now_of(clock: Clock) -> float:
@@ -23,7 +23,7 @@ async def left(call: ScriptedCall) -> None:
         await call.left.wait()
 
 
-async def take_over(bench: TaskBench, task_id: str) -> Claim:
+async def take_over(bench: TaskBench, task_id: str) -> TaskLease:
     """Another router believes that this one is gone, and begins the task itself."""
     now = now_of(bench.clock)
     await bench.store.revert_expired(now + 1000, 1)

@@ -13,9 +13,9 @@ from router_svc.durable.tasks.task_records import Lane, LaneFilled
 from weft.api.common.v1 import event_pb2
 from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.durable.tasks import event_number
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Priority
 from weft_testing.fake_clock import FakeClock
 
 DIED = WeftError(Reason.SERVER_DIED, "the server died")

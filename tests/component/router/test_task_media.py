@@ -17,8 +17,8 @@ from weft.api.common.v1 import audio_pb2, chat_pb2, event_pb2, image_pb2
 from weft.api.router.v1 import file_service_pb2 as file_pb
 from weft.api.router.v1 import task_pb2
 from weft.durable.batches import MEDIA_INPUTS, RESULT, TASK_INPUT, FileClient
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_testing.fake_clock import FakeClock
 
 DIED = WeftError(Reason.WORKER_LOST, "the runner is gone")

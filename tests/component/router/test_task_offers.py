@@ -8,11 +8,11 @@ from kit.refusals import refused
 from task_harness import TENANT, TaskBench, chat_spec, task_bench
 
 from router_svc.durable.limits import TaskLimits
-from router_svc.durable.tasks.task_records import Claim
+from router_svc.durable.tasks.task_records import TaskLease
 from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.dispatch.fleet import FleetView
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 NO_MODEL = WeftError(Reason.MODEL_NOT_FOUND, "no model is called qwen")
 NO_IMAGES = WeftError(Reason.UNSUPPORTED_OPERATION, "no model of the pool reads images")
@@ -215,7 +215,7 @@ async def test_task_claimed_by_another_router_frees_the_slot_and_rereads_the_lan
             await call.left.wait()
         assert not call.claimed.is_set()
         assert (await bench.calls.next()).task.id == free.id
-        assert bench.store.claims == [Claim(taken.id, "router-other", 1)]
+        assert bench.store.claims == [TaskLease(taken.id, "router-other", 1)]
 
 
 async def test_tasks_without_an_event_are_found_by_polling() -> None:

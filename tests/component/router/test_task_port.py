@@ -12,19 +12,19 @@ from task_harness import ScriptedCalls, chat_spec, task_bench, text
 
 from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.failpoints import Failpoints
-from router_svc.durable.tasks.service import TaskService
 from router_svc.durable.tasks.sql_store import SqlTaskStore
+from router_svc.durable.tasks.task_service import TaskService
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.dispatch.agents import KnownNames
 from weft.dispatch.fleet import FleetView
 from weft.durable.tasks import TaskClient, state_name
-from weft.kernel.clock import SystemClock
-from weft.kernel.errors import WeftError
-from weft.kernel.principal import OTHER_USER
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import open_channel
-from weft.kernel.rpc_auth import _CALLER, RpcGuard
+from weft.kernel.access.principal import OTHER_USER
+from weft.kernel.access.rpc_auth import _CALLER, RpcGuard
+from weft.kernel.channels.rpc import open_channel
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.clock import SystemClock
 from weft_app.compose.grpc_host import GrpcHost
 
 ANN, BOB = "ann", "bob"

@@ -11,14 +11,14 @@ from task_harness import FINISHED, TENANT, ScriptedCalls, chat_spec, task_bench,
 
 from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.failpoints import Failpoints
-from router_svc.durable.tasks.service import TaskService
 from router_svc.durable.tasks.sweeper import OpenTaskCounts
 from router_svc.durable.tasks.task_call import CallMaker
-from router_svc.durable.tasks.task_records import Claim, Lane, PendingTask
+from router_svc.durable.tasks.task_records import Lane, PendingTask, TaskLease
+from router_svc.durable.tasks.task_service import TaskService
 from weft.api.router.v1 import task_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Priority
 from weft_testing.fake_clock import FakeClock, let_all_run
 
 NO_MODEL = WeftError(Reason.MODEL_NOT_FOUND, "no model is called qwen")
@@ -53,12 +53,12 @@ class SlowReads(InlineTaskStore):
             raise self.lanes_fault
         return await super().lanes(now, after, limit)
 
-    async def renew(self, owner: str, lease_until: float) -> frozenset[Claim]:
+    async def renew(self, owner: str, lease_until: float) -> frozenset[TaskLease]:
         if self.renew_fault is not None:
             raise self.renew_fault
         return await super().renew(owner, lease_until)
 
-    async def claim(self, task_id: str, owner: str, now: float, lease_until: float) -> Claim | None:
+    async def claim(self, task_id: str, owner: str, now: float, lease_until: float) -> TaskLease | None:
         if not self.takes_claims:
             raise WeftError(Reason.SERVICE_UNAVAILABLE, "the router's database failed", retry_after_seconds=1)
         return await super().claim(task_id, owner, now, lease_until)

@@ -11,8 +11,8 @@ from router_svc.durable.limits import TaskLimits
 from router_svc.durable.tasks.tenant_watch import MERGE_SECONDS
 from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.durable.tasks import event_number
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 DIED = WeftError(Reason.SERVER_DIED, "the server died")
 

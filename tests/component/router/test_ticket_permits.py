@@ -8,13 +8,13 @@ from kit.scheduling import placement_request, scheduling_loop
 
 from router_svc.loop import Mailbox, SchedulingLoop
 from router_svc.policy.endpoints.prefix_affinity import PrefixReport, StoredPrompt
-from router_svc.policy.settings import RemotePermission, Settings, TenantSettings
+from router_svc.policy.pool_settings import RemotePermission, Settings, TenantSettings
 from weft.api.router.v1.placement_service_pb2 import Granted
 from weft.api.runner.v1 import ticket_pb2
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.tickets import TicketGate
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_testing.fake_clock import FakeClock
 
 LOCAL, REMOTE = ("near-1", "near-2"), "far"

@@ -21,9 +21,9 @@ from weft.api.router.v1.placement_service_pb2 import Granted
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.placement import Decision, Placement
-from weft.kernel.errors import WeftError
-from weft.kernel.rpc import ChannelPool, answering
-from weft.kernel.tracing import NO_TRACING, Tracing
+from weft.kernel.channels.rpc import ChannelPool, answering
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.telemetry.tracing import NO_TRACING, Tracing
 from weft_testing.fake_clock import FakeClock
 
 NOTICE_SECONDS = 10.0

@@ -12,8 +12,8 @@ from weft.api.runner.v1 import permit_pb2, ticket_pb2
 from weft.api.runner.v1.runner_service_pb2 import CLAIM_STATE_BROKEN, EngineClaim, RequestRecord
 from weft.dispatch.frames import has_content
 from weft.dispatch.tickets import Action
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_testing.conformance.runner_suite import FORGED
 from weft_testing.conformance.runner_under_test import Events, RunnerUnderTest
 

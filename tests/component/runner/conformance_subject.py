@@ -8,7 +8,7 @@ from runner_harness import TICKET_KEY, RunningRunner
 
 from weft.api.registry.v1 import model_pb2
 from weft.dispatch.fleet import RunnerView
-from weft.kernel.rpc import open_channel
+from weft.kernel.channels.rpc import open_channel
 from weft_testing.conformance.findings import Finding
 from weft_testing.conformance.runner_requests import Check
 from weft_testing.conformance.runner_suite import CHECKS, examine

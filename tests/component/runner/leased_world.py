@@ -16,16 +16,16 @@ import grpc
 import psutil
 import yaml
 
-from registry_svc.config import LedgerConfig, RegistryConfig
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.store import SqlStore
-from registry_svc.service import RegistryService
+from registry_svc.registry_config import LedgerConfig, RegistryConfig
+from registry_svc.registry_service import RegistryService
 from runner_svc.policy.lifecycle import Phase
 from weft.api.registry.v1.lease_service_pb2 import HostMemory
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.api.runner.v1 import runner_service_pb2_grpc
-from weft.kernel.clock import SystemClock
-from weft.kernel.rpc import new_server, open_channel
+from weft.kernel.channels.rpc import new_server, open_channel
+from weft.kernel.time.clock import SystemClock
 from weft_testing.fake_backend.process import fake_backend_command
 from weft_testing.fake_nvml import FOLDER_VARIABLE, FakeCards, fake_nvml_library
 

@@ -16,12 +16,12 @@ from kit.own_children import own_children
 
 from runner_svc.backend.port import Backend
 from runner_svc.instance.instance import Instance
-from runner_svc.instance.settings import ServedModel
+from runner_svc.instance.instance_settings import ServedModel
 from runner_svc.policy.backoff import RestartLimits
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.timeouts import TimeoutProfile
-from weft.kernel.clock import SystemClock
-from weft.kernel.errors import WeftError
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.time.clock import SystemClock
 from weft_testing.fake_backend.process import FakeControl
 
 WAIT_SECONDS = 20.0

@@ -15,10 +15,10 @@ from grpc_status import rpc_status
 from kit.fake_backend import run_fake_backend
 from kit.waiting import until
 
-from runner_svc.config import RunnerConfig
-from runner_svc.instance.settings import ServedModel
+from runner_svc.instance.instance_settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
-from runner_svc.service import RunnerService, build
+from runner_svc.runner_config import RunnerConfig
+from runner_svc.runner_service import RunnerService, build
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, sampling_pb2
 from weft.api.registry.v1 import runner_pb2, runner_session_service_pb2_grpc
 from weft.api.registry.v1 import runner_session_service_pb2 as session_pb
@@ -32,10 +32,10 @@ from weft.api.runner.v1 import (
 )
 from weft.dispatch.tickets import Action, PermitTarget, make_permit, sign
 from weft.documents.left_out import left_out
-from weft.kernel.clock import Clock, SystemClock
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import calling, error_to_status, new_server, open_channel
+from weft.kernel.channels.rpc import calling, error_to_status, new_server, open_channel
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.clock import Clock, SystemClock
 from weft_testing.carried import CarriedStub
 
 if TYPE_CHECKING:

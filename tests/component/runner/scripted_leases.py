@@ -10,12 +10,12 @@ from runner_svc.memory.lease_manager import LeaseManager, LeaseManagerConfig
 from weft.api.registry.v1 import lease_service_pb2 as pb
 from weft.api.registry.v1 import lease_service_pb2_grpc
 from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, ProcessId, ProcessSnapshot, Source, process_id_message
-from weft.kernel.clock import Clock
-from weft.kernel.request import Priority
-from weft.kernel.rpc import answering, new_server, open_channel
+from weft.kernel.channels.rpc import answering, new_server, open_channel
+from weft.kernel.requests.request_values import Priority
+from weft.kernel.time.clock import Clock
 
 if TYPE_CHECKING:
-    from weft.kernel.errors import WeftError
+    from weft.kernel.errors.error_tree import WeftError
 
 GIB = 1024**3
 

@@ -15,17 +15,17 @@ from runner_svc.added_models import AddedModels, AddRequest, ShowPull, added_mod
 from runner_svc.added_models_file import SUFFIX, LeftBehind, models_left_behind, remembered_models
 from runner_svc.backend.port import Backend
 from runner_svc.followed_servers import FollowedServer, FollowedServers
-from runner_svc.instance.settings import HibernationSettings, ServedModel
+from runner_svc.instance.instance_settings import HibernationSettings, ServedModel
 from runner_svc.policy.followed_models import FollowedModel
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.model_names import ListedModels, ServerList
 from runner_svc.policy.model_sizing import MachineMemory
 from runner_svc.policy.repository_files import ModelForm
 from weft.api.runner.v1 import added_model_pb2, load_pb2, model_store_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.load_parameters import LoadParameter
-from weft.kernel.model_source import ModelSource, server_place
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.models.load_parameters import LoadParameter
+from weft.kernel.models.model_source import ModelSource, server_location
 from weft_testing.fake_clock import FakeClock
 
 SOURCE = "hf:acme/tiny-GGUF:Q4_0"
@@ -47,7 +47,7 @@ def _followed(name: str, url: str) -> FollowedServer:
         raise AssertionError(f"{model.name} is listed nowhere")
 
     return FollowedServer(
-        name=name, place=server_place(url), list_models=list_models, serve=serve, most=4, interval_seconds=5.0
+        name=name, place=server_location(url), list_models=list_models, serve=serve, most=4, interval_seconds=5.0
     )
 
 

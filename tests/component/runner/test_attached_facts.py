@@ -1,4 +1,4 @@
-"""What a runner learns from servers that run already: abilities, context, slots, and the requests of others."""
+"""What a runner learns from servers that run already: capabilities, context, slots, and the requests of others."""
 
 import asyncio
 import json
@@ -17,12 +17,12 @@ from structlog.testing import capture_logs
 
 from runner_svc.backend.port import BackendFacts
 from runner_svc.runtimes import engine_figures
-from runner_svc.runtimes.openai_http.backend import AttachedServer
-from runner_svc.runtimes.openai_http.facts import abilities_of_capabilities
+from runner_svc.runtimes.openai_http.facts import capabilities_from_ollama
+from runner_svc.runtimes.openai_http.openai_http_backend import AttachedServer
 from runner_svc.runtimes.openai_http.runtime import ATTACHED_SLOTS, MAX_ATTACHED_SLOTS, OpenAiHttpModel
 from weft.api.registry.v1.runner_pb2 import EngineLoad
-from weft.kernel.abilities import UNKNOWN, Abilities
-from weft.kernel.request import Skill
+from weft.kernel.requests.capabilities import UNKNOWN, Capabilities
+from weft.kernel.requests.request_values import Skill
 
 SECONDS = 10.0
 
@@ -61,7 +61,7 @@ async def test_context_and_slots_of_a_llama_cpp_server_are_detected() -> None:
         attached(fake.base_url, slots=4) as (_, facts),
     ):
         assert (facts.context_tokens, facts.slots) == (4096, 2)
-        assert Skill.TOOLS in facts.abilities.skills
+        assert Skill.TOOLS in facts.capabilities.skills
 
 
 async def test_settings_can_use_less_than_the_server_offers() -> None:
@@ -131,7 +131,7 @@ async def test_context_of_vllm_is_read_from_its_model_list(length: Any, context:
     entry = {"id": "qwen", "owned_by": "vllm", "max_model_len": length}
     async with serving(v1__models=models(entry)) as (url, _), attached(url, upstream_model="qwen") as (_, facts):
         assert facts.context_tokens == context
-        assert facts.abilities == UNKNOWN
+        assert facts.capabilities == UNKNOWN
 
 
 async def test_ollama_is_queried_for_model_capabilities() -> None:
@@ -144,7 +144,7 @@ async def test_ollama_is_queried_for_model_capabilities() -> None:
             facts,
         ),
     ):
-        assert facts.abilities == Abilities(
+        assert facts.capabilities == Capabilities(
             skills=frozenset({Skill.TEXT, Skill.IMAGE}), lacking=frozenset({Skill.TOOLS})
         )
         assert '/api/show {"model":"llava"}' in routes.asked
@@ -152,18 +152,18 @@ async def test_ollama_is_queried_for_model_capabilities() -> None:
 
 
 @pytest.mark.parametrize(
-    ("capabilities", "abilities"),
+    ("capabilities", "expected"),
     [
         ([], UNKNOWN),
         (["embedding"], UNKNOWN),
         (
             ["completion", "tools", "audio", "thinking", "new"],
-            Abilities(skills=frozenset({Skill.TEXT, Skill.TOOLS, Skill.AUDIO}), lacking=frozenset({Skill.IMAGE})),
+            Capabilities(skills=frozenset({Skill.TEXT, Skill.TOOLS, Skill.AUDIO}), lacking=frozenset({Skill.IMAGE})),
         ),
     ],
 )
-def test_capabilities_ollama_does_not_list_stay_unknown(capabilities: list[str], abilities: Abilities) -> None:
-    assert abilities_of_capabilities(capabilities) == abilities
+def test_capabilities_ollama_does_not_list_stay_unknown(capabilities: list[str], expected: Capabilities) -> None:
+    assert capabilities_from_ollama(capabilities) == expected
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_capabilities_ollama_does_not_list_stay_unknown(capabilities: list[str],
 )
 async def test_facts_a_server_does_not_report_stay_unknown(answers: dict[str, Any]) -> None:
     async with serving(health="ok", **answers) as (url, _), attached(url, upstream_model="m") as (_, facts):
-        assert (facts.context_tokens, facts.slots, facts.abilities) == (0, 0, UNKNOWN)
+        assert (facts.context_tokens, facts.slots, facts.capabilities) == (0, 0, UNKNOWN)
 
 
 async def test_remote_server_is_queried_only_for_its_model_list() -> None:

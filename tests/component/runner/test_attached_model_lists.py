@@ -13,9 +13,9 @@ from kit.hostile_engine.server import FACTS
 from kit.http_server import http_server
 from runner_harness import running_runner
 
-from runner_svc.instance.settings import HibernationSettings, ServedModel
+from runner_svc.instance.instance_settings import HibernationSettings, ServedModel
 from runner_svc.policy.lifecycle import Phase
-from runner_svc.runtimes.openai_http.backend import AttachedServer
+from runner_svc.runtimes.openai_http.openai_http_backend import AttachedServer
 from runner_svc.runtimes.openai_http.runtime import OpenAiHttpModel
 
 

@@ -21,14 +21,14 @@ from runner_svc.instance.admission import AdmittedRequest
 from runner_svc.instance.watchdog import Watchdog
 from runner_svc.policy.timeouts import StopGraces, TimeoutProfile
 from runner_svc.request_records import RequestRecord, RequestRecords
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.llama_server_backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import LAUNCHER, LlamaServerModel
-from runner_svc.runtimes.openai_http.backend import AttachedServer
+from runner_svc.runtimes.openai_http.openai_http_backend import AttachedServer
 from runner_svc.runtimes.openai_http.runtime import OpenAiHttpModel
 from weft.dispatch.frames import Frame, has_content
-from weft.kernel.clock import SystemClock
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.clock import SystemClock
 from weft_app.compose.demo import demo_model_path
 
 pytestmark = pytest.mark.slow("waits for engines that stall")

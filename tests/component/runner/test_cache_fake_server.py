@@ -4,8 +4,8 @@ from kit.engines import fake_engine
 from kit.one_model import OneModelCache
 
 from runner_svc.backend.port import CacheIsolation
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from weft.kernel.request import CacheMode
+from runner_svc.runtimes.llama_server.llama_server_backend import LlamaServerBackend
+from weft.kernel.requests.request_values import CacheMode
 from weft_testing.conformance.prefix_cache import CITY, HILLS, MODEL, SEA
 
 

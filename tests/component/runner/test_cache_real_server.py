@@ -11,9 +11,9 @@ from runner_harness import RunningRunner, events_of, ready_runner
 
 from runner_svc.backend.port import Backend
 from runner_svc.cache.manager import CacheManager
-from runner_svc.instance.settings import ServedModel
+from runner_svc.instance.instance_settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.llama_server_backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import LlamaServerModel, llama_command
 from weft.api.common.v1 import chat_pb2
 from weft.api.runner.v1 import ticket_pb2

@@ -8,14 +8,14 @@ import pytest
 from kit.engines import chat, fake_model
 from runner_harness import TICKET_KEY, RunningRunner, events_of, ready_runner, refusal
 
-from runner_svc.chat.settings import ChatSettings
-from runner_svc.instance.settings import ServedModel
+from runner_svc.chat.chat_settings import ChatSettings
+from runner_svc.instance.instance_settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
 from weft.api.common.v1 import sampling_pb2, usage_pb2
 from weft.api.runner.v1 import generation_service_pb2, serve_options_pb2, ticket_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.dispatch.tickets import Action, sign
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 WORDS = "one two three four five six seven eight nine ten " * 4
 NONE = serve_options_pb2.ServeOptions(cache_mode=3)  # type: ignore[arg-type]  # its number

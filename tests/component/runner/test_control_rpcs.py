@@ -10,11 +10,11 @@ from kit.engines import fake_engine, fake_model
 from kit.own_children import own_children
 from runner_harness import events_of, ready_runner, refusal, running_runner
 
-from runner_svc.instance.settings import ServedModel
+from runner_svc.instance.instance_settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.llama_server_backend import LlamaServerBackend
 from weft.api.runner.v1 import runner_service_pb2 as pb
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 
 async def test_unknown_model_is_not_found(tmp_path: Path) -> None:

@@ -12,13 +12,13 @@ import pytest
 from runner_harness import TICKET_KEY, running_runner
 from server_dialects import DIALECTS, preset_settings
 
-from runner_svc.instance.settings import ServedModel
+from runner_svc.instance.instance_settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
-from runner_svc.runtimes.server.backend import ServerBackend, operations_of
 from runner_svc.runtimes.server.presets import PRESETS, PresetName
+from runner_svc.runtimes.server.server_backend import ServerBackend, operations_of
 from weft.api.registry.v1 import model_pb2
 from weft.dispatch.fleet import RunnerView
-from weft.kernel.rpc import open_channel
+from weft.kernel.channels.rpc import open_channel
 from weft_testing.conformance import engine_claims
 from weft_testing.conformance.findings import Finding, Verdict
 from weft_testing.conformance.runner_suite import CHECKS, examine

@@ -12,7 +12,7 @@ from kit.tiny_gguf import write_gguf
 
 from runner_svc.backend.port import CallInfo
 from runner_svc.runtimes.library_server import BOOTSTRAP
-from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend
+from runner_svc.runtimes.llama_cpp_python.llama_cpp_python_backend import LlamaCppPythonBackend
 from runner_svc.runtimes.llama_cpp_python.runtime import LlamaCppPythonModel
 from weft.api.common.v1 import completion_pb2
 

@@ -27,9 +27,9 @@ from runner_svc.environments.installer import EnvironmentInstaller, InstallOrder
 from runner_svc.environments.receipts import changing, read_receipt, status_of
 from runner_svc.environments.removal import remove_environment
 from weft.api.runner.v1 import environment_pb2 as pb
-from weft.kernel.clock import SystemClock
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.clock import SystemClock
 from weft_testing.free_port import free_port
 
 pytestmark = pytest.mark.slow("makes environments with pip")

@@ -16,9 +16,9 @@ from server_dialects import TOLD, fake_command, server_settings
 
 from runner_svc.backend.engine_process import EnginePorts, PortRange
 from runner_svc.policy.timeouts import StopGraces
-from runner_svc.runtimes.server.backend import ServerBackend
+from runner_svc.runtimes.server.server_backend import ServerBackend
 from runner_svc.runtimes.started_server import MAX_FOREIGN_LISTENERS
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 from weft_testing.free_port import free_ports
 
 pytestmark = pytest.mark.slow("starts engine processes")

@@ -11,13 +11,13 @@ from kit.fake_backend import run_fake_backend
 
 from runner_svc.backend.port import Backend
 from runner_svc.openai_upstream.client import MIN_REPORTED_BYTES
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.runtimes.openai_http.backend import AttachedServer
+from runner_svc.runtimes.llama_server.llama_server_backend import LlamaServerBackend
+from runner_svc.runtimes.openai_http.openai_http_backend import AttachedServer
 from runner_svc.runtimes.openai_http.runtime import OpenAiHttpModel
 from weft.api.common.v1 import completion_pb2, embedding_pb2
 from weft.dispatch.frames import Frame
-from weft.kernel.errors import FieldError
-from weft.kernel.json_objects import to_json_object
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.text.json_objects import to_json_object
 from weft_testing.fake_backend.process import FakeControl
 
 LONG_PROMPT = "word " * (MIN_REPORTED_BYTES // 4)

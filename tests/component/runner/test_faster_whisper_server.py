@@ -15,14 +15,14 @@ from kit.presence import present
 
 from runner_svc.backend.port import BackendFacts, LoadOrder
 from runner_svc.policy.load_plan import AS_CONFIGURED
-from runner_svc.runtimes.faster_whisper.backend import FasterWhisperBackend
+from runner_svc.runtimes.faster_whisper.faster_whisper_backend import FasterWhisperBackend
 from runner_svc.runtimes.faster_whisper.runtime import RUNTIME, FasterWhisperModel
 from runner_svc.runtimes.library_server import program_command
 from weft.api.common.v1 import audio_pb2, chat_pb2, completion_pb2
 from weft.dispatch.frames import Frame, collected_transcription, has_content
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation, Skill
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Operation, Skill
 
 SERVER_PROGRAM = "runner_svc.runtimes.faster_whisper.server"
 
@@ -75,13 +75,13 @@ async def _calls(backend: FasterWhisperBackend, count: int) -> list[tuple[float,
 async def test_backend_supports_only_transcription(model: Path) -> None:
     async with _running(model) as (backend, facts):
         assert facts.operations == {Operation.TRANSCRIPTION}
-        assert facts.abilities is not None
-        assert facts.abilities.skills == {Skill.AUDIO}
+        assert facts.capabilities is not None
+        assert facts.capabilities.skills == {Skill.AUDIO}
         with fails(Reason.UNSUPPORTED_OPERATION):
             backend.generate(completion_pb2.CompletionPayload(), CALL)
     engine = RUNTIME.build(*engine_settings(FasterWhisperModel, path=model))
     assert engine.operations == {Operation.TRANSCRIPTION}
-    assert engine.abilities == facts.abilities, "the mesh knows it before the model is loaded"
+    assert engine.capabilities == facts.capabilities, "the mesh knows it before the model is loaded"
 
 
 @pytest.mark.slow("starts engine processes")

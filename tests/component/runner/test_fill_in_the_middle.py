@@ -14,8 +14,8 @@ from runner_svc.policy.parameters import EngineParameters
 from runner_svc.runtimes.llama_server.runtime import PARAMETERS as LLAMA_SERVER
 from runner_svc.runtimes.openai_http.runtime import PARAMETERS as ATTACHED
 from weft.api.common.v1 import completion_pb2, event_pb2
-from weft.kernel.reasons import Reason
-from weft.kernel.telemetry import new_traceparent
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.telemetry.structured_logs import new_traceparent
 
 NO_TOKENS = "Infill is not supported by this model: prefix token is missing. suffix token is missing."
 

@@ -14,7 +14,7 @@ from kit.presence import present
 from kit.waiting import until
 
 from runner_svc.followed_servers import SETTLE_CHECK_SECONDS, FollowedServers
-from runner_svc.instance.settings import ServedModel
+from runner_svc.instance.instance_settings import ServedModel
 from runner_svc.openai_upstream import probe
 from runner_svc.openai_upstream.server_probes import ServerProbes
 from runner_svc.policy.followed_models import LOOKS_UNTIL_GONE

@@ -19,9 +19,9 @@ from runner_svc.engine_http.faults import UnconnectedError
 from runner_svc.model_store.checked_client import PullClient
 from runner_svc.model_store.http_file import FileOrder, FileTransfer, TransferPorts
 from runner_svc.openai_upstream.answers import unreached
-from weft.kernel.errors import WeftError
-from weft.kernel.outbound import MESH_PROCESS
-from weft.kernel.reasons import Reason
+from weft.kernel.channels.outbound import MESH_PROCESS
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft.wake.run import run_recipe
 
 FILE = b"GGUF"
@@ -118,7 +118,7 @@ async def test_port_of_the_mesh_itself_is_refused(
         assert not await use(url, tmp_path)
         assert asked == ["/x"]
         monkeypatch.setenv(MESH_PROCESS, str(os.getppid()))
-        monkeypatch.setattr("weft.kernel.outbound.listeners_of", lambda _: {("127.0.0.1", port)})
+        monkeypatch.setattr("weft.kernel.channels.outbound.listeners_of", lambda _: {("127.0.0.1", port)})
         assert "is a port of the mesh itself" in await use(url, tmp_path)
         assert asked == ["/x"]
 

@@ -29,15 +29,15 @@ from restart_stage import Repaving, living
 
 from runner_svc.backend.port import CallInfo
 from runner_svc.instance.admission import AdmittedRequest
-from runner_svc.instance.settings import HibernationSettings
+from runner_svc.instance.instance_settings import HibernationSettings
 from runner_svc.policy.lifecycle import Phase
-from runner_svc.runtimes.openai_http.backend import AttachedServer
+from runner_svc.runtimes.openai_http.openai_http_backend import AttachedServer
 from runner_svc.runtimes.openai_http.runtime import OpenAiHttpModel
 from weft.api.common.v1 import audio_pb2, chat_pb2, completion_pb2, embedding_pb2, image_pb2, rerank_pb2, tokenize_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.request import Operation
-from weft.kernel.rpc import error_to_status
-from weft.kernel.telemetry import new_traceparent
+from weft.kernel.channels.rpc import error_to_status
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.requests.request_values import Operation
+from weft.kernel.telemetry.structured_logs import new_traceparent
 
 ALL_OPERATIONS = tuple(each.name.lower() for each in Operation)
 NEIGHBOUR, GOOD, BAD = "neighbour", "good", "bad"

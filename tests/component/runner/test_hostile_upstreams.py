@@ -20,11 +20,11 @@ from restart_stage import living
 from runner_svc.backend import engine_process
 from runner_svc.policy.backoff import RestartLimits
 from runner_svc.policy.lifecycle import Phase
-from runner_svc.runtimes.openai_http import backend
-from runner_svc.runtimes.openai_http.backend import AttachedServer
+from runner_svc.runtimes.openai_http import openai_http_backend as backend
+from runner_svc.runtimes.openai_http.openai_http_backend import AttachedServer
 from runner_svc.runtimes.openai_http.runtime import OpenAiHttpModel
-from weft.kernel.errors import UNSENT
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import UNSENT
+from weft.kernel.errors.reasons import Reason
 from weft_testing.free_port import free_port
 
 STALL_SECONDS = 0.25

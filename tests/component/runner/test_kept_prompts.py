@@ -8,7 +8,7 @@ from kit.one_model import OneModel
 from kit.presence import present
 
 from runner_svc.cache.manager import CacheManager
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.llama_server_backend import LlamaServerBackend
 from weft_testing.conformance.prefix_cache import MODEL, Tenants
 
 TOPICS = ("sea", "hills", "city", "river", "forest", "desert", "island", "lake")

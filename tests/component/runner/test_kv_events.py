@@ -22,14 +22,14 @@ from runner_svc.policy.cache_directory import Partition
 from runner_svc.policy.engine_blocks import PromptPrefixes
 from runner_svc.runtimes import kv_events
 from runner_svc.runtimes.kv_events import FLAG, BlockEvents
-from runner_svc.runtimes.server.backend import ServerBackend
-from runner_svc.runtimes.vllm.backend import VllmBackend
+from runner_svc.runtimes.server.server_backend import ServerBackend
 from runner_svc.runtimes.vllm.runtime import VllmModel
+from runner_svc.runtimes.vllm.vllm_backend import VllmBackend
 from weft.api.common.v1 import event_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.dispatch.frames import Frame
-from weft.kernel.reasons import Reason
-from weft.kernel.telemetry import new_traceparent
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.telemetry.structured_logs import new_traceparent
 from weft_testing.fake_backend.process import fake_backend_command
 
 ANY = Partition("t")

@@ -30,9 +30,9 @@ from runner_svc.memory.port import leased_bytes
 from weft.api.registry.v1 import lease_service_pb2 as pb
 from weft.api.registry.v1.lease_pb2 import Lease
 from weft.gpu.snapshot import HostSnapshot, ProcessId, Source
-from weft.kernel.clock import SystemClock
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.clock import SystemClock
 from weft_testing.fake_clock import FakeClock
 
 AWAY_NOW = WeftError(Reason.SERVICE_UNAVAILABLE, "away")

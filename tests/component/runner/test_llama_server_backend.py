@@ -14,10 +14,10 @@ from kit.engines import control_of, failure_of, fake_engine, frames_of, started
 from kit.failures import fails
 
 from runner_svc.policy.timeouts import TimeoutProfile
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.llama_server_backend import LlamaServerBackend
 from weft.api.common.v1 import completion_pb2
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError, WeftError
+from weft.kernel.errors.reasons import Reason
 
 
 @asynccontextmanager

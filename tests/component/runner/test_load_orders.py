@@ -14,9 +14,9 @@ from kit.tiny_gguf import write_gguf
 
 from runner_svc.backend.engine_process import EnginePorts, PortRange
 from runner_svc.backend.port import LoadOrder
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.llama_server_backend import LlamaServerBackend
 from weft.api.registry.v1.lease_pb2 import DeviceBytes
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 from weft_testing.free_port import free_ports
 
 # Says that the port is somebody else's and ends, as llama.cpp's server does, for as many starts as the file has bytes;

@@ -15,7 +15,7 @@ from kit.tiny_gguf import SMOLLM2_WIDTH
 from runner_svc.backend import engine_process
 from runner_svc.backend.engine_process import EnginePorts, PortRange
 from runner_svc.backend.port import LoadOrder
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.llama_server_backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import LAUNCHER, LlamaServerModel
 from weft.api.common.v1 import completion_pb2, embedding_pb2
 from weft_app.compose.demo import demo_model_path

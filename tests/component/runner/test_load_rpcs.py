@@ -7,13 +7,13 @@ import pytest
 from kit.engines import fake_model
 from runner_harness import events_of, ready_runner, refusal, running_runner
 
-from runner_svc.instance.settings import HibernationSettings, ServedModel
+from runner_svc.instance.instance_settings import HibernationSettings, ServedModel
 from runner_svc.policy.lifecycle import Phase
 from weft.api.common.v1.priority_pb2 import PRIORITY_NORMAL, PRIORITY_UNSPECIFIED
 from weft.api.runner.v1 import load_pb2, permit_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.dispatch.tickets import Action
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 
 def _model(start_asleep: bool = False, **switches: Any) -> ServedModel:

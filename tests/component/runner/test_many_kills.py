@@ -17,7 +17,7 @@ from restart_stage import LONG, Leftovers, Repaving, count_leftovers, repaving
 from runner_svc.openai_upstream.client import IDLE_CONNECTION_SECONDS
 from runner_svc.policy.backoff import RestartLimits
 from runner_svc.policy.lifecycle import Phase
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 KILLS = int(os.environ.get("WEFT_TEST_KILLS", "20"))
 SIDE_BY_SIDE = 2

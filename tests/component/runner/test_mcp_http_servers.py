@@ -12,7 +12,7 @@ from kit.http_server import http_server
 
 from runner_svc.tools.port import ToolSettings
 from runner_svc.tools.tool_box import ToolBox, build_tool_box
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 
 @asynccontextmanager

@@ -19,8 +19,8 @@ from runner_svc.supervise.leftovers import Leftovers
 from runner_svc.tools import mcp_connection, mcp_servers
 from runner_svc.tools.port import ToolSettings
 from runner_svc.tools.tool_box import ToolBox, build_tool_box
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 PROGRAM = (sys.executable, "-m", "weft_testing.fake_mcp_server")
 MAX_WAIT_SECONDS = 20.0

@@ -10,10 +10,10 @@ from runner_harness import running_runner
 
 from weft.api.common.v1 import audio_pb2, chat_pb2, image_pb2, rerank_pb2, tokenize_pb2
 from weft.api.runner.v1 import model_call_service_pb2 as pb
-from weft.dispatch.operations import OPERATIONS
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import open_channel
+from weft.dispatch.operation_table import OPERATIONS
+from weft.kernel.channels.rpc import open_channel
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_app.compose.served_models import served_model
 from weft_app.config.loader import parse_section
 from weft_app.config.runners import ConfiguredRunner

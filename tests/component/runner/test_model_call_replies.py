@@ -29,9 +29,9 @@ from weft.api.common.v1 import (
     rerank_pb2,
     tokenize_pb2,
 )
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.json_objects import to_json_object
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError, WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.text.json_objects import to_json_object
 
 CALL = CallInfo(request_id="r1", traceparent="")
 QUERY = rerank_pb2.RerankPayload(query="grey cat", documents=["a dog", "a grey cat", "a cat"])

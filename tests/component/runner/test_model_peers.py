@@ -17,14 +17,14 @@ from runner_svc.model_store.peers import PART_BYTES, ModelPeers, SharedModels, _
 from runner_svc.model_store.pull import PullSettings
 from runner_svc.model_store.store import ModelStore, source_digest
 from runner_svc.policy.repository_files import ModelForm, RepositoryFile
-from runner_svc.settings import ModelStoreSettings
+from runner_svc.runner_settings import ModelStoreSettings
 from weft.api.registry.v1 import registry_service_pb2, registry_service_pb2_grpc, resource_pb2, runner_pb2
 from weft.api.runner.v1 import model_store_pb2 as pb
 from weft.api.runner.v1 import runner_service_pb2, runner_service_pb2_grpc
-from weft.kernel.model_source import ModelSource, parse_source
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import new_server
-from weft.kernel.tls_channel import ChannelSecurity
+from weft.kernel.channels.rpc import new_server
+from weft.kernel.channels.tls_channel import ChannelSecurity
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.models.model_source import ModelSource, parse_source
 from weft_app.compose.model_sources import ModelSources
 from weft_testing.model_hub import HubRepository, ModelHub
 

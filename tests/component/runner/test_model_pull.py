@@ -29,9 +29,9 @@ from runner_svc.model_store.store import STALE_PARTIAL_SECONDS, ModelStore
 from runner_svc.policy.repository_files import ModelForm
 from runner_svc.runtimes.piper.voices import find_voices
 from weft.api.runner.v1 import model_store_pb2 as pb
-from weft.kernel.errors import WeftError
-from weft.kernel.model_source import parse_source
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.models.model_source import parse_source
 from weft_testing.model_hub import HubRepository, ModelHub
 
 WEIGHTS = bytes(range(256)) * 2_000
@@ -51,7 +51,7 @@ TENTHS = [
 
 PULL = (
     "import sys; from pathlib import Path; from runner_svc.model_store.pull import *;"
-    "from runner_svc.model_store.store import ModelStore; from weft.kernel.model_source import parse_source;"
+    "from runner_svc.model_store.store import ModelStore; from weft.kernel.models.model_source import parse_source;"
     "Puller(ModelStore(Path(sys.argv[1])), PullSettings(environment={'HF_ENDPOINT': sys.argv[2]}))"
     f".pull(parse_source({SOURCE!r}, 'source'))"
 )

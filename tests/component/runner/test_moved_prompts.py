@@ -16,8 +16,8 @@ from weft.api.common.v1 import chat_pb2, receipt_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.api.runner.v1 import runner_service_pb2_grpc, ticket_pb2
 from weft.dispatch.payload_description import cache_scope, prompt_prefixes
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import new_server
+from weft.kernel.channels.rpc import new_server
+from weft.kernel.errors.reasons import Reason
 
 pytestmark = pytest.mark.slow("runs whole runners")
 

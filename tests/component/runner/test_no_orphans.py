@@ -26,7 +26,7 @@ from supervisor_process import (
 
 from runner_svc.policy.engine_failures import MemoryKill
 from runner_svc.supervise.leftovers import Leftovers
-from weft.kernel.cgroups import own_cgroup
+from weft.kernel.machine.cgroups import own_cgroup
 
 pytestmark = pytest.mark.slow("kills supervisors and looks for their orphans")
 

@@ -12,7 +12,7 @@ from restart_stage import LONG, repaving
 from runner_svc.policy.backoff import RestartLimits
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.request_records import RequestState
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 from weft_testing.fake_backend.process import fake_backend_command
 
 NOTICE_SECONDS = 1.0

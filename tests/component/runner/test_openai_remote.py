@@ -20,12 +20,12 @@ from runner_svc.backend.port import CallInfo
 from runner_svc.openai_upstream.errors import MAX_ERROR_CHARS
 from runner_svc.policy import backoff
 from runner_svc.runtimes.model_engine import ModelContext
-from runner_svc.runtimes.openai_remote.backend import OpenAiRemote
+from runner_svc.runtimes.openai_remote.openai_remote_backend import OpenAiRemote
 from runner_svc.runtimes.openai_remote.runtime import OpenAiRemoteModel
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, sampling_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.telemetry import new_traceparent
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.telemetry.structured_logs import new_traceparent
 from weft_testing.free_port import free_port
 
 KEY_VARIABLE = "FRONTIER_KEY"

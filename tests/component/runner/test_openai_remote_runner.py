@@ -12,13 +12,13 @@ import pytest
 from kit.counting_provider import CountingProvider, Reply, counting_provider
 from runner_harness import RunningRunner, events_of, ready_runner, refusal
 
-from runner_svc.instance.settings import ServedModel
+from runner_svc.instance.instance_settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
 from weft.api.common.v1 import chat_pb2
 from weft.api.registry.v1 import model_pb2
 from weft.api.runner.v1 import runner_service_pb2
-from weft.kernel.errors import UNSENT
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import UNSENT
+from weft.kernel.errors.reasons import Reason
 from weft_app.compose.served_models import runner_context, served_model
 from weft_app.config.loader import parse_section
 from weft_app.config.runners import ConfiguredRunner

@@ -12,12 +12,12 @@ from kit.engines import chat, events_of, started
 from kit.presence import present
 
 from runner_svc.backend.port import CallInfo
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.llama_server_backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import PARAMETERS as LLAMA_SERVER_PARAMETERS
 from runner_svc.runtimes.llama_server.runtime import LlamaServerModel, llama_command
 from weft.api.common.v1 import chat_pb2, sampling_pb2
-from weft.kernel.json_objects import to_json_object
-from weft.kernel.telemetry import new_traceparent
+from weft.kernel.telemetry.structured_logs import new_traceparent
+from weft.kernel.text.json_objects import to_json_object
 from weft_app.compose.demo import demo_model_path
 
 pytestmark = [pytest.mark.slow("a real engine"), pytest.mark.real]

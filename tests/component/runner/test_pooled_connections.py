@@ -9,7 +9,7 @@ from kit.hostile_engine.server import Connection, Request, hostile_server, tidy
 from kit.upstream import upstream
 
 from runner_svc.openai_upstream.client import OpenAiHttp
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 STOLEN = "the answer of another"
 HALF_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nX-"

@@ -42,9 +42,9 @@ from runner_svc.environments.program_build import unpack_headers
 from runner_svc.environments.receipts import status_of, variant_of, versions_of
 from runner_svc.environments.removal import remove_environment, remove_version, use_version
 from weft.api.runner.v1 import environment_pb2 as pb
-from weft.kernel.clock import SystemClock
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.clock import SystemClock
 
 pytestmark = pytest.mark.slow("makes environments with pip")
 

@@ -7,8 +7,8 @@ from kit.failures import fails
 
 from runner_svc.publishers.messages import Chunk
 from runner_svc.publishers.session import EventStream, PublisherLimits, PublisherSession
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_testing.fake_clock import FakeClock
 
 LIMITS = PublisherLimits(max_tasks=2, max_waiting_chunks=2)

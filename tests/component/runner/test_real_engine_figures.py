@@ -13,10 +13,10 @@ from runner_svc.model_files.gguf import read_gguf_header
 from runner_svc.policy.memory_estimate import MEBIBYTE
 from runner_svc.runtimes import engine_figures
 from runner_svc.runtimes.llama_server import xllamacpp_launcher
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.llama_server_backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft.api.common.v1 import chat_pb2
-from weft.kernel.telemetry import new_traceparent
+from weft.kernel.telemetry.structured_logs import new_traceparent
 from weft_app.compose.demo import demo_model_path
 
 pytestmark = [pytest.mark.slow("a real engine"), pytest.mark.real]

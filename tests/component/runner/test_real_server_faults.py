@@ -15,18 +15,18 @@ from kit.engine_settings import engine_settings
 from kit.presence import present
 from runner_harness import POLL_SECONDS, WAIT_SECONDS, RunningRunner, events_of, ready_runner, refusal
 
-from runner_svc.instance.settings import ServedModel
+from runner_svc.instance.instance_settings import ServedModel
 from runner_svc.policy import host_memory
 from runner_svc.policy.load_plan import LoadPlan
 from runner_svc.policy.memory_estimate import MEBIBYTE
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.runtimes.llama_server import xllamacpp_launcher
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.llama_server_backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft.api.common.v1 import chat_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
-from weft.kernel.json_objects import to_json_object
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.text.json_objects import to_json_object
 from weft_app.compose.demo import demo_model_path
 from weft_app.compose.served_models import served_model
 from weft_app.config.loader import parse_config

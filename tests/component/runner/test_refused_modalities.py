@@ -9,12 +9,12 @@ from kit.fake_backend import run_fake_backend
 from kit.tiny_gguf import write_gguf
 from runner_harness import events_of, ready_runner, refusal, running_runner
 
-from runner_svc.instance.settings import ServedModel
+from runner_svc.instance.instance_settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
 from weft.api.common.v1 import chat_pb2
 from weft.api.registry.v1 import model_pb2
 from weft.api.runner.v1 import load_pb2
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 from weft_app.compose.served_models import served_model
 from weft_app.config.loader import parse_section
 from weft_app.config.runners import ConfiguredRunner

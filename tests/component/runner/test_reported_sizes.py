@@ -7,8 +7,8 @@ import pytest
 from kit.engines import fake_model
 from runner_harness import running_runner
 
-from runner_svc import service
-from runner_svc.instance.settings import HibernationSettings, ServedModel
+from runner_svc import runner_service as service
+from runner_svc.instance.instance_settings import HibernationSettings, ServedModel
 from runner_svc.memory.port import MemoryForecast
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.load_plan import LoadPlan

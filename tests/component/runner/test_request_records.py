@@ -14,13 +14,13 @@ from restart_stage import LONG
 from runner_harness import RunningRunner, events_of, ready_runner, refusal, running_runner
 
 from runner_svc.chat.tool_loop import converse
-from runner_svc.instance.settings import ServedModel
+from runner_svc.instance.instance_settings import ServedModel
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.servicers import inference
 from weft.api.common.v1 import error_reason_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.dispatch.frames import Frame
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 TIMEOUTS = TimeoutProfile(headers_seconds=30.0, absolute_seconds=600.0)
 

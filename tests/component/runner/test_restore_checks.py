@@ -14,8 +14,8 @@ from runner_svc.backend.port import LoadOrder
 from runner_svc.cache import restore_checks
 from runner_svc.cache.prompt_store import PromptStore
 from runner_svc.cache.restore_checks import RestoreCheck
-from runner_svc.instance.settings import ServedModel
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.instance.instance_settings import ServedModel
+from runner_svc.runtimes.llama_server.llama_server_backend import LlamaServerBackend
 from weft.api.common.v1 import chat_pb2
 
 CONTINUES = RestoreCheck(resumes=True)

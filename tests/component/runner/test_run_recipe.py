@@ -17,7 +17,7 @@ from kit.recipes import command_recipe, http_recipe, packet_recipe
 from kit.waiting import until
 
 from weft.api.registry.v1.wake_pb2 import WakeRecipe
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 from weft.wake.recipes import magic_packet
 from weft.wake.run import MAX_OUTPUT_BYTES, _ErrorTail, run_recipe
 

@@ -12,7 +12,7 @@ from conformance_subject import BY_NAME, findings_of, subject
 from kit.engines import fake_model
 from runner_harness import RunningRunner, ready_runner
 
-from runner_svc.instance.settings import ServedModel
+from runner_svc.instance.instance_settings import ServedModel
 from runner_svc.policy.lifecycle import Phase
 from weft.api.registry.v1 import model_pb2
 from weft.api.runner.v1 import runner_service_pb2

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from leased_world import CARD_BYTES, GIB, MODELS, POLL_SECONDS, WAIT_SECONDS, LeasedWorld, leased_world
 
-from weft.kernel.service import stop_tasks
+from weft.kernel.services.service_lifecycle import stop_tasks
 from weft_testing.shared_library import compiler
 
 KILLS = int(os.environ.get("WEFT_TEST_KILLS", "12"))

@@ -9,14 +9,14 @@ from kit.waiting import until
 from runner_harness import NotingRegistry, noting_registry
 from structlog.testing import capture_logs
 
-from runner_svc.config import RunnerConfig
+from runner_svc.runner_config import RunnerConfig
 from runner_svc.session.report import RunnerReport
 from runner_svc.session.session import LEFT_OUT_RETRY_SECONDS, RunnerSession
 from weft.api.registry.v1 import agent_pb2
 from weft.dispatch.tickets import TicketGate
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import open_channel
+from weft.kernel.channels.rpc import open_channel
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_testing.fake_clock import FakeClock
 
 

@@ -17,12 +17,12 @@ from server_dialects import DIALECTS, TOLD, fake_command, preset_settings, serve
 
 from runner_svc.backend.port import CacheIsolation, CacheUse
 from runner_svc.runtimes.model_engine import ModelContext
-from runner_svc.runtimes.server.backend import ServerBackend
 from runner_svc.runtimes.server.presets import PRESETS, PresetName
 from runner_svc.runtimes.server.runtime import ReadySettings, ServerModel, command_of
+from runner_svc.runtimes.server.server_backend import ServerBackend
 from weft.api.common.v1 import audio_pb2, chat_pb2, image_pb2, sampling_pb2, tokenize_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_testing.fake_backend.dialect import Dialect
 
 pytestmark = pytest.mark.slow("starts engine processes")

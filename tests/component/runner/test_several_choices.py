@@ -14,8 +14,8 @@ from runner_svc.policy.parameters import EngineParameters
 from runner_svc.runtimes.openai_http.runtime import PARAMETERS as ATTACHED
 from weft.api.common.v1 import chat_pb2, completion_pb2
 from weft.dispatch.frames import GenerationPayload
-from weft.kernel.reasons import Reason
-from weft.kernel.telemetry import new_traceparent
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.telemetry.structured_logs import new_traceparent
 
 TOO_MANY = "n_cmpl cannot be greater than the number of slots, please increase -np"
 

@@ -13,7 +13,7 @@ from kit.failures import fails
 
 from runner_svc.supervise import socket_folder
 from runner_svc.supervise.socket_folder import LOCK, SocketFolder, remove_stale
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 PREFIX = "weft-test-socket-"
 HOLD = f"""

@@ -11,15 +11,15 @@ from kit.failures import fails
 
 from runner_svc.added_models import AddRequest
 from runner_svc.environments.folder import EnvironmentFolder
-from runner_svc.instance.settings import ServedModel
+from runner_svc.instance.instance_settings import ServedModel
 from runner_svc.model_store.store import ModelStore
 from runner_svc.policy.engine_choice import EngineCandidate, WeightFormat
-from runner_svc.runtimes.settings import ModelSettings
-from runner_svc.settings import ModelStoreSettings, RunnerSettings
+from runner_svc.runner_settings import ModelStoreSettings, RunnerSettings
+from runner_svc.runtimes.runtime_settings import ModelSettings
 from weft.api.runner.v1 import added_model_pb2, model_store_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.model_source import asked_source
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.models.model_source import asked_source
 from weft_app.compose.added_models import SectionAdder
 from weft_app.compose.model_sources import ModelSources
 from weft_app.config.loader import parse_section

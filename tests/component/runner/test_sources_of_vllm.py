@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from runner_svc.backend.port import LoadOrder
-from runner_svc.instance.settings import ServedModel
+from runner_svc.instance.instance_settings import ServedModel
 from runner_svc.model_store.store import ModelStore
-from runner_svc.runtimes.settings import NOT_PULLED, ModelSettings
+from runner_svc.runner_settings import ModelStoreSettings
+from runner_svc.runtimes.runtime_settings import NOT_PULLED, ModelSettings
 from runner_svc.runtimes.vllm.arguments import model_location
 from runner_svc.runtimes.vllm.runtime import VllmModel
-from runner_svc.settings import ModelStoreSettings
-from weft.kernel.errors import FieldError
+from weft.kernel.errors.error_tree import FieldError
 from weft_app.compose.model_sources import ModelSources
 from weft_app.config.loader import parse_section
 from weft_app.config.runners import ConfiguredRunner

@@ -23,9 +23,9 @@ from runner_svc.policy.engine_blocks import PromptPrefixes
 from runner_svc.policy.kept_prompts import KeptPrompt
 from weft.api.common.v1 import receipt_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.request import CacheMode, Handling
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import CacheMode, Handling
 from weft_testing.conformance.prefix_cache import MODEL, Tenants, completion
 
 TOPICS = ("sea", "hills", "city", "river")

@@ -37,8 +37,8 @@ from runner_svc.supervise.guarded_engine import EngineStart, GuardedEngine, star
 from runner_svc.supervise.leftovers import TAG_VARIABLE, Leftovers
 from runner_svc.supervise.logs import LogRing
 from runner_svc.supervise.process import SWEEP_SECONDS, SupervisedProcess
-from weft.kernel.cgroups import own_cgroup
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.machine.cgroups import own_cgroup
 
 needs_cgroup = pytest.mark.skipif(not writable_cgroup(), reason="no cgroup v2 that we may write")
 CONTAINMENTS = [pytest.param("cgroup", marks=needs_cgroup), "guardian"]

@@ -9,8 +9,8 @@ from kit.own_children import own_children
 from kit.tiny_gguf import write_gguf
 
 from runner_svc.templates.sandbox import check_before_load, read_templates
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 HOSTILE = "{{ 'a' * 2000000000 }}"
 

@@ -16,8 +16,8 @@ from kit.waiting import until
 from runner_svc.model_files.gguf import read_gguf_header
 from runner_svc.templates import sandbox as sandbox_module
 from runner_svc.templates.sandbox import TemplateSandbox
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_app.compose.demo import demo_model_path
 
 MESSAGES = [{"role": "user", "content": "Hi <b> & 'you'"}]

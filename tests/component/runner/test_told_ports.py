@@ -16,8 +16,8 @@ from runner_svc.backend.port import LoadOrder
 from runner_svc.policy.timeouts import StopGraces
 from runner_svc.runtimes.llama_server.runtime import PARAMETERS, LlamaServerModel
 from runner_svc.runtimes.started_server import StartedServer
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_testing.fake_backend.process import fake_backend_command
 from weft_testing.free_port import free_ports
 

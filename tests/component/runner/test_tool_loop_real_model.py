@@ -6,9 +6,9 @@ import pytest
 from kit.engine_settings import engine_settings
 from runner_harness import events_of, ready_runner
 
-from runner_svc.chat.offer import json_object
-from runner_svc.instance.settings import ServedModel
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.chat.offered_tools import json_object
+from runner_svc.instance.instance_settings import ServedModel
+from runner_svc.runtimes.llama_server.llama_server_backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import LlamaServerModel, llama_command
 from runner_svc.tools.port import ToolSettings
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2

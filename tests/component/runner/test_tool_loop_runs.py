@@ -11,12 +11,12 @@ from kit.engines import control_of, fake_engine
 from runner_harness import RunningRunner, events_of, ready_runner, refusal
 from structlog.testing import capture_logs
 
-from runner_svc.chat.settings import ChatSettings
-from runner_svc.instance.settings import ServedModel
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.chat.chat_settings import ChatSettings
+from runner_svc.instance.instance_settings import ServedModel
+from runner_svc.runtimes.llama_server.llama_server_backend import LlamaServerBackend
 from runner_svc.tools.port import ToolSettings
 from weft.api.common.v1 import agent_behaviour_pb2, event_pb2
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 from weft_testing.fake_backend.state import FakeState
 
 Behaviour = agent_behaviour_pb2.AgentBehaviour

@@ -19,9 +19,9 @@ from runner_svc.policy.parameters import EngineParameters
 from runner_svc.runtimes.llama_server.runtime import PARAMETERS as LLAMA_SERVER
 from runner_svc.runtimes.openai_remote.runtime import PARAMETERS as PROVIDER
 from weft.api.common.v1 import chat_pb2
-from weft.kernel.json_objects import to_json_object
-from weft.kernel.reasons import Reason
-from weft.kernel.telemetry import new_traceparent
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.telemetry.structured_logs import new_traceparent
+from weft.kernel.text.json_objects import to_json_object
 
 FAULT = "Unable to generate parser for this template. JSON schema error at #/properties/a: unsupported $ref #"
 

@@ -12,11 +12,11 @@ from kit.translation_template import TRANSLATION_TEMPLATE
 
 from runner_svc.backend.port import CallInfo
 from runner_svc.runtimes.llama_server import xllamacpp_launcher
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.llama_server_backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft.api.common.v1 import chat_pb2, sampling_pb2, tokenize_pb2
-from weft.kernel.errors import FieldError
-from weft.kernel.telemetry import new_traceparent
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.telemetry.structured_logs import new_traceparent
 from weft_app.compose.demo import demo_model_path
 
 pytestmark = [pytest.mark.slow("a real engine"), pytest.mark.real]

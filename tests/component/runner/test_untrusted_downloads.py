@@ -17,8 +17,8 @@ from typing_extensions import override
 
 from runner_svc.model_store.http_file import MAX_RESTARTS, FileOrder, FileTransfer, TransferPorts
 from runner_svc.model_store.store import ROOM_BYTES
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 VALUES = 50_000
 OLD = gguf(tensors=[tensor("t", [VALUES])], data=b"o" * 4 * VALUES)

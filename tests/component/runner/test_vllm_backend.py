@@ -18,19 +18,19 @@ from kit.presence import present
 from kit.waiting import until
 
 from runner_svc.backend.port import BackendFacts, CallInfo, LoadOrder
-from runner_svc.metrics import add_runner_metrics
+from runner_svc.runner_metrics import add_runner_metrics
 from runner_svc.runtimes import engine_figures
-from runner_svc.runtimes.vllm import backend as module
-from runner_svc.runtimes.vllm.backend import VllmBackend
+from runner_svc.runtimes.vllm import vllm_backend as module
 from runner_svc.runtimes.vllm.runtime import VllmModel
+from runner_svc.runtimes.vllm.vllm_backend import VllmBackend
 from weft.api.common.v1 import sampling_pb2
 from weft.api.registry.v1.lease_pb2 import DeviceBytes
 from weft.api.runner.v1 import runner_service_pb2
 from weft.dispatch.frames import Frame
-from weft.kernel.metrics import MetricsPage
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
-from weft.kernel.telemetry import new_traceparent
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Operation
+from weft.kernel.telemetry.metrics_page import MetricsPage
+from weft.kernel.telemetry.structured_logs import new_traceparent
 from weft_testing.fake_backend.process import fake_backend_command
 from weft_testing.fake_backend.state import FakeState
 

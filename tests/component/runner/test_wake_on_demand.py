@@ -18,14 +18,14 @@ from kit.recipes import command_recipe, http_recipe
 from runner_harness import OtherServer, RunningRunner, events_of, ready_runner, refusal, running_runner
 
 from runner_svc.backend.port import CallInfo
-from runner_svc.instance.settings import HibernationSettings, ServedModel, SleepSettings
+from runner_svc.instance.instance_settings import HibernationSettings, ServedModel, SleepSettings
 from runner_svc.policy.lifecycle import Phase
-from runner_svc.runtimes.openai_http.backend import AttachedServer
+from runner_svc.runtimes.openai_http.openai_http_backend import AttachedServer
 from runner_svc.runtimes.openai_http.runtime import OpenAiHttpModel
 from weft.api.common.v1 import chat_pb2
 from weft.api.registry.v1.wake_pb2 import WakeRecipe
 from weft.api.runner.v1 import runner_service_pb2
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 from weft_testing.fake_backend.process import FakeControl, fake_backend_command
 from weft_testing.fake_backend.state import FakeState
 from weft_testing.free_port import free_port

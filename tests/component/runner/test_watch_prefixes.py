@@ -15,15 +15,15 @@ from kit.engine_settings import engine_settings
 from kit.engines import GRACES, chat, fake_model
 from runner_harness import TICKET_KEY, RunningRunner, events_of, ready_runner, refusal
 
-from runner_svc.instance.settings import ServedModel
-from runner_svc.runtimes.vllm.backend import VllmBackend
+from runner_svc.instance.instance_settings import ServedModel
 from runner_svc.runtimes.vllm.runtime import VllmModel
+from runner_svc.runtimes.vllm.vllm_backend import VllmBackend
 from weft.api.common.v1 import chat_pb2, sampling_pb2
 from weft.api.runner.v1 import generation_service_pb2, serve_options_pb2, ticket_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.dispatch.payload_description import cache_scope, describe
 from weft.dispatch.tickets import Action, sign
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 from weft_testing.fake_backend.process import fake_backend_command
 
 pytestmark = pytest.mark.slow("runs whole services")

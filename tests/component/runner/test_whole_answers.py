@@ -8,7 +8,7 @@ from typing import Any
 from kit.engines import fake_model
 from runner_harness import RunningRunner, events_of, ready_runner
 
-from runner_svc.instance.settings import ServedModel
+from runner_svc.instance.instance_settings import ServedModel
 from runner_svc.policy.timeouts import TimeoutProfile
 from weft.api.runner.v1 import runner_service_pb2
 from weft.dispatch.frames import apart

@@ -36,7 +36,7 @@ async def test_of_an_engine_that_died():
 _AN_ENGINE_THAT_DIES = """\
 from pathlib import Path
 
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.llama_server_backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from runner_svc.runtimes.model_engine import ModelContext
 from weft_testing.conformance.backend import BackendConformance

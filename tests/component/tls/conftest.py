@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.kernel.tls import ServerTls
+from weft.kernel.channels.tls import ServerTls
 from weft_testing.certificates import Authority
 
 

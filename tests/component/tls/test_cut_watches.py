@@ -11,10 +11,10 @@ from tls_stage import SECONDS, Echo, count, say
 
 from weft.api.registry.v1 import key_service_pb2, registry_service_pb2
 from weft.dispatch.fleet import FleetWatcher
-from weft.kernel.clock import SystemClock
-from weft.kernel.rpc import open_channel
-from weft.kernel.tls import ServerTls
-from weft.kernel.tls_channel import MAX_RETIRED, ChannelSecurity
+from weft.kernel.channels.rpc import open_channel
+from weft.kernel.channels.tls import ServerTls
+from weft.kernel.channels.tls_channel import MAX_RETIRED, ChannelSecurity
+from weft.kernel.time.clock import SystemClock
 from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.key_ring import KeyRingWatcher
 from weft_testing.certificates import Authority

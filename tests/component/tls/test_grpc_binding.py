@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from tls_stage import say_to, serving
 
-from weft.kernel.address import needs_tls
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.tls import ServerTls
+from weft.kernel.channels.tls import ServerTls
+from weft.kernel.errors.error_tree import FieldError, WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.address import needs_tls
 from weft_app.compose.grpc_host import GrpcHost
 from weft_testing.certificates import Authority
 

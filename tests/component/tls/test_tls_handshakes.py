@@ -7,11 +7,11 @@ import grpc
 import pytest
 from tls_stage import count, refusal_of, say, say_to, serving
 
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import open_channel
-from weft.kernel.tls import ServerTls, TlsFiles
-from weft.kernel.tls_channel import ChannelSecurity
+from weft.kernel.channels.rpc import open_channel
+from weft.kernel.channels.tls import ServerTls, TlsFiles
+from weft.kernel.channels.tls_channel import ChannelSecurity
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_testing.certificates import Authority, Pair
 
 CLOSED = "the peer closed the connection immediately; it may ask for TLS, or for another certificate"

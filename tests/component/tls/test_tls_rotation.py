@@ -10,9 +10,9 @@ import pytest
 from structlog.testing import capture_logs
 from tls_stage import ECHO, SECONDS, count, refusal_of, say, say_to, serving
 
-from weft.kernel.rpc import open_channel
-from weft.kernel.tls import ServerTls
-from weft.kernel.tls_channel import MAX_RETIRED, ChannelSecurity
+from weft.kernel.channels.rpc import open_channel
+from weft.kernel.channels.tls import ServerTls
+from weft.kernel.channels.tls_channel import MAX_RETIRED, ChannelSecurity
 from weft_testing.certificates import Authority
 
 CALLERS = 8

@@ -10,10 +10,10 @@ from typing import Any
 import grpc
 import pytest
 
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call, open_blocking_channel
-from weft.kernel.tls_channel import MAX_RETIRED, ChannelSecurity
+from weft.kernel.channels.rpc import error_from_call, open_blocking_channel
+from weft.kernel.channels.tls_channel import MAX_RETIRED, ChannelSecurity
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_testing.certificates import Authority
 
 SECONDS = 10.0

@@ -8,11 +8,11 @@ from typing import Any
 import grpc
 import pytest
 
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_from_call, open_channel
-from weft.kernel.tls import ServerTls, TlsFiles
-from weft.kernel.tls_channel import ChannelSecurity
+from weft.kernel.channels.rpc import error_from_call, open_channel
+from weft.kernel.channels.tls import ServerTls, TlsFiles
+from weft.kernel.channels.tls_channel import ChannelSecurity
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_app.compose.grpc_host import GrpcHost
 
 ECHO = "/weft.test.Echo/Say"

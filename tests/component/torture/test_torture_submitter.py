@@ -14,9 +14,9 @@ from tools.torture.history import Event, EventFile, Kind, read_events
 from tools.torture.plan import submission
 from tools.torture.submitter import SubmitterOptions, submit
 from weft.api.router.v1 import task_pb2, task_service_pb2, task_service_pb2_grpc
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import error_to_status, new_server
+from weft.kernel.channels.rpc import error_to_status, new_server
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 SEED = 7
 NAME = "s0"

@@ -24,7 +24,7 @@ from kit.hostile_engine.server import (
     event,
     piece,
 )
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 PROTOCOL = Reason.BACKEND_PROTOCOL_ERROR
 FAILED = Reason.BACKEND_ERROR

@@ -10,7 +10,7 @@ from bench.placements import PromptCrowd
 from bench.routing import GROUPS, Rival, World, outcome
 from bench.sessions import Engine, Workload, engines_of
 from bench.smg_model import SmgModel
-from router_svc.policy.settings import ChoicePolicy
+from router_svc.policy.pool_settings import ChoicePolicy
 
 WORKLOADS = {
     "idle": (Workload(prefill_ms=0.1), 1.3),

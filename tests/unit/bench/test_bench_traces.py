@@ -7,12 +7,12 @@ from statistics import fmean
 import pytest
 
 from bench.traces import SHAPES, trace, write
+from router_svc.policy.pool_settings import ChoicePolicy
 from router_svc.policy.scheduler import Scheduler
-from router_svc.policy.settings import ChoicePolicy
 from router_svc.simulation.engine import Simulation
 from router_svc.simulation.figures import quotes_kept
-from router_svc.simulation.metrics import Waits
 from router_svc.simulation.scenario import Scenario
+from router_svc.simulation.simulation_metrics import Waits
 from weft_app.config.scenario import load_scenario
 
 PUBLISHED = {"conversation": (12_031, 12_035, 343, 0.40), "tool-agents": (23_608, 8_596, 182, 0.59)}

@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_app.cli.follow import RETRY_PAUSE_SECONDS, Breaks
 
 

@@ -11,8 +11,8 @@ import pytest
 from kit.failures import fails
 from typer.testing import CliRunner
 
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_app.cli import records, secrets, status
 from weft_app.cli.main import app
 from weft_app.cli.mesh_api import MeshApi, SocketConnection

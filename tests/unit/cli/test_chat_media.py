@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from weft.client._messages import chat_request
-from weft.kernel.errors import FieldError
-from weft.kernel.media_types import AUDIO_FORMATS, audio_type_of, image_type_of
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.values.media_types import AUDIO_FORMATS, audio_type_of, image_type_of
 from weft_app.cli import chat
 from weft_app.cli.chat import read_media, user_message
 from weft_testing.media_files import bmp, gif, jpeg, mp3, png, wav, webp

@@ -14,8 +14,8 @@ from weft.api.registry.v1.model_pb2 import Model, ModelManifest
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import model_document, plain
-from weft.kernel import removed
-from weft.kernel.errors import FieldError
+from weft.kernel.errors import removed_features as removed
+from weft.kernel.errors.error_tree import FieldError
 from weft_app.cli.background import arguments_of
 from weft_app.cli.columns import listing_of
 from weft_app.cli.commands import ALIASES, COMMANDS, OTHER_WORDS

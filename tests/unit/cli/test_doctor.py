@@ -13,7 +13,7 @@ from threading import Thread
 
 import pytest
 
-from weft.kernel.errors import WeftError
+from weft.kernel.errors.error_tree import WeftError
 from weft_app.cli.doctor import by_end, doctor, examine
 from weft_app.cli.doctor_checks import Finding, Verdict
 from weft_app.cli.network_options import NetworkOptions, TlsChoice

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from weft.gpu.nvml import Health, NvmlReading
-from weft.kernel.errors import WeftError
+from weft.kernel.errors.error_tree import WeftError
 from weft_app.cli.doctor_checks import Finding, Verdict, accelerator_findings, platform_finding, port_findings
 from weft_app.cli.serving import require_serving_platform
 from weft_app.config.loader import parse_config

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from router_svc.policy.promises import Loss, LossKind, Promise
-from router_svc.store.promises import PromiseFile
+from router_svc.policy.lost_commits import CommitCount, Loss, LossKind
+from router_svc.store.commit_count import CommitCountFile
 from weft_app.cli.doctor import examine
 from weft_app.cli.doctor_checks import Finding, Verdict
 from weft_app.cli.network_options import NetworkOptions
@@ -16,10 +16,10 @@ def _finding(home: WeftHome) -> Finding:
     return next(finding for finding in examine(home, config, NetworkOptions(port=0)) if finding.check == "tasks")
 
 
-def _lose(home: WeftHome) -> PromiseFile:
+def _lose(home: WeftHome) -> CommitCountFile:
     home.create()
-    kept = PromiseFile(home.promises)
-    promised, found = Promise(store_id="store-1", commits=9), Promise(store_id="store-1", commits=5)
+    kept = CommitCountFile(home.promises)
+    promised, found = CommitCount(store_id="store-1", commits=9), CommitCount(store_id="store-1", commits=5)
     kept.write_loss(Loss(kind=LossKind.OLDER, promised=promised, found=found), "2026-11-21T09:00:00+00:00")
     return kept
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason, traits
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason, traits
 from weft_app.cli import options
 from weft_app.cli.options import EXIT_CODES, exit_code, reporting
 

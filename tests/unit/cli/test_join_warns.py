@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from runner_svc.dial_out import LinkEvent, LinkState
-from runner_svc.runtimes.openai_http import backend
+from runner_svc.runtimes.openai_http import openai_http_backend as backend
 from runner_svc.runtimes.runtime import ModelFault
 from weft_app.cli.join import link_reporter, warn_of_missing_models
 from weft_app.compose.join import JoinPlan, config_with_server
@@ -25,7 +25,7 @@ def joined(model: str | None) -> Any:
 def test_join_warns_of_a_server_that_lists_other_models(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(backend, "find_fault", lambda *_: ModelFault(message=OTHER, remedy="", is_there=True))
+    monkeypatch.setattr(backend, "find_fault", lambda *_: ModelFault(message=OTHER, remedy="", is_reachable=True))
     warn_of_missing_models(joined("llama"))
     assert capsys.readouterr().out == f"warn llama: {OTHER}\n"
 

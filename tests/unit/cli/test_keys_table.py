@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from weft.api.registry.v1 import join_token_service_pb2, key_service_pb2
 from weft.documents.codec import document_of
-from weft.kernel.principal import Access, Resource, Role, parse_scopes
+from weft.kernel.access.principal import Access, Resource, Role, parse_scopes
 from weft_app.cli import join_tokens, keys
 from weft_app.cli.completion import KEYS
 from weft_app.cli.keys import KeyRole, scopes_of

@@ -2,7 +2,7 @@
 
 import pytest
 
-from weft.kernel.errors import FieldError
+from weft.kernel.errors.error_tree import FieldError
 from weft_app.cli.network_options import NetworkOptions, TlsChoice
 
 

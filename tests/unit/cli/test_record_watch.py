@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_app.cli import follow
 from weft_app.cli.follow import poll_records
 from weft_app.cli.options import ResourceFormat

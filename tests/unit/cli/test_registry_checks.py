@@ -2,7 +2,7 @@
 
 import pytest
 
-from weft.kernel.failover_channel import Reach
+from weft.kernel.channels.failover_channel import Reach
 from weft_app.cli import doctor_checks
 from weft_app.cli.doctor_checks import RegistryState, Verdict, finding_of, registry_findings
 

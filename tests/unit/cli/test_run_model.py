@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from typing_extensions import override
 
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError, WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_app.cli.asked_model import AskedModel, asked_model
 from weft_app.cli.mesh_api import MeshApi
 from weft_app.cli.operations import begin

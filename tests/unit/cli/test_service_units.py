@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.kernel.errors import WeftError
+from weft.kernel.errors.error_tree import WeftError
 from weft_app.compose.service_units import UnitKind, UnitPlan, main
 
 SHIPPED = Path(__file__).parents[3] / "deploy" / "systemd"

@@ -11,7 +11,7 @@ import pytest
 import structlog
 import typer
 
-from weft.kernel.telemetry import configure_logging
+from weft.kernel.telemetry.structured_logs import configure_logging
 from weft_app.cli.options import EXIT_FAILED
 from weft_app.cli.serving import LastingStream, serving
 from weft_app.cli.terminal import note, say

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError, WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_app.cli.short_ids import BATCHES, KEYS, OPERATIONS, REQUESTS, TASKS, RecordIds, full_id
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from weft.kernel.errors import WeftError
-from weft.kernel.file_replacement import lock_file
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.machine.file_replacement import lock_file
 from weft_app.cli.stop import send
 from weft_app.compose.home import WeftHome
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_app.cli import terminal
 from weft_app.cli.options import reporting
 from weft_app.cli.output import ProgressStyle, TextTable, custom_columns, shown_progress

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_app.cli import top
 from weft_app.cli.top import TopScreen, TopSource
 from weft_app.cli.top_page import MIN_COLUMNS, MIN_ROWS, SELECTED, WARNING, Sort, View, page, targets

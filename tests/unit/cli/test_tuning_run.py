@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from runner_svc.policy.tuning import Figures, Trial, TrialEnd
 from weft.documents.operation_actions import LoadSettings, load_action
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_app.cli import tune, tuning_run, verbs
 from weft_app.cli.main import app
 from weft_app.cli.tuning_run import TunedModel, TuningReport, TuningRun

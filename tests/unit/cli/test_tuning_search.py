@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from runner_svc.policy.tuning import Space
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_app.cli.tune import outcome
 from weft_app.cli.tuning_run import TunedModel, TuningReport
 from weft_app.cli.tuning_search import TuningSearch

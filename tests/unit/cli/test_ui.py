@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from weft.client._home import FoundHome
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError, WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_app.cli.ui import ui
 
 URL = "http://127.0.0.1:8080"

@@ -4,8 +4,8 @@ import pytest
 
 from weft.client._messages import ChatOptions, chat_request
 from weft.dispatch.parameter_checks import handling_of
-from weft.kernel.errors import FieldError
-from weft.kernel.request import CacheMode, Handling
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.requests.request_values import CacheMode, Handling
 
 
 def test_every_option_reaches_the_request() -> None:

@@ -4,8 +4,8 @@ import pytest
 
 from weft.client._messages import ChatOptions, chat_request
 from weft.dispatch.parameter_checks import client_of, priority_of, session_of
-from weft.kernel.errors import FieldError
-from weft.kernel.request import Priority
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.requests.request_values import Priority
 
 
 def test_band_client_and_session_reach_the_request() -> None:

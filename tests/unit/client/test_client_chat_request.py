@@ -3,9 +3,9 @@
 import pytest
 
 from weft.client._messages import ChatOptions, chat_request, embed_request
-from weft.kernel.errors import FieldError
-from weft.kernel.json_objects import plain_object
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.text.json_objects import plain_object
 
 
 def test_every_option_reaches_the_payload() -> None:

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from weft.client import AsyncMesh, connect
 from weft.client._channel import open_mesh_channel, security_from
 from weft.client._home import DEFAULT_HOME, mesh_address, mesh_url
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError, WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_app.cli.mesh_api import api_socket
 from weft_app.cli.options import HomeOption
 

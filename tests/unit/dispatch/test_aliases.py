@@ -6,8 +6,8 @@ from weft.api.registry.v1.alias_pb2 import Alias, AliasManifest
 from weft.api.router.v1.task_pb2 import TaskSpec
 from weft.dispatch.aliases import AskedName, asked_name, exact_aliases, name_asked_model
 from weft.dispatch.fleet import FleetView, expected_model
-from weft.kernel.errors import FieldError
-from weft.kernel.names import MAX_NAME_CHARS, check_alias
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.values.names import MAX_NAME_CHARS, check_alias
 
 
 def mesh(*aliases: tuple[str, str] | tuple[str, str, str]) -> FleetView:

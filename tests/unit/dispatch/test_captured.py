@@ -9,9 +9,9 @@ from weft.api.registry.v1.tenant_pb2 import Tenant, TenantManifest
 from weft.dispatch.captured import MAX_TEXT_BYTES, CapturedRequest, may_capture
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.request_trace import RequestContext
-from weft.kernel.json_objects import to_json_object
-from weft.kernel.request import CacheMode, Handling, Operation
-from weft.kernel.telemetry import new_traceparent
+from weft.kernel.requests.request_values import CacheMode, Handling, Operation
+from weft.kernel.telemetry.structured_logs import new_traceparent
+from weft.kernel.text.json_objects import to_json_object
 
 CONTEXT = RequestContext(
     request_id="r1", tenant="acme", model="m", operation=Operation.CHAT, traceparent=new_traceparent()

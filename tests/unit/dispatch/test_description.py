@@ -16,9 +16,9 @@ from weft.dispatch.payload_description import (
     unfollowed_effort,
     untaken_words_of,
 )
-from weft.kernel.abilities import UNKNOWN, Abilities, ThinkingMode
-from weft.kernel.json_objects import to_json_object
-from weft.kernel.request import PREFIX_ENDS, Skill
+from weft.kernel.requests.capabilities import UNKNOWN, Capabilities, ThinkingMode
+from weft.kernel.requests.request_values import PREFIX_ENDS, Skill
+from weft.kernel.text.json_objects import to_json_object
 
 
 def _chat(*texts: str) -> chat_pb2.ChatPayload:
@@ -157,13 +157,13 @@ def _with_arguments(arguments: dict[str, Any], **extra: Any) -> chat_pb2.ChatPay
     ],
 )
 def test_effort_none_is_unsupported_by_a_model_that_always_thinks(modes: set[ThinkingMode], why: str) -> None:
-    abilities = Abilities(thinking_modes=frozenset(modes))
+    capabilities = Capabilities(thinking_modes=frozenset(modes))
     none = chat_pb2.ChatPayload(reasoning_effort=chat_pb2.REASONING_EFFORT_NONE)
-    assert unfollowed_effort(none, abilities) == why
-    assert unfollowed_effort(chat_pb2.ChatPayload(reasoning_effort=chat_pb2.REASONING_EFFORT_LOW), abilities) == ""
-    assert unfollowed_effort(chat_pb2.ChatPayload(), abilities) == ""
+    assert unfollowed_effort(none, capabilities) == why
+    assert unfollowed_effort(chat_pb2.ChatPayload(reasoning_effort=chat_pb2.REASONING_EFFORT_LOW), capabilities) == ""
+    assert unfollowed_effort(chat_pb2.ChatPayload(), capabilities) == ""
     none.thinking = True
-    assert unfollowed_effort(none, abilities) == "", "the request itself asks for thinking"
+    assert unfollowed_effort(none, capabilities) == "", "the request itself asks for thinking"
 
 
 def test_thinking_field_takes_precedence_over_the_template_argument() -> None:
@@ -183,7 +183,7 @@ def test_effort_does_not_set_the_thinking_mode() -> None:
     assert describe(payload, salt="t").thinking is ThinkingMode.DEFAULT
 
 
-TRANSLATES = Abilities(source_languages=("nl", "pt-BR"), target_languages=("en",))
+TRANSLATES = Capabilities(source_languages=("nl", "pt-BR"), target_languages=("en",))
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,13 @@ from weft.api.runner.v1 import model_call_service_pb2 as pb
 from weft.api.runner.v1 import model_call_service_pb2_grpc
 from weft.dispatch.call import Call
 from weft.dispatch.dispatcher import Dispatcher
-from weft.dispatch.operations import IMAGE, RERANK, SPEECH, TOKENIZE, SpeechPiece
+from weft.dispatch.operation_table import IMAGE, RERANK, SPEECH, TOKENIZE, SpeechPiece
 from weft.dispatch.request_trace import RequestContext
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
-from weft.kernel.rpc import ChannelPool, answering, new_server
-from weft.kernel.telemetry import new_traceparent
+from weft.kernel.channels.rpc import ChannelPool, answering, new_server
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Operation
+from weft.kernel.telemetry.structured_logs import new_traceparent
 from weft.link.carried_calls import CallStreams
 from weft_testing.carried import carry
 

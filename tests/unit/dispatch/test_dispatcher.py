@@ -22,7 +22,7 @@ from weft.api.runner.v1 import generation_service_pb2, generation_service_pb2_gr
 from weft.dispatch.captured import CapturedRequest, CaptureSender
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import FleetView
-from weft.dispatch.operations import CHAT
+from weft.dispatch.operation_table import CHAT
 from weft.dispatch.placement import (
     MAX_ATTEMPT_MESSAGE_CHARS,
     Decision,
@@ -34,14 +34,14 @@ from weft.dispatch.placement import (
 )
 from weft.dispatch.request_trace import RequestContext
 from weft.durable.trials import TrialSender
-from weft.kernel.address import relayed_address
-from weft.kernel.errors import WeftError, quoting_engine
-from weft.kernel.placement_request import PlacementRequest, PrefixHolder
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Handling, Operation, Priority, Skill
-from weft.kernel.rpc import ChannelPool, answering, new_server
-from weft.kernel.telemetry import new_traceparent
-from weft.kernel.timestamps import optional_duration
+from weft.kernel.channels.rpc import ChannelPool, answering, new_server
+from weft.kernel.errors.error_tree import WeftError, quoting_engine
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.placement_request import PlacementRequest, PrefixHolder
+from weft.kernel.requests.request_values import Handling, Operation, Priority, Skill
+from weft.kernel.telemetry.structured_logs import new_traceparent
+from weft.kernel.time.timestamps import optional_duration
+from weft.kernel.values.address import relayed_address
 from weft.link.carried_calls import CallStreams
 from weft_testing.carried import carry
 from weft_testing.fake_clock import FakeClock

@@ -12,10 +12,10 @@ from structlog.testing import capture_logs
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.end_reporter import MAX_RETRY_SECONDS, EndFate, EndReporter, ReportLimits
 from weft.dispatch.placement import EndPort
-from weft.kernel.errors import WeftError
-from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.placement_request import PlacementRequest
+from weft.kernel.requests.request_values import Operation
 from weft_testing.fake_clock import FakeClock, let_all_run
 
 AWAY = WeftError(Reason.NO_ROUTER_AVAILABLE, "the router is gone")

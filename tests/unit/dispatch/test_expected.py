@@ -15,7 +15,7 @@ from weft.dispatch.fleet import (
     RunnerView,
     expected_model,
 )
-from weft.kernel.request import Operation
+from weft.kernel.requests.request_values import Operation
 
 EMPTY = FleetView(revision=1)
 

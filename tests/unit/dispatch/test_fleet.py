@@ -16,7 +16,7 @@ from weft.api.registry.v1 import (
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.dispatch.agents import target_of
 from weft.dispatch.fleet import FleetView, apply_watch
-from weft.kernel.request import Operation, Skill
+from weft.kernel.requests.request_values import Operation, Skill
 
 
 def _runner(name: str, *, phase: int = runner_pb2.InstanceState.PHASE_READY) -> registry_service_pb2.WatchedRunner:

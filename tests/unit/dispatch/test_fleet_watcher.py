@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from weft.api.registry.v1 import registry_service_pb2
 from weft.dispatch.fleet import FleetWatcher
-from weft.kernel.stream_follower import FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS
+from weft.kernel.channels.stream_follower import FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS
 from weft_testing.fake_clock import FakeClock
 
 if TYPE_CHECKING:

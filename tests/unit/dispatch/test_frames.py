@@ -4,8 +4,8 @@ import pytest
 
 from weft.api.common.v1 import event_pb2, signal_pb2, usage_pb2, warning_pb2
 from weft.dispatch.frames import MAX_JOINED_TEXTS, apart, has_content, texts_of
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 Event = event_pb2.InferenceEvent
 

@@ -16,11 +16,11 @@ from weft.dispatch.parameter_checks import (
     serve_options,
 )
 from weft.dispatch.request_trace import RequestContext, RequestTrace
-from weft.kernel.errors import FieldError
-from weft.kernel.principal import Principal, parse_scope
-from weft.kernel.reasons import Reason
-from weft.kernel.request import CacheMode, Handling, Operation, Priority
-from weft.kernel.units import FOREVER
+from weft.kernel.access.principal import Principal, parse_scope
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import CacheMode, Handling, Operation, Priority
+from weft.kernel.values.units import FOREVER
 
 
 @pytest.mark.parametrize("mode", list(CacheMode))

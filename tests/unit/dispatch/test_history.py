@@ -7,7 +7,7 @@ import pytest
 from weft.api.common.v1 import chat_pb2
 from weft.dispatch.history import earlier_turns, object_arguments, with_notes
 from weft.dispatch.payload_description import TOKENS_PER_MEDIUM, describe, needed_skills
-from weft.kernel.request import Skill
+from weft.kernel.requests.request_values import Skill
 
 USER, MODEL, TOOL, SYSTEM = chat_pb2.ROLE_USER, chat_pb2.ROLE_ASSISTANT, chat_pb2.ROLE_TOOL, chat_pb2.ROLE_SYSTEM
 IMAGE = chat_pb2.ContentPart(image=chat_pb2.MediaPart(data=b"x", media_type="image/png"))

@@ -7,7 +7,7 @@ from kit.presence import present
 
 from weft.api.common.v1 import chat_pb2
 from weft.dispatch.history_forms import MAX_FORM_TRIES, NO_FORMS, Form, Forms, in_forms, next_forms
-from weft.kernel.json_objects import to_json_object
+from weft.kernel.text.json_objects import to_json_object
 
 USER, MODEL, TOOL, SYSTEM = chat_pb2.ROLE_USER, chat_pb2.ROLE_ASSISTANT, chat_pb2.ROLE_TOOL, chat_pb2.ROLE_SYSTEM
 IMAGE = chat_pb2.ContentPart(image=chat_pb2.MediaPart(data=b"x", media_type="image/png"))

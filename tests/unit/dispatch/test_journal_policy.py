@@ -10,9 +10,9 @@ from weft.api.registry.v1.registry_service_pb2 import WatchResponse
 from weft.dispatch.fleet import FleetView, ModelView, apply_watch, expected_model
 from weft.dispatch.request_trace import WhenLeft
 from weft.durable.journal_policy import JournalPolicy, JournalRules, journal_mode
-from weft.kernel.errors import FieldError
-from weft.kernel.reasons import Reason
-from weft.kernel.request import JournalMode, Operation
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import JournalMode, Operation
 
 UNSET, NONE, WAIT, KEEP = JournalMode.UNSET, JournalMode.NONE, JournalMode.WAIT, JournalMode.KEEP
 MODES = (UNSET, NONE, WAIT, KEEP)

@@ -9,9 +9,9 @@ from weft.api.registry.v1.model_pb2 import ModelPrice
 from weft.api.router.v1.placement_service_pb2 import Granted
 from weft.dispatch.placement import for_load, in_queue
 from weft.dispatch.request_trace import MAX_TOOL_RUNS, RequestContext, RequestTrace
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Operation
 
 CONTEXT = RequestContext(
     request_id="r1", tenant="t", model="pool", operation=Operation.CHAT, traceparent="00-" + "a" * 32 + "-b-01"

@@ -9,10 +9,10 @@ from weft.api.common.v1 import chat_pb2
 from weft.api.registry.v1 import route_pb2
 from weft.dispatch.agents import KnownNames
 from weft.dispatch.fleet import FleetView, ModelView
-from weft.kernel.errors import FieldError
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation, Skill
-from weft.kernel.unknown_names import unknown_target
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Operation, Skill
+from weft.kernel.values.unknown_names import unknown_target
 
 
 class Fleet:

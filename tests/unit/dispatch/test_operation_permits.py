@@ -16,8 +16,8 @@ from weft.dispatch.tickets import (
     make_permit,
     sign,
 )
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 KEY = b"k" * 32
 NOW = 1_800_000_000.0

@@ -5,17 +5,17 @@ from typing import Any, get_args
 
 import pytest
 
-from gateway.anthropic.endpoints import ANTHROPIC
-from gateway.openai.endpoints import OPENAI
+from gateway.anthropic.anthropic_endpoints import ANTHROPIC
+from gateway.openai.openai_endpoints import OPENAI
 from gateway.routing import routes_of
 from runner_svc.backend.port import ENGINE_METHODS, Backend
 from weft.api.common.v1 import receipt_pb2
 from weft.api.registry.v1 import model_pb2
 from weft.api.runner.v1 import serve_options_pb2, ticket_pb2
-from weft.dispatch.operations import OPERATIONS, OperationSpec, operation_of
-from weft.kernel.principal import MESH_ACCESS, Resource
-from weft.kernel.request import Operation, OperationName
-from weft.kernel.rpc_auth import access_of
+from weft.dispatch.operation_table import OPERATIONS, OperationSpec, operation_of
+from weft.kernel.access.principal import MESH_ACCESS, Resource
+from weft.kernel.access.rpc_auth import access_of
+from weft.kernel.requests.request_values import Operation, OperationName
 
 EVERY_OPERATION = pytest.mark.parametrize("operation", Operation, ids=lambda operation: operation.name.lower())
 

@@ -3,8 +3,8 @@
 from router_svc.placement import _request_from_proto
 from weft.dispatch.prefix_holders import MAX_PREFIX_HOLDERS, PrefixHolders
 from weft.dispatch.remote_router import _open_to_proto
-from weft.kernel.placement_request import PlacementRequest, PrefixHolder
-from weft.kernel.request import Operation
+from weft.kernel.requests.placement_request import PlacementRequest, PrefixHolder
+from weft.kernel.requests.request_values import Operation
 
 FIRST, SECOND = PrefixHolder("m", "a", "1", 2), PrefixHolder("m", "b", "1", 4)
 

@@ -8,7 +8,7 @@ from weft.api.common.v1.usage_pb2 import Usage
 from weft.api.registry.v1.model_pb2 import ModelPrice
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.prices import MAX_NANODOLLARS, cheapest, known_price, price_of
-from weft.kernel.request import Operation
+from weft.kernel.requests.request_values import Operation
 
 PRICE = ModelPrice(
     prompt_dollars=2.0, cached_prompt_dollars=0.5, cache_write_prompt_dollars=2.5, completion_dollars=10.0

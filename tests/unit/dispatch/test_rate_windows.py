@@ -4,20 +4,20 @@ import random
 
 import pytest
 
-from weft.dispatch.rate_windows import BUCKETS_PER_WINDOW, Claim, RateWindows, TrackedKeys
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.units import Rate, RateUnit
+from weft.dispatch.rate_windows import BUCKETS_PER_WINDOW, Amount, RateWindows, TrackedKeys
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.units import Rate, RateUnit
 from weft_testing.fake_clock import FakeClock
 
 TOKENS = Rate(1000, 60, RateUnit.TOKENS)
 
 
-def claim(rate: Rate, amount: int = 1, key: str = "a") -> Claim:
-    return Claim(key=key, who=f"Tenant {key}", rate=rate, amount=amount)
+def claim(rate: Rate, amount: int = 1, key: str = "a") -> Amount:
+    return Amount(key=key, who=f"Tenant {key}", rate=rate, amount=amount)
 
 
-def allows(windows: RateWindows, *claims: Claim) -> bool:
+def allows(windows: RateWindows, *claims: Amount) -> bool:
     try:
         windows.take(claims)
     except WeftError as error:

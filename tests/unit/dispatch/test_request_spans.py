@@ -9,10 +9,10 @@ from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.placement import for_load, in_queue
 from weft.dispatch.request_spans import request_spans
 from weft.dispatch.request_trace import MAX_WAIT_PERIODS, RequestContext, RequestTrace
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
-from weft.kernel.tracing import Attribute, Sampling, ServiceName, Span, Tracing
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Operation
+from weft.kernel.telemetry.tracing import Attribute, Sampling, ServiceName, Span, Tracing
 
 CONTEXT = RequestContext(
     request_id="r1",

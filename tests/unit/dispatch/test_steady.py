@@ -13,11 +13,11 @@ from weft.dispatch import reconnecting_placement
 from weft.dispatch.end_reporter import EndReporter
 from weft.dispatch.placement import Decision, OnCancelled, Placement, in_queue
 from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
-from weft.kernel.clock import SystemClock
-from weft.kernel.errors import LACKED_ROUTER, WeftError
-from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
+from weft.kernel.errors.error_tree import LACKED_ROUTER, WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.placement_request import PlacementRequest
+from weft.kernel.requests.request_values import Operation
+from weft.kernel.time.clock import SystemClock
 from weft_testing.fake_clock import FakeClock
 
 LOST = WeftError(Reason.NO_ROUTER_AVAILABLE, "the router is gone")

@@ -6,8 +6,8 @@ import pytest
 
 from weft.api.runner.v1 import ticket_pb2
 from weft.dispatch.tickets import TicketGate, sign
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 KEY = b"k" * 32
 NOW = 1_000.0

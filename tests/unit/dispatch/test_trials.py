@@ -23,10 +23,10 @@ from weft.durable.trials import (
     is_candidate_first,
     trials_of,
 )
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.request import CacheMode, Handling, Operation, Priority
-from weft.kernel.telemetry import new_traceparent
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import CacheMode, Handling, Operation, Priority
+from weft.kernel.telemetry.structured_logs import new_traceparent
 from weft_testing.fake_clock import FakeClock
 
 TRIAL = TrialManifest(

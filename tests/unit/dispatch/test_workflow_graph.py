@@ -17,8 +17,8 @@ from weft.dispatch.workflow_graph import (
     with_seed,
 )
 from weft.documents.reader import read_message
-from weft.kernel.errors import FieldError
-from weft.kernel.json_objects import to_json_object
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.text.json_objects import to_json_object
 
 GRAPH: dict[str, Any] = {
     "3": {"class_type": "KSampler", "inputs": {"seed": 7, "steps": 4, "cfg": 7.0, "name": "euler", "model": ["4", 0]}},

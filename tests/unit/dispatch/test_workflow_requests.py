@@ -9,9 +9,9 @@ from weft.api.registry.v1.workflow_pb2 import RegisteredWorkflow, WorkflowManife
 from weft.dispatch.agents import models_behind, name_asked_for, require_model_name, resolve
 from weft.dispatch.fleet import FleetView, expected_model
 from weft.dispatch.request_trace import RequestContext
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
+from weft.kernel.errors.error_tree import FieldError, WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Operation
 
 GRAPH = '{"6":{"class_type":"A","inputs":{"steps":4}}}'
 

@@ -30,7 +30,7 @@ from gateway.openapi import Schema
 from gateway.routing import routes_of
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.yaml_documents import read_documents
-from weft.kernel.errors import WeftError
+from weft.kernel.errors.error_tree import WeftError
 from weft_app.cli.commands import ALIASES, COMMANDS
 from weft_app.cli.main import app, load
 from weft_app.cli.targets import OTHER_KINDS

@@ -4,7 +4,7 @@ import pytest
 from reference_pages import commands, errors, metrics, parameters
 
 from runner_svc.runtimes.table import built_in
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 from weft_app.cli.commands import COMMANDS
 
 

@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from weft.kernel.tls import TlsSource
+from weft.kernel.channels.tls import TlsSource
 from weft_app.config.config import EdgeSettings
 from weft_app.edge.plan import EdgePlan, Endpoint
 from weft_app.edge.process import CERTIFICATE_CHECK_SECONDS, EdgeProxy

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from gateway.config import HANDSHAKE_TIMEOUT_SECONDS, HEADER_TIMEOUT_SECONDS, MAX_HEADER_COUNT, ConnectionLimits
-from weft.kernel.errors import WeftError
+from gateway.gateway_config import HANDSHAKE_TIMEOUT_SECONDS, HEADER_TIMEOUT_SECONDS, MAX_HEADER_COUNT, ConnectionLimits
+from weft.kernel.errors.error_tree import WeftError
 from weft_app.cli.main import app
 from weft_app.config.config import EdgeSettings
 from weft_app.edge.binary import envoy_binary

@@ -7,8 +7,8 @@ import httpx2
 
 from gateway.answers.answer_builder import AnswerIdentity
 from weft.api.common.v1 import event_pb2, receipt_pb2, usage_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 IDENTITY = AnswerIdentity(answer_id="chatcmpl-1", created=1_700_000_000, model="pool")
 LOST = WeftError(Reason.WORKER_LOST, "the worker\nis gone")

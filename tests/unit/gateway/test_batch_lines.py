@@ -1,7 +1,7 @@
 """Lines of batches as tasks."""
 
 from gateway.batches.creation import BatchLines, RawLine
-from gateway.config import BatchEdgeConfig
+from gateway.gateway_config import BatchEdgeConfig
 from weft.api.router.v1 import task_pb2
 
 PATH = "/v1/chat/completions"

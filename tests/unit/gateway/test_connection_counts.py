@@ -3,9 +3,9 @@ import resource
 import pytest
 import structlog
 
-from gateway.config import ConnectionLimits
+from gateway.gateway_config import ConnectionLimits
 from gateway.http.protocol import ConnectionCounts, behind_proxy, network_of, within_open_files
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 FEW = ConnectionLimits(max_connections=5, max_connections_per_address=2)
 

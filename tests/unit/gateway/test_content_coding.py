@@ -8,8 +8,8 @@ import pytest
 
 from gateway.errors import EdgeError
 from gateway.intake.body import decoded, decoder_of
-from weft.kernel.content_coding import MAX_PARTS, ZSTD_WINDOW_BITS, BodyDecoder
-from weft.kernel.errors import WeftError
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.text.content_coding import MAX_PARTS, ZSTD_WINDOW_BITS, BodyDecoder
 
 if sys.version_info >= (3, 14):
     from compression import zstd

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from gateway.config import GatewayConfig
+from gateway.gateway_config import GatewayConfig
 from gateway.intake import body
-from weft.kernel.content_coding import BodyDecoder
-from weft.kernel.errors import WeftError
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.text.content_coding import BodyDecoder
 
 STEP_BYTES = 1000
 BODIES = 8

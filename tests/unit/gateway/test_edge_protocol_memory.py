@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from uvicorn.server import ServerState
 
-from gateway.config import MAX_HEADER_COUNT, ConnectionLimits
+from gateway.gateway_config import MAX_HEADER_COUNT, ConnectionLimits
 from gateway.http.protocol import EdgeProtocol, EdgeServerConfig
 
 LIMITS = ConnectionLimits(linger_seconds=0.0)

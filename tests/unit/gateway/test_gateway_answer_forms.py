@@ -10,7 +10,7 @@ from gateway.openai import embeddings as embedding_payload
 from gateway.openai.chat_answer import ChatAnswer, ChatStream
 from gateway.openai.completions import CompletionAnswer, CompletionStream
 from weft.api.common.v1 import embedding_pb2, usage_pb2
-from weft.kernel.errors import FieldError
+from weft.kernel.errors.error_tree import FieldError
 
 
 def streamed(frame: Frame, **options: Any) -> list[dict[str, Any]]:

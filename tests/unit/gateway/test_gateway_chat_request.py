@@ -6,16 +6,16 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 from google.protobuf.json_format import MessageToDict
 
-from gateway.config import RequestLimits
+from gateway.gateway_config import RequestLimits
 from gateway.intake.json_guard import parse
 from gateway.openai.chat import to_chat, to_payload, warnings_of
 from gateway.openai.chat_schema import ChatRequest
 from weft.api.common.v1 import chat_pb2
 from weft.api.runner.v1 import generation_service_pb2
-from weft.kernel.errors import FieldError
-from weft.kernel.json_objects import plain_object
-from weft.kernel.json_schema import SchemaLimits
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.schemas.json_schema import SchemaLimits
+from weft.kernel.text.json_objects import plain_object
 from weft_testing.media_files import png, wav
 
 LIMITS = RequestLimits()

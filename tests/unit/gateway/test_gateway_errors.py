@@ -16,9 +16,9 @@ from gateway.errors import (
     retry_after_seconds,
     retry_headers,
 )
-from weft.kernel.errors import FieldError, WeftError, invalid_field
-from weft.kernel.reasons import TRAITS, Reason
-from weft.kernel.unknown_names import unknown_target
+from weft.kernel.errors.error_tree import FieldError, WeftError, invalid_field
+from weft.kernel.errors.reasons import TRAITS, Reason
+from weft.kernel.values.unknown_names import unknown_target
 
 # https://platform.openai.com/docs/guides/error-codes: what a client of OpenAI's API looks for.
 OPENAI_CODES = {

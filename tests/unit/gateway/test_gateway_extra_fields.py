@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config import RequestLimits
+from gateway.gateway_config import RequestLimits
 from gateway.intake.json_guard import parse
 from gateway.intake.request_model import NOT_USED
 from gateway.openai import chat as chat_payload
@@ -17,8 +17,8 @@ from gateway.openai.embeddings import EmbeddingRequest
 from weft.api.common.v1 import chat_pb2, completion_pb2
 from weft.api.runner.v1 import generation_service_pb2
 from weft.dispatch.parameter_checks import MAX_EXTRA_BYTES, MAX_EXTRA_FIELDS
-from weft.kernel.errors import FieldError
-from weft.kernel.json_objects import plain_object
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.text.json_objects import plain_object
 
 LIMITS = RequestLimits()
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}

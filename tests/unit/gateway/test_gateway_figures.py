@@ -5,8 +5,8 @@ import json
 import pytest
 
 from gateway.errors import FIGURES, envelope, retry_headers
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 
 def error_of(error: WeftError) -> dict[str, object]:

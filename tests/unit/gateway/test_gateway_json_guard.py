@@ -18,8 +18,8 @@ from gateway.intake.json_guard import (
 from gateway.ollama.schema import OllamaChatRequest
 from gateway.openai.chat_schema import ChatRequest
 from gateway.responses.schema import ResponsesRequest
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError, WeftError
+from weft.kernel.errors.reasons import Reason
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 

@@ -6,7 +6,7 @@ from kit.fleet import runner_view
 from gateway.openai.models import model_entry, model_list
 from weft.api.registry.v1 import route_pb2, runner_pb2, settings_pb2
 from weft.dispatch.fleet import FleetView, ModelView
-from weft.kernel.request import Operation, Skill
+from weft.kernel.requests.request_values import Operation, Skill
 
 
 def view_of(*models: ModelView) -> FleetView:

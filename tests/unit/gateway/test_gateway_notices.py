@@ -10,7 +10,7 @@ from gateway.answers.answer_builder import MAX_NOTICES
 from gateway.openai.chat_answer import ChatAnswer, ChatStream
 from gateway.openai.completions import CompletionAnswer, CompletionStream
 from weft.api.common.v1 import event_pb2, signal_pb2, warning_pb2
-from weft.kernel.json_objects import to_json_object
+from weft.kernel.text.json_objects import to_json_object
 
 
 def signal(name: str = "NEEDS_EXTERNAL_INFO", **arguments: object) -> Event:

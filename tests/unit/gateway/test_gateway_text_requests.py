@@ -4,15 +4,15 @@ import json
 
 import pytest
 
-from gateway.config import RequestLimits
+from gateway.gateway_config import RequestLimits
 from gateway.intake.json_guard import parse
 from gateway.openai import completions as completion_payload
 from gateway.openai import embeddings as embedding_payload
 from gateway.openai.completions import CompletionRequest
 from gateway.openai.embeddings import EmbeddingRequest
 from weft.api.common.v1 import completion_pb2, embedding_pb2, usage_pb2
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError, WeftError
+from weft.kernel.errors.reasons import Reason
 
 LIMITS = RequestLimits()
 

@@ -9,8 +9,8 @@ import pytest
 from starlette.types import Message, Receive
 
 from gateway.answers.sse_writer import EventStream, SlowReaderError
-from gateway.config import GatewayConfig
 from gateway.errors import ClientGoneError
+from gateway.gateway_config import GatewayConfig
 from gateway.http.disconnect import (
     ABORT_KEY,
     DISCONNECT_KEY,
@@ -22,10 +22,10 @@ from gateway.http.disconnect import (
 from gateway.http.event_watches import EventWatches
 from gateway.request_facts import FACTS_KEY, RequestFacts
 from weft.dispatch.fleet import FleetView
-from weft.kernel.clock import SystemClock
-from weft.kernel.errors import WeftError
-from weft.kernel.interrupt import Deadlines, Interruptible
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.clock import SystemClock
+from weft.kernel.time.deadline import Deadlines, Interruptible
 
 
 async def _never() -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 from test_edge_protocol_memory import Peer
 from uvicorn.server import ServerState
 
-from gateway.config import MAX_HEADER_COUNT, ConnectionLimits
+from gateway.gateway_config import MAX_HEADER_COUNT, ConnectionLimits
 from gateway.http import head_turns
 from gateway.http.protocol import EdgeProtocol, EdgeServerConfig
 

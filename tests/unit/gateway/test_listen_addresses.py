@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from kit.failures import fails
 
-from gateway.config import Exposure
+from gateway.gateway_config import Exposure
 from gateway.http.server import free_address
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 LACKING = (socket.AF_INET, "198.51.100.7")
 """An address of documentation, which this machine does not have."""

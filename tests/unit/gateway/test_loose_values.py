@@ -10,7 +10,7 @@ from pydantic import model_validator
 
 from gateway.anthropic.messages import to_payload as to_messages
 from gateway.anthropic.schema import MessagesRequest
-from gateway.config import MediaConfig, RequestLimits
+from gateway.gateway_config import MediaConfig, RequestLimits
 from gateway.intake.json_guard import parse
 from gateway.intake.request_model import StrictModel
 from gateway.media import RequestMedia
@@ -22,8 +22,8 @@ from gateway.openai.embeddings import EmbeddingRequest
 from gateway.responses.payload import Conversation, own_items, to_response_request
 from gateway.responses.schema import ResponsesRequest
 from weft.api.common.v1 import chat_pb2
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.json_objects import plain_object
+from weft.kernel.errors.error_tree import FieldError, WeftError
+from weft.kernel.text.json_objects import plain_object
 from weft_testing.media_files import png, wav
 
 LIMITS = RequestLimits()

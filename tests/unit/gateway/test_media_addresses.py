@@ -7,11 +7,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from yarl import URL
 
-from gateway.config import MediaConfig
+from gateway.gateway_config import MediaConfig
 from gateway.media.addresses import MAX_URL_CHARS, parse_url, require_allowed
-from weft.kernel.address import is_host_name, is_host_pattern
-from weft.kernel.errors import FieldError
-from weft.kernel.outbound import public_refusal
+from weft.kernel.channels.outbound import public_refusal
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.values.address import is_host_name, is_host_pattern
 
 FIELD = "messages[3].content[1].image_url.url"
 OPEN = MediaConfig(allowed_hosts=("images.example.org", "*.cdn.example.net", "odd.example.org:8443"))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config import MediaConfig
+from gateway.gateway_config import MediaConfig
 from gateway.media.content import (
     MAX_IMAGE_STEPS,
     checked_audio,
@@ -16,7 +16,7 @@ from gateway.media.content import (
     size_of,
     wav_seconds,
 )
-from weft.kernel.errors import FieldError
+from weft.kernel.errors.error_tree import FieldError
 from weft_testing.media_files import bmp, gif, jpeg, mp3, png, wav, webp, webp_lossless
 
 CONFIG = MediaConfig()

@@ -6,14 +6,14 @@ import pytest
 
 from gateway.anthropic.messages import TOOL_FAILED, to_payload
 from gateway.anthropic.schema import MessagesRequest
-from gateway.config import MediaConfig, RequestLimits
+from gateway.gateway_config import MediaConfig, RequestLimits
 from gateway.intake.json_guard import parse
 from gateway.media import RequestMedia
 from gateway.openai.chat_builder import ChatTranslation
 from weft.api.common.v1 import chat_pb2
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.json_objects import plain_object
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError, WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.text.json_objects import plain_object
 
 PNG = base64.b64encode(
     base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==")

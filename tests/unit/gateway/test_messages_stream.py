@@ -25,10 +25,10 @@ from answer_events import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.anthropic.stream import MessagesAnswer, MessagesStream
+from gateway.anthropic.message_stream import MessagesAnswer, MessagesStream
 from weft.api.common.v1 import event_pb2, signal_pb2, usage_pb2, warning_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 SERVER = StreamServer()
 UNUSUAL = ' {"n": 123456789012345678901234567890, "x": 1e5, "\\u00e9": ["\u2028", null], "n2": -0.0}\n'

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.config import RequestLimits
+from gateway.gateway_config import RequestLimits
 from gateway.intake.multipart import MultipartStream, Part, boundary_of
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError, WeftError
+from weft.kernel.errors.reasons import Reason
 
 LIMITS = RequestLimits()
 EDGE = b"--edge\r\n"

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config import RequestLimits
+from gateway.gateway_config import RequestLimits
 from gateway.intake.multipart import HEADERS_END, MAX_VALUE_BYTES, MultipartStream, Part, malformed, part_of
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 LIMITS = RequestLimits(max_parts=3, max_part_header_bytes=100)
 NAMED = b'Content-Disposition: form-data; name="a"'

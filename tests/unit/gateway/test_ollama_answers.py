@@ -8,8 +8,8 @@ from answer_events import IDENTITY, Event, Frame, call, calling, end, finished, 
 
 from gateway.ollama.answers import OllamaAnswer, OllamaStream, Shape
 from weft.api.common.v1 import event_pb2, receipt_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 
 def told(*frames: Frame, shape: Shape = Shape.MESSAGE, logprobs: bool = False) -> tuple[list[Any], Any]:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from test_messages_request import PNG
 
-from gateway.config import MediaConfig, RequestLimits
+from gateway.gateway_config import MediaConfig, RequestLimits
 from gateway.intake.json_guard import parse
 from gateway.media import RequestMedia
 from gateway.ollama.names import mesh_name
@@ -16,9 +16,9 @@ from gateway.openai.chat_builder import ChatTranslation
 from weft.api.common.v1 import chat_pb2, completion_pb2
 from weft.dispatch.fleet import FleetView, expected_model
 from weft.dispatch.history import left_out_note
-from weft.kernel.errors import WeftError
-from weft.kernel.json_objects import plain_object
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.text.json_objects import plain_object
 
 CALL = {"function": {"name": "weather", "arguments": {"city": "Oslo", "far": 12345678901234567890123}}}
 OTHER_CALL = {"function": {"name": "clock", "arguments": {}}}

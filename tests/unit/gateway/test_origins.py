@@ -5,13 +5,13 @@ from socket import gethostname
 
 import pytest
 
-from gateway.config import CorsConfig, GatewayConfig
+from gateway.gateway_config import CorsConfig, GatewayConfig
 from gateway.http.cors import is_allowed_origin
 from gateway.intake.headers import require_local_caller, validate_head
 from gateway.request_facts import FACTS_KEY, RequestFacts
-from weft.kernel.errors import WeftError
-from weft.kernel.principal import Principal
-from weft.kernel.reasons import Reason
+from weft.kernel.access.principal import Principal
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 PAGE = "https://app.example.org"
 LISTED = CorsConfig(allowed_origins=(PAGE, "https://*.example.net", "app://obsidian.md"))

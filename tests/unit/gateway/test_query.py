@@ -3,8 +3,8 @@
 import pytest
 
 from gateway.intake.query import Query
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError, WeftError
+from weft.kernel.errors.reasons import Reason
 
 KNOWN = frozenset({"limit", "token", "order", "flag"})
 

@@ -6,9 +6,9 @@ from gateway.errors import RATE_LIMIT_HEADERS, error_headers, rate_limit_headers
 from gateway.http.cors import EXPOSED_HEADERS
 from weft.api.common.v1.rate_limit_pb2 import RateLimitStatus, RateLimitWindow
 from weft.dispatch.rate_windows import status_in, status_metadata
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.timestamps import duration_of
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.timestamps import duration_of
 
 STATUS = RateLimitStatus(
     requests=RateLimitWindow(limit=20, remaining=0, reset=duration_of(59.5)),

@@ -3,12 +3,12 @@
 import pytest
 
 from gateway.auth.rate_limits import TenantRateLimits
-from gateway.config import RateLimitConfig
 from gateway.errors import DetailedError
-from weft.kernel.clock import SystemClock
-from weft.kernel.errors import FieldError
-from weft.kernel.reasons import Reason
-from weft.kernel.units import MAX_AMOUNT, Rate, parse_rate
+from gateway.gateway_config import RateLimitConfig
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.clock import SystemClock
+from weft.kernel.values.units import MAX_AMOUNT, Rate, parse_rate
 
 
 @pytest.mark.parametrize(

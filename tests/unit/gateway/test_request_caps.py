@@ -2,12 +2,12 @@ from typing import Any
 
 import pytest
 
-from gateway.config import RequestLimits
+from gateway.gateway_config import RequestLimits
 from gateway.intake.request_model import require_within
 from gateway.openai.chat_schema import ChatRequest
 from gateway.openai.completions import CompletionRequest
 from gateway.openai.embeddings import EmbeddingRequest
-from weft.kernel.errors import FieldError
+from weft.kernel.errors.error_tree import FieldError
 
 TIGHT = RequestLimits(
     max_user_chars=3, max_metadata=1, max_logit_bias=1, max_top_logprobs=2, max_stop_chars=2, max_choice_tokens=100

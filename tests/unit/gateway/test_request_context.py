@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config import GatewayConfig
+from gateway.gateway_config import GatewayConfig
 from gateway.intake.headers import request_context, request_id_of
 from gateway.intake.json_guard import parse
 from gateway.intake.request_model import HandledRequest
@@ -14,9 +14,9 @@ from gateway.request_facts import FACTS_KEY, RequestFacts
 from weft.dispatch.aliases import AskedName
 from weft.dispatch.parameter_checks import handling_of, serve_options
 from weft.dispatch.request_trace import RequestContext
-from weft.kernel.errors import FieldError
-from weft.kernel.principal import LOCAL, OTHER_USER, Principal
-from weft.kernel.request import CacheMode, Handling, Operation, Priority
+from weft.kernel.access.principal import LOCAL, OTHER_USER, Principal
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.requests.request_values import CacheMode, Handling, Operation, Priority
 
 
 def context(

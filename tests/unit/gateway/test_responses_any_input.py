@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config import MediaConfig, RequestLimits
+from gateway.gateway_config import MediaConfig, RequestLimits
 from gateway.intake.json_guard import parse
 from gateway.media import RequestMedia
 from gateway.openai.chat_builder import ChatTranslation
@@ -14,11 +14,11 @@ from gateway.responses.document import ResponseDocument
 from gateway.responses.history import conversation_of, items_to_store
 from gateway.responses.output import new_response_id
 from gateway.responses.payload import own_items, to_response_request
+from gateway.responses.response_stream import ResponsesAnswer
 from gateway.responses.schema import ResponsesRequest
-from gateway.responses.stream import ResponsesAnswer
 from weft.api.common.v1 import event_pb2, receipt_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_testing.fake_clock import FakeClock
 
 CALLERS_FAULTS = {Reason.INVALID_ARGUMENT, Reason.MALFORMED_REQUEST, Reason.REQUEST_TOO_LARGE, Reason.NOT_FOUND}

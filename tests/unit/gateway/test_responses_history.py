@@ -9,20 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from response_script import MemoryResponses
 
-from gateway.config import MediaConfig, RequestLimits
+from gateway.gateway_config import MediaConfig, RequestLimits
 from gateway.intake.json_guard import parse
 from gateway.media import RequestMedia
 from gateway.responses.document import ResponseDocument
 from gateway.responses.history import conversation_of, exchange_of, items_to_store
 from gateway.responses.output import input_item_id, new_response_id, output_item_id, response_of
 from gateway.responses.payload import own_items, to_response_request
+from gateway.responses.response_stream import ResponsesAnswer
 from gateway.responses.schema import ResponsesRequest
-from gateway.responses.stream import ResponsesAnswer
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2
 from weft.api.router.v1 import stored_response_service_pb2
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.timestamps import stamp_of
+from weft.kernel.errors.error_tree import FieldError, WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.timestamps import stamp_of
 from weft_testing.fake_clock import FakeClock
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=8)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kit.messages import changed, watched
 from test_responses_sdk_stream import BEFORE, DELTA, FINISH, NOTICE, end, events_in, read
 
-from gateway.config import ResponseEnvelope
+from gateway.gateway_config import ResponseEnvelope
 from gateway.responses.background import origin_of, read_origin
 from gateway.responses.output import background_response_id, task_of
 from gateway.responses.replay import (
@@ -29,10 +29,10 @@ from gateway.responses.schema import ResponsesRequest
 from weft.api.common.v1 import warning_pb2
 from weft.api.router.v1 import task_pb2
 from weft.durable.tasks import event_number, task_error
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.names import new_id
-from weft.kernel.reasons import Reason
-from weft.kernel.timestamps import stamp_of
+from weft.kernel.errors.error_tree import FieldError, WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.timestamps import stamp_of
+from weft.kernel.values.names import new_id
 from weft_testing.fake_clock import FakeClock
 
 BORN = datetime(2026, 3, 1, tzinfo=UTC)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from google.protobuf.json_format import MessageToDict
 
-from gateway.config import MediaConfig, RequestLimits
+from gateway.gateway_config import MediaConfig, RequestLimits
 from gateway.intake.json_guard import parse
 from gateway.media import RequestMedia
 from gateway.openai.chat_builder import ChatTranslation
@@ -17,9 +17,9 @@ from gateway.responses.payload import Conversation, asks_for_metrics, own_items,
 from gateway.responses.schema import InputItem, ResponsesRequest
 from weft.api.common.v1 import chat_pb2, event_pb2
 from weft.dispatch.history import left_out_note
-from weft.kernel.errors import FieldError
-from weft.kernel.json_objects import plain_object
-from weft.kernel.json_schema import SchemaLimits
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.schemas.json_schema import SchemaLimits
+from weft.kernel.text.json_objects import plain_object
 from weft_testing.media_files import png, wav
 
 UNSUPPORTED = "weft does not support it"

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.responses.document import ResponseDocument
+from gateway.responses.response_stream import ResponsesStream
 from gateway.responses.schema import ResponsesRequest
-from gateway.responses.stream import ResponsesStream
 from weft.api.common.v1 import event_pb2, receipt_pb2, signal_pb2, usage_pb2, warning_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_testing.fake_clock import FakeClock
 
 RESPONSE_ID = "resp_" + "0123456789abcdef01234567"

@@ -6,8 +6,8 @@ import pytest
 
 from gateway.errors import EdgeError
 from gateway.result_links import ResultLinks, SignedResult
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_testing.fake_clock import FakeClock
 
 KEY = bytes(range(32))

@@ -9,11 +9,11 @@ from kit.runner_facts import model_facts as model
 
 from gateway.runner_api.capabilities import MEBIBYTE, capabilities_body, verdict_of
 from gateway.runner_api.facts import ModelFacts, ModelStage, RunnerFacts, RunnerStage
-from gateway.runner_api.metrics import MAX_WAITS, WINDOW_SECONDS, QueueFacts, RequestObserver
+from gateway.runner_api.runner_api_metrics import MAX_WAITS, WINDOW_SECONDS, QueueFacts, RequestObserver
 from weft.api.registry.v1.runner_pb2 import EngineLoad
 from weft.api.runner.v1.runner_service_pb2 import CacheFigures
 from weft.gpu.snapshot import DeviceSnapshot, DeviceUse
-from weft.kernel.metrics import MetricsPage
+from weft.kernel.telemetry.metrics_page import MetricsPage
 from weft_testing.fake_clock import FakeClock
 
 GIB = 1024 * MEBIBYTE

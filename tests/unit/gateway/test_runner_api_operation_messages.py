@@ -5,7 +5,7 @@ from kit.runner_facts import model_facts
 
 from gateway.intake.json_guard import parse
 from gateway.runner_api.facts import RunnerFacts, RunnerStage
-from gateway.runner_api.operations import (
+from gateway.runner_api.runner_operations import (
     FlushBody,
     LoadBody,
     begun_body,
@@ -17,8 +17,8 @@ from gateway.runner_api.operations import (
 )
 from weft.api.operations.v1 import operation_pb2
 from weft.api.runner.v1 import runner_service_pb2
-from weft.kernel.errors import FieldError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.errors.reasons import Reason
 
 Operation = operation_pb2.Operation
 MIB = 1024 * 1024

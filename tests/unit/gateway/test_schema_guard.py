@@ -6,10 +6,10 @@ import pydantic
 import pytest
 from client_schemas import CLIENT_SCHEMAS
 
-from weft.kernel.errors import FieldError
-from weft.kernel.json_objects import to_json_object
-from weft.kernel.json_schema import SchemaLimits
-from weft.kernel.schema_guard import SchemaGuard, require_safe_pattern, require_safe_schema
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.schemas.json_schema import SchemaLimits
+from weft.kernel.schemas.schema_guard import SchemaGuard, require_safe_pattern, require_safe_schema
+from weft.kernel.text.json_objects import to_json_object
 
 LIMITS = SchemaLimits()
 

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.anthropic.messages import to_payload
 from gateway.anthropic.schema import MessagesRequest
-from gateway.config import MediaConfig, RequestLimits
+from gateway.gateway_config import MediaConfig, RequestLimits
 from gateway.intake.json_guard import parse
 from gateway.media import RequestMedia
 from gateway.openai.chat import to_chat
@@ -15,7 +15,7 @@ from gateway.openai.chat_schema import ChatRequest
 from gateway.responses.payload import Conversation, own_items, to_response_request
 from gateway.responses.schema import ResponsesRequest
 from runner_svc.policy.parameters import EngineParameters, ParameterProfile, admit
-from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.errors.error_tree import FieldError, WeftError
 
 SEARCH = {"type": "web_search_20260318", "name": "web_search"}
 FETCH = {"type": "web_fetch_20250910", "name": "web_fetch"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.config import RequestLimits
+from gateway.gateway_config import RequestLimits
 from gateway.openai.chat import to_chat
 from gateway.openai.chat_schema import ChatRequest
 

@@ -8,10 +8,10 @@ from answer_events import IDENTITY, Frame, call, calling, data_of, finished, pie
 
 from gateway.answers.answer_builder import AnswerBuilder
 from gateway.answers.sse import StreamEncoder
+from gateway.anthropic.message_stream import MessagesAnswer, MessagesStream
 from gateway.anthropic.messages import to_payload as to_messages
 from gateway.anthropic.schema import MessagesRequest
-from gateway.anthropic.stream import MessagesAnswer, MessagesStream
-from gateway.config import MediaConfig, RequestLimits
+from gateway.gateway_config import MediaConfig, RequestLimits
 from gateway.intake.json_guard import parse
 from gateway.media import RequestMedia
 from gateway.ollama.answers import OllamaAnswer, OllamaStream, Shape
@@ -25,7 +25,7 @@ from gateway.responses.output import OutputItems
 from gateway.responses.payload import Conversation, own_items, to_response_request
 from gateway.responses.schema import ResponsesRequest
 from weft.api.common.v1 import chat_pb2
-from weft.kernel.json_objects import plain_object, to_json_object
+from weft.kernel.text.json_objects import plain_object, to_json_object
 
 CALL_EXTRA = {"extra_content": {"google": {"thought_signature": "S"}}, "function": {"thought_signature": "T"}}
 DETAILS = [

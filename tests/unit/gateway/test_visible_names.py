@@ -8,8 +8,8 @@ from gateway.visible_names import with_visible_names
 from registry_svc.mesh.policy.declarations import in_use
 from weft.dispatch.fleet import FleetView, expected_model
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.principal import LOCAL, Principal, parse_scopes
-from weft.kernel.unknown_names import MODEL, SECRET, unknown_name
+from weft.kernel.access.principal import LOCAL, Principal, parse_scopes
+from weft.kernel.values.unknown_names import MODEL, SECRET, unknown_name
 
 VIEW = FleetView(1, models=MappingProxyType({"qwen": expected_model("qwen", "", "titan")}))
 

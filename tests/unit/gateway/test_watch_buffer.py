@@ -6,7 +6,7 @@ import pytest
 from typing_extensions import override
 
 from gateway.watch.source import Change, ChangeType, delete, put, synced
-from gateway.watch.stream import CoalescingBuffer
+from gateway.watch.watch_stream import CoalescingBuffer
 
 RESET = Change(type=ChangeType.RESET)
 AWAY = Change(type=ChangeType.UNAVAILABLE, message="away")

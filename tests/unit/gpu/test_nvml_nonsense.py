@@ -9,7 +9,7 @@ from test_nvml_reader import GIB, Card, Listed, StandIn
 from weft.gpu.nvml import NvmlReader
 from weft.gpu.observer import HostObserver
 from weft.gpu.snapshot import HostSnapshot, check_processes, snapshot_from, snapshot_message
-from weft.kernel.field_rules import check_message
+from weft.kernel.schemas.field_rules import check_message
 
 HUGE = 2**64 - 2
 OTHER = Card(name="other", bus=9)

@@ -22,8 +22,8 @@ from weft.gpu.snapshot import (
     snapshot_from,
     snapshot_message,
 )
-from weft.kernel.errors import FieldError
-from weft.kernel.field_rules import check_message
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.schemas.field_rules import check_message
 
 GIB = 1024**3
 _BYTES = st.integers(0, MAX_DEVICE_BYTES)

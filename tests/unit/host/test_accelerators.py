@@ -3,7 +3,7 @@
 import pytest
 
 from weft.gpu.snapshot import Source
-from weft.kernel.errors import FieldError
+from weft.kernel.errors.error_tree import FieldError
 from weft_app.compose.accelerators import host_observer
 from weft_app.config.config import AcceleratorSettings, DeclaredDevice
 from weft_app.config.loader import parse_config

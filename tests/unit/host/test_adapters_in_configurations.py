@@ -9,8 +9,8 @@ from kit.tiny_gguf import write_adapter, write_gguf
 from runner_svc.policy.load_plan import AS_CONFIGURED
 from runner_svc.runtimes.llama_server.arguments import adapter_bodies, server_arguments
 from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
-from weft.kernel.errors import FieldError
-from weft.kernel.request import Operation, Skill
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.requests.request_values import Operation, Skill
 from weft_app.compose.demo import demo_model_path
 from weft_app.compose.served_models import served_model
 from weft_app.config.config import WeftConfig

@@ -6,8 +6,8 @@ import pytest
 
 from runner_svc.openai_upstream.server_probes import ServerProbes
 from weft.api.runner.v1 import added_model_pb2
-from weft.kernel.errors import FieldError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.errors.reasons import Reason
 from weft_app.compose.followed_servers import attached_server
 from weft_app.config.loader import parse_section
 from weft_app.config.runners import ConfiguredRunner

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from router_svc.policy.settings import ClientProfile, RateLimitConfig, RemotePermission, TenantSettings
-from weft.kernel.errors import FieldError
-from weft.kernel.request import Priority
-from weft.kernel.units import Rate, RateUnit
+from router_svc.policy.pool_settings import ClientProfile, RateLimitConfig, RemotePermission, TenantSettings
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.requests.request_values import Priority
+from weft.kernel.values.units import Rate, RateUnit
 from weft_app.compose.environment import environment_of, read_environment
 from weft_app.compose.service_configs import router_config
 from weft_app.config.config import WeftConfig

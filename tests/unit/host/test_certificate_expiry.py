@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from weft.kernel.health import HealthState
-from weft.kernel.metrics import MetricsPage
+from weft.kernel.services.health import HealthState
+from weft.kernel.telemetry.metrics_page import MetricsPage
 from weft_app.cli.doctor_checks import Verdict, certificate_findings
 from weft_app.compose.certificate_expiry import CertificateExpiry, expiry_words
 from weft_app.config.config import WeftConfig
@@ -45,7 +45,7 @@ def test_certificate_that_ends_soon_is_in_the_start_health_doctor_and_metrics(tm
     (sentence,) = expiry.warnings(datetime.now(UTC))
     assert sentence.startswith("gateway.tls.certificate_file: the certificate expires in 2 days (")
     (check,) = expiry.health_checks()
-    look = check.look()
+    look = check.probe()
     assert getattr(look, "state", None) is HealthState.DEGRADED
     assert not check.is_essential
     findings = [(each.verdict, each.detail.split(" (")[0]) for each in certificate_findings(config)]

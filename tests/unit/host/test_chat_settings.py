@@ -5,10 +5,10 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from runner_svc.chat.settings import ChatSettings
+from runner_svc.chat.chat_settings import ChatSettings
 from runner_svc.policy.signals import reason_only
 from weft.api.common.v1 import sampling_pb2
-from weft.kernel.errors import FieldError
+from weft.kernel.errors.error_tree import FieldError
 from weft_app.compose.served_models import chat_settings
 from weft_app.config.loader import parse_section
 from weft_app.config.runners import ConfiguredRunner

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from gateway.http.server import _listen_at
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.home import WeftHome
 

@@ -8,8 +8,8 @@ import jsonschema_rs
 import pytest
 from reference_pages.settings import page
 
-from weft.kernel.errors import FieldError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.errors.reasons import Reason
 from weft_app.config.config import WeftConfig
 from weft_app.config.document import merge
 from weft_app.config.loader import load_config, load_with_sources

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from weft.kernel.errors import MAX_REFUSALS, FieldError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import MAX_REFUSALS, FieldError
+from weft.kernel.errors.reasons import Reason
 from weft_app.config.loader import load_config
 
 GPU = "runners:\n  - name: gpu\n"

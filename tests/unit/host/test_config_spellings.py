@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.kernel.errors import FieldError
+from weft.kernel.errors.error_tree import FieldError
 from weft_app.config.loader import effective_values, load_config, load_with_sources
 
 FILE = """

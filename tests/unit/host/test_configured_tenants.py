@@ -1,14 +1,14 @@
 """The tenants of weft.yaml as documents."""
 
 from router_svc.declared_tenants import limits_of, settings_of
-from router_svc.policy.settings import RemotePermission, TenantRates, TenantSettings
+from router_svc.policy.pool_settings import RemotePermission, TenantRates, TenantSettings
 from router_svc.policy.tenant_limits import over_the_whole
-from router_svc.settings import RouterSettings
+from router_svc.router_settings import RouterSettings
 from weft.api.registry.v1.tenant_pb2 import TenantLimit
 from weft.documents.codec import document_of
 from weft.documents.kinds.tenant import to_canonical_limits
-from weft.kernel.request import Priority
-from weft.kernel.units import DAY, HOUR, MINUTE, MONTH, SECOND, WEEK, Rate, RateUnit
+from weft.kernel.requests.request_values import Priority
+from weft.kernel.values.units import DAY, HOUR, MINUTE, MONTH, SECOND, WEEK, Rate, RateUnit
 from weft_app.cli.columns import limit_words
 from weft_app.compose.service_configs import configured_tenants
 

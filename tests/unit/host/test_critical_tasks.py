@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.service import start_critical, start_task, stop_tasks
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.services.service_lifecycle import start_critical, start_task, stop_tasks
 from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.shutdown import CriticalTasks
 

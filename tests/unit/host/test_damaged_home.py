@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from weft.client._home import mesh_address, mesh_url
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_app.compose.authority import self_signed_certificate
 from weft_app.compose.home import WeftHome
 from weft_app.compose.relay import known_endpoint

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from runner_svc.runtimes.settings import FileModelSettings
-from weft.kernel.model_source import UrlSource, parse_source, suggested_name
+from runner_svc.runtimes.runtime_settings import FileModelSettings
+from weft.kernel.models.model_source import UrlSource, parse_source, suggested_name
 from weft_app.compose import demo
 from weft_app.compose.demo import DEMO_PACKAGE, DEMO_SOURCE, demo_model_path, demo_runner, is_demo_source
 

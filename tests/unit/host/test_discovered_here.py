@@ -8,8 +8,8 @@ import pytest
 
 from runner_svc.discovery import FoundServer
 from weft.api.runner.v1 import added_model_pb2, model_store_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_app.cli.discover import _page
 from weft_app.compose import discovered_here
 from weft_app.compose.discovered_here import (

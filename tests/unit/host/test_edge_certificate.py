@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from gateway.config import EdgeTls
+from gateway.gateway_config import EdgeTls
 from gateway.http.tls import following_context
-from weft.kernel.errors import WeftError
-from weft.kernel.file_replacement import lock_file
-from weft.kernel.tls import TlsSource
+from weft.kernel.channels.tls import TlsSource
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.machine.file_replacement import lock_file
 from weft_app.compose import authority
 from weft_app.compose.authority import (
     EdgeCertificate,

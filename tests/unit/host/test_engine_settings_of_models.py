@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from runner_svc.instance.settings import ServedModel
+from runner_svc.instance.instance_settings import ServedModel
 from runner_svc.policy.load_plan import AS_CONFIGURED
 from runner_svc.policy.memory_estimate import MEBIBYTE
+from runner_svc.runner_settings import RunnerSettings
 from runner_svc.runtimes.llama_server.arguments import server_arguments
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.llama_server_backend import LlamaServerBackend
 from runner_svc.runtimes.model_engine import LIBRARY_PATH
-from runner_svc.settings import RunnerSettings
-from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.errors.error_tree import FieldError, WeftError
 from weft_app.compose.demo import demo_model_path
 from weft_app.compose.served_models import runner_context, served_model
 from weft_app.config.loader import parse_section

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from weft.kernel.service import start_task, stop_tasks
+from weft.kernel.services.service_lifecycle import start_task, stop_tasks
 from weft_app.compose.file_watch import WATCH_INTERVAL_SECONDS, Look, look_of, watch_files
 from weft_testing.fake_clock import FakeClock
 

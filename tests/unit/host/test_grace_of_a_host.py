@@ -6,7 +6,7 @@ from pathlib import Path
 import grpc
 from typing_extensions import override
 
-from weft.kernel.service import Service
+from weft.kernel.services.service_lifecycle import Service
 from weft_app.compose.grpc_host import GrpcHost
 from weft_testing.fake_clock import FakeClock
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft.sql.address import address_of
 from weft_app.cli import serve
 from weft_app.compose.home import WeftHome, is_socket_address

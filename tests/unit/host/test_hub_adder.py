@@ -7,8 +7,8 @@ from kit.failures import fails
 
 from runner_svc.added_models import AddRequest
 from weft.api.runner.v1 import added_model_pb2, load_pb2
-from weft.kernel.model_source import parse_source
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.models.model_source import parse_source
 from weft_app.compose.added_models import HubAdder
 
 OTHERS = (

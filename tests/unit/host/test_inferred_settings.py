@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from runner_svc.runtimes.openai_http.runtime import OpenAiHttpModel
-from weft.kernel.errors import FieldError
+from weft.kernel.errors.error_tree import FieldError
 from weft_app.config.config import WeftConfig
 from weft_app.config.loader import load_config, parse_config
 from weft_app.config.runners import ConfiguredRunner

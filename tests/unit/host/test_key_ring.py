@@ -6,8 +6,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from weft.api.common.v1.priority_pb2 import PRIORITY_CEILING_LOW
 from weft.api.registry.v1 import key_service_pb2 as pb
-from weft.kernel.principal import KeyRing, KeyVerifier, parse_scopes
-from weft.kernel.request import Priority
+from weft.kernel.access.principal import KeyRing, KeyVerifier, parse_scopes
+from weft.kernel.requests.request_values import Priority
 from weft_app.compose.key_ring import apply_watch
 
 NOW, LATER = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 2, 1, tzinfo=UTC)

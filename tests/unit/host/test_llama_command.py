@@ -12,7 +12,7 @@ from runner_svc.environments.receipts import variant_number, write_receipt
 from runner_svc.runtimes.llama_server.engine_report import engine_report
 from runner_svc.runtimes.llama_server.runtime import ENVIRONMENT, LAUNCHER, llama_command
 from weft.api.runner.v1.environment_pb2 import InstalledEnvironment
-from weft.kernel.errors import WeftError
+from weft.kernel.errors.error_tree import WeftError
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 import pytest
 from kit.forked_programs import Program, run_forked
 
-SHARED = "import structlog, weft.kernel.telemetry"
+SHARED = "import structlog, weft.kernel.telemetry.structured_logs"
 PROGRAM = """
 import sys
 import structlog
 from pathlib import Path
-from weft.kernel.telemetry import BoundedLogFile, configure_logging
+from weft.kernel.telemetry.structured_logs import BoundedLogFile, configure_logging
 form = sys.argv[2] if len(sys.argv) > 2 else None
 configure_logging("test", file=BoundedLogFile(Path(sys.argv[1]), 100_000), form=form)
 def fail():

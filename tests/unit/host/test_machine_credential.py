@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.kernel.errors import WeftError
+from weft.kernel.errors.error_tree import WeftError
 from weft_app.compose.home import WeftHome
 from weft_app.compose.join_address import Trust, parse_join_address
 from weft_app.compose.machine_credential import credential_in, machine_credential

@@ -1,6 +1,6 @@
 import pytest
 
-from weft.kernel.errors import FieldError
+from weft.kernel.errors.error_tree import FieldError
 from weft_app.compose.service_configs import gateway_config
 from weft_app.config.loader import parse_config
 

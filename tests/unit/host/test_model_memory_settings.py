@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from runner_svc.config import RunnerConfig
 from runner_svc.policy.load_plan import AS_CONFIGURED
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
-from runner_svc.settings import RunnerSettings
+from runner_svc.runner_config import RunnerConfig
+from runner_svc.runner_settings import RunnerSettings
+from runner_svc.runtimes.llama_server.llama_server_backend import LlamaServerBackend
 from weft.gpu.snapshot import Source
-from weft.kernel.errors import FieldError
+from weft.kernel.errors.error_tree import FieldError
 from weft_app.compose.home import WeftHome
 from weft_app.compose.runner import runner_config
 from weft_app.config.config import AcceleratorSettings, DeclaredDevice
@@ -165,4 +165,4 @@ def test_image_support_is_derived_from_model_settings(
 ) -> None:
     """A category counts where the files do not show that the engine has nothing that encodes images."""
     model = _config(_section(model_file, model=fields), tmp_path).models[0]
-    assert model.takes_images(model.abilities) is sees
+    assert model.takes_images(model.capabilities) is sees

@@ -5,7 +5,7 @@ from runner_svc.policy.memory_estimate import GIBIBYTE
 from runner_svc.policy.model_sizing import AskedSize, DeviceMemory, EnginePlaces, MachineMemory
 from runner_svc.runtimes.table import require_runtime, usable_names
 from weft.api.runner.v1 import added_model_pb2, load_pb2
-from weft.kernel.model_source import parse_source
+from weft.kernel.models.model_source import parse_source
 from weft_app.compose.demo import demo_model_path
 from weft_app.compose.model_sizes import asked_size, size_by_memory
 

@@ -1,4 +1,4 @@
-"""What the configuration and the files of a model show of its abilities reaches the mesh."""
+"""What the configuration and the files of a model show of its capabilities reaches the mesh."""
 
 import json
 from pathlib import Path
@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from kit.tiny_gguf import write_gguf, write_projector
 
-from runner_svc.instance.settings import ServedModel
-from runner_svc.settings import RunnerSettings
-from weft.kernel.abilities import EVERY_MODE, UNKNOWN, Abilities, ThinkingMode, known_abilities
-from weft.kernel.errors import FieldError
-from weft.kernel.request import Skill
+from runner_svc.instance.instance_settings import ServedModel
+from runner_svc.runner_settings import RunnerSettings
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.requests.capabilities import EVERY_MODE, UNKNOWN, Capabilities, ThinkingMode, known_capabilities
+from weft.kernel.requests.request_values import Skill
 from weft_app.compose.demo import demo_model_path
 from weft_app.compose.served_models import served_model
 from weft_app.config.loader import parse_section
@@ -31,10 +31,10 @@ def served(runner: RunnerSettings) -> ServedModel:
     return served_model(runner, runner.models[0], 5.0)
 
 
-def known(runner: RunnerSettings) -> Abilities:
+def known(runner: RunnerSettings) -> Capabilities:
     """Returns what is known before the first load."""
     model = served(runner)
-    return known_abilities(declared=model.declared_abilities, engine=UNKNOWN, files=model.abilities)
+    return known_capabilities(declared=model.declared_capabilities, engine=UNKNOWN, files=model.capabilities)
 
 
 def test_undeclared_skill_is_unknown() -> None:
@@ -128,7 +128,7 @@ def test_chat_template_in_a_folder_declares_tools_and_thinking_before_the_first_
 def test_folder_with_an_unreadable_template_declares_nothing(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("{")
     found = known(section("ctranslate2", path=str(tmp_path)))
-    assert found == Abilities(skills=frozenset({Skill.TEXT}), lacking=frozenset(MEDIA))
+    assert found == Capabilities(skills=frozenset({Skill.TEXT}), lacking=frozenset(MEDIA))
 
 
 def test_demo_model_accepts_text_only() -> None:

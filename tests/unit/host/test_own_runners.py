@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from weft.api.registry.v1 import runner_session_service_pb2 as pb
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_app.compose.home import WeftHome
 from weft_app.compose.runner_processes import RetiredRunner, StartedRunners, retire_others, retirement_notes
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from runner_svc.policy.signals import signal_catalogue
+from runner_svc.runner_settings import RunnerSettings
 from runner_svc.session.report import RunnerReport
-from runner_svc.settings import RunnerSettings
 from weft.api.common.v1 import agent_behaviour_pb2, warning_pb2
 from weft.api.registry.v1 import agent_pb2
 from weft.documents.yaml_documents import read_documents
-from weft.kernel.errors import FieldError
+from weft.kernel.errors.error_tree import FieldError
 from weft_app.compose.home import WeftHome
 from weft_app.compose.published_agents import published_agents
 from weft_app.compose.runner import runner_config

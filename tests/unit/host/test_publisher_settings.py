@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from router_svc.service import RouterService, build
-from weft.kernel.errors import WeftError
+from router_svc.router_service import RouterService, build
+from weft.kernel.errors.error_tree import WeftError
 from weft_app.compose.home import WeftHome
 from weft_app.compose.join_listeners import join_listeners
 from weft_app.compose.service_configs import router_config

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.config import RateLimitConfig
-from weft.kernel.errors import FieldError
-from weft.kernel.units import Rate
+from gateway.gateway_config import RateLimitConfig
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.values.units import Rate
 from weft_app.compose.environment import read_environment
 from weft_app.compose.runner_http import runner_api_config
 from weft_app.compose.service_configs import gateway_config

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import yaml
 
-from runner_svc.instance.settings import ServedModel
+from runner_svc.instance.instance_settings import ServedModel
 from runner_svc.policy.parameters import ParameterProfile
-from runner_svc.runtimes.openai_remote.backend import OpenAiRemote
+from runner_svc.runner_settings import RunnerSettings
+from runner_svc.runtimes.openai_remote.openai_remote_backend import OpenAiRemote
 from runner_svc.runtimes.openai_remote.runtime import PARAMETERS as OPENAI_REMOTE_PARAMETERS
 from runner_svc.runtimes.openai_remote.runtime import OpenAiRemoteModel
-from runner_svc.settings import RunnerSettings
-from weft.kernel.errors import FieldError
-from weft.kernel.request import Operation
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.requests.request_values import Operation
 from weft_app.compose.home import WeftHome
 from weft_app.compose.join import config_with_server
 from weft_app.compose.runner import runner_config

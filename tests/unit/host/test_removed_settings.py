@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from registry_svc.config import GovernanceMode
-from weft.kernel.removed import RUNTIMES, SETTINGS
+from registry_svc.registry_config import GovernanceMode
+from weft.kernel.errors.removed_features import RUNTIMES, SETTINGS
 from weft_app.compose.configuration import ConfigurationSource
 from weft_app.compose.home import WeftHome
 from weft_app.compose.up import UpHost

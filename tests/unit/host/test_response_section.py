@@ -1,7 +1,7 @@
 import pytest
 
-from gateway.config import KeepResponses, ResponseEnvelope
-from weft.kernel.errors import FieldError
+from gateway.gateway_config import KeepResponses, ResponseEnvelope
+from weft.kernel.errors.error_tree import FieldError
 from weft_app.compose.service_configs import gateway_config
 from weft_app.config.config import WeftConfig
 from weft_app.config.loader import parse_config

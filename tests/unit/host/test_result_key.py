@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.kernel.errors import WeftError
+from weft.kernel.errors.error_tree import WeftError
 from weft_app.compose.gateway import result_key
 from weft_app.compose.home import WeftHome
 from weft_app.config.config import WeftConfig

@@ -24,7 +24,12 @@ RARE = (
     *("mcp_types", "referencing", "httpx2"),
 )
 """For a feature that a configuration turns on, or a request that asks for it."""
-SERVICES = ("registry_svc.service", "router_svc.service", "gateway.service", "runner_svc.service")
+SERVICES = (
+    "registry_svc.registry_service",
+    "router_svc.router_service",
+    "gateway.gateway_service",
+    "runner_svc.runner_service",
+)
 INSTANCES = ("runner_svc.session.session", "runner_svc.instance.instance", "runner_svc.model_files")
 
 
@@ -33,22 +38,22 @@ def others(own: str) -> tuple[str, ...]:
 
 
 ROLES = {
-    "weft_app.cli.up, weft_app.compose.up": (*PRETTY, *RARE, *INSTANCES, "runner_svc.service"),
+    "weft_app.cli.up, weft_app.compose.up": (*PRETTY, *RARE, *INSTANCES, "runner_svc.runner_service"),
     "weft_app.cli.serve, weft_app.compose.registry": (
         *PRETTY,
         *WEB,
         *RARE,
-        *others("registry_svc.service"),
+        *others("registry_svc.registry_service"),
     ),
-    "weft_app.cli.serve, weft_app.compose.router": (*PRETTY, *WEB, *RARE, *others("router_svc.service")),
+    "weft_app.cli.serve, weft_app.compose.router": (*PRETTY, *WEB, *RARE, *others("router_svc.router_service")),
     "weft_app.cli.serve, weft_app.compose.gateway": (
         *(*PRETTY, *STORES, *RARE),
-        *others("gateway.service"),
+        *others("gateway.gateway_service"),
     ),
     "weft_app.cli.serve, weft_app.compose.runner": (
         *(*PRETTY, *WEB, *STORES, *RARE),
         *("weft.dispatch.dispatcher", "weft.dispatch.fleet", "anyio"),
-        *others("runner_svc.service"),
+        *others("runner_svc.runner_service"),
     ),
     "weft_app.config.config": (
         *(*PRETTY, *WEB, *STORES, *RARE, *SERVICES),

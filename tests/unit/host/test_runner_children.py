@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from runner_svc.settings import RunnerSettings
+from runner_svc.runner_settings import RunnerSettings
 from weft.dispatch.fleet import ExpectedMesh
-from weft.kernel.errors import WeftError
+from weft.kernel.errors.error_tree import WeftError
 from weft_app.compose.configuration import ConfigurationSource
 from weft_app.compose.home import WeftHome
 from weft_app.compose.reload import MeshReload

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from weft.kernel.errors import FieldError
-from weft.kernel.units import Rate
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.values.units import Rate
 from weft_app.compose.demo import with_http_port
 from weft_app.compose.environment import RunnerEnvironment, read_environment, with_model_folders
 from weft_app.config.config import WeftConfig

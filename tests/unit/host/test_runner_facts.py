@@ -6,7 +6,7 @@ import pytest
 
 from gateway.runner_api.capabilities import capabilities_body
 from gateway.runner_api.facts import ModelStage, RunnerStage
-from gateway.runner_api.metrics import QueueFacts
+from gateway.runner_api.runner_api_metrics import QueueFacts
 from weft.api.common.v1 import error_reason_pb2
 from weft.api.registry.v1 import runner_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from weft.kernel.errors import FieldError
-from weft.kernel.request import TEXT_OPERATIONS, Operation
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.requests.request_values import TEXT_OPERATIONS, Operation
 from weft_app.compose.served_models import runner_context, served_model
 from weft_app.config.loader import parse_section
 from weft_app.config.runners import ConfiguredRunner

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gateway.config import GatewayConfig
+from gateway.gateway_config import GatewayConfig
 from router_svc.policy.limits import QueueLimits, SchedulerLimits
-from weft.kernel.errors import FieldError
+from weft.kernel.errors.error_tree import FieldError
 from weft_app.compose.service_configs import gateway_config, scheduler_limits
 from weft_app.config.config import WeftConfig
 from weft_app.config.loader import parse_config

@@ -8,7 +8,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from typing_extensions import override
 
-from weft.kernel.tracing import Sampling, ServiceName, Span, SpanCounts, SpanKind, TraceContext
+from weft.kernel.telemetry.tracing import Sampling, ServiceName, Span, SpanCounts, SpanKind, TraceContext
 from weft_app.compose.span_export import SpanExport
 
 SAMPLING = Sampling(ratio=1.0)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.kernel.errors import FieldError
+from weft.kernel.errors.error_tree import FieldError
 from weft_app.compose.home import WeftHome
 from weft_app.compose.startable import require_startable
 from weft_app.config.config import WeftConfig

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from weft.kernel.errors import FieldError
+from weft.kernel.errors.error_tree import FieldError
 from weft_app.compose.security import channel_security, server_tls
 from weft_app.compose.service_configs import gateway_config
 from weft_app.config.config import WeftConfig

@@ -2,7 +2,7 @@
 
 import pytest
 
-from weft.kernel.tracing import NO_TRACING, Sampling
+from weft.kernel.telemetry.tracing import NO_TRACING, Sampling
 from weft_app.compose.tracing import sampling_of, tracing_of
 
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}

@@ -10,9 +10,9 @@ import pytest
 from runner_svc.discovery import FoundServer
 from runner_svc.model_store.found import ProgramFolders, found_models
 from runner_svc.policy.memory_estimate import GIBIBYTE
-from runner_svc.runtimes.settings import StartedModelSettings
+from runner_svc.runtimes.runtime_settings import StartedModelSettings
 from weft.api.runner.v1 import model_store_pb2 as pb
-from weft.kernel.errors import FieldError
+from weft.kernel.errors.error_tree import FieldError
 from weft_app.compose.configuration import ConfigurationSource
 from weft_app.compose.demo import DEMO_RUNNER, demo_model_path
 from weft_app.compose.discovery import (

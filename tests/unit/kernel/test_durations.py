@@ -2,8 +2,8 @@
 
 import pytest
 
-from weft.kernel.errors import FieldError
-from weft.kernel.units import FOREVER, MAX_DURATION_SECONDS, keep_alive_seconds, time_words, wait_words
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.values.units import FOREVER, MAX_DURATION_SECONDS, keep_alive_seconds, time_words, wait_words
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from weft.kernel.address import addresses_of
-from weft.kernel.failover_channel import Choice, Reach, after_call, after_news
+from weft.kernel.channels.failover_channel import Choice, Reach, after_call, after_news
+from weft.kernel.values.address import addresses_of
 
 A, B = 0, 1
 START = Choice(reaches=(Reach.UNKNOWN, Reach.UNKNOWN))

@@ -19,8 +19,8 @@ from weft.api.registry.v1 import (
     wake_pb2,
 )
 from weft.api.registry.v1.tags_pb2 import Tags
-from weft.kernel.errors import FieldError
-from weft.kernel.field_rules import check_message, enum_words
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.schemas.field_rules import check_message, enum_words
 
 
 def a_model(**fields: Any) -> model_pb2.ModelManifest:

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 import pytest
 from typing_extensions import override
 
-from weft.kernel.health import WELL, Component, HealthCheck, HealthReport, HealthState, Observation, down
-from weft.kernel.health_monitor import (
+from weft.kernel.services.health import WELL, Component, HealthCheck, HealthReport, HealthState, Observation, down
+from weft.kernel.services.health_monitor import (
     CHECK_TIMEOUT_SECONDS,
     MAX_EVENT_LOOP_DELAY_SECONDS,
     HealthMonitor,
@@ -27,7 +27,7 @@ class Switch:
         self.gate: asyncio.Event | None = None
         self.error: Exception | None = None
 
-    async def look(self) -> Observation:
+    async def probe(self) -> Observation:
         self.looks += 1
         if self.gate is not None:
             await self.gate.wait()
@@ -48,7 +48,7 @@ class LateClock(FakeClock):
 
 @asynccontextmanager
 async def watching(switch: Switch, clock: FakeClock) -> AsyncIterator[HealthMonitor]:
-    monitor = HealthMonitor([HealthCheck(name="router", look=switch.look, services=("weft.Placement",))], clock)
+    monitor = HealthMonitor([HealthCheck(name="router", probe=switch.probe, services=("weft.Placement",))], clock)
     await monitor.start()
     try:
         yield monitor
@@ -91,7 +91,7 @@ async def test_component_added_to_a_healthy_set_is_known_after_an_extra_check() 
     clock, proxy = FakeClock(), Switch()
     async with watching(Switch(), clock) as monitor:
         await seconds_pass(clock, 5)
-        monitor.add(HealthCheck(name="edge", look=proxy.look))
+        monitor.add(HealthCheck(name="edge", probe=proxy.probe))
         assert monitor.report.components[-1].state is HealthState.STARTING
         await monitor.check()
         assert (monitor.report.components[-1].name, monitor.report.components[-1].state) == ("edge", HealthState.OK)
@@ -116,7 +116,7 @@ async def test_blocking_condition_counts_immediately_and_listeners_are_notified_
     async def listen(report: HealthReport) -> None:
         told.append(report.status)
 
-    check = HealthCheck(name="router", look=lambda: lapsed[0] if lapsed else WELL, services=("s",), is_immediate=True)
+    check = HealthCheck(name="router", probe=lambda: lapsed[0] if lapsed else WELL, services=("s",), is_immediate=True)
     monitor = HealthMonitor([check], clock)
     monitor.subscribe(listen)
     await monitor.start()

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from weft.kernel.health import (
+from weft.kernel.services.health import (
     EVENT_LOOP,
     WELL,
     Component,

@@ -7,7 +7,7 @@ import pytest
 
 PROGRAM = """
 import sys
-from weft.kernel.hidden_argument import hide_argument
+from weft.kernel.machine.hidden_argument import hide_argument
 print(hide_argument("wjt_id_secret"), sys.argv[1], open("/proc/self/cmdline").read().split(chr(0))[-3:-1])
 """
 

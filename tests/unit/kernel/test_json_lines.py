@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from weft.kernel.json_lines import encode_json
+from weft.kernel.text.json_lines import encode_json
 
 BREAKS = "".join(character for character in map(chr, range(0x3000)) if len(f"a{character}b".splitlines()) > 1)
 

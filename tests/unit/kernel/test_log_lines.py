@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import structlog
 
-from weft.kernel.telemetry import configure_logging
+from weft.kernel.telemetry.structured_logs import configure_logging
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 import pytest
 
-from weft.kernel.log_threshold import LogThreshold, structlog
+from weft.kernel.telemetry.log_threshold import LogThreshold, structlog
 
 METHODS = ("debug", "info", "warning", "error", "exception", "critical")
 

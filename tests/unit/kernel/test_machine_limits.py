@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from weft.kernel.cgroups import limiting_cgroups
-from weft.kernel.machine_limits import UsableMemory, usable_memory, usable_processors
+from weft.kernel.machine.cgroups import limiting_cgroups
+from weft.kernel.machine.machine_limits import UsableMemory, usable_memory, usable_processors
 
 GIB = 1024**3
 MACHINE = UsableMemory(total_bytes=400 * GIB, available_bytes=300 * GIB)

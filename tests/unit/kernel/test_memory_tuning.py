@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from kit.forked_programs import Program, run_forked
 
-from weft.kernel.memory_tuning import large_imports
+from weft.kernel.machine.memory_tuning import large_imports
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +19,7 @@ def the_collector_as_it_was() -> Iterator[None]:
 
 SERVICE = """
 import gc
-from weft.kernel.memory_tuning import YOUNG_OBJECTS, large_imports, settle_memory
+from weft.kernel.machine.memory_tuning import YOUNG_OBJECTS, large_imports, settle_memory
 
 class Cycle:
     alive = 0

@@ -1,6 +1,6 @@
 from datetime import timedelta
 
-from weft.kernel.clock import MeshClock
+from weft.kernel.time.clock import MeshClock
 from weft_testing.fake_clock import FakeClock
 
 

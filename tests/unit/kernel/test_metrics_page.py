@@ -9,11 +9,11 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families
 
-from weft.kernel.clock import SystemClock
-from weft.kernel.metric_limits import MetricLimits
-from weft.kernel.metrics import OTHER, MetricsPage, exemplar_of, passed_on
-from weft.kernel.names import is_name
-from weft.kernel.tracing import TraceContext
+from weft.kernel.settings.metric_limits import MetricLimits
+from weft.kernel.telemetry.metrics_page import OTHER, MetricsPage, exemplar_of, passed_on
+from weft.kernel.telemetry.tracing import TraceContext
+from weft.kernel.time.clock import SystemClock
+from weft.kernel.values.names import is_name
 from weft_app.compose.loop_delay import SAMPLE_SECONDS, LoopDelay
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from weft.kernel.errors import FieldError
-from weft.kernel.names import MAX_NAME_CHARS, ascii_name, is_token, new_process_id, process_name, require_name
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.values.names import MAX_NAME_CHARS, ascii_name, is_token, new_process_id, process_name, require_name
 
 
 @pytest.mark.parametrize("name", ["qwen3", "Qwen2.5-7B", "smollm2-135m:q4_1", "a", "a" * MAX_NAME_CHARS])

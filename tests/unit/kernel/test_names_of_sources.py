@@ -2,8 +2,8 @@
 
 import pytest
 
-from weft.kernel.errors import WeftError
-from weft.kernel.model_source import (
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.models.model_source import (
     MAX_NUMBERED_NAMES,
     MAX_SUGGESTED_CHARS,
     asked_source,
@@ -12,7 +12,7 @@ from weft.kernel.model_source import (
     reaches_anywhere,
     suggested_name,
 )
-from weft.kernel.names import is_name
+from weft.kernel.values.names import is_name
 
 
 @pytest.mark.parametrize(

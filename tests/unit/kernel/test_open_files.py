@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from weft.kernel.open_files import MAX_RAISED, max_connections, raise_open_files
+from weft.kernel.machine.open_files import MAX_RAISED, max_connections, raise_open_files
 
 
 @pytest.fixture

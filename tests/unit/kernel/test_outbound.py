@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from weft.kernel.outbound import (
+from weft.kernel.channels.outbound import (
     MESH_PROCESS,
     ForbiddenAddressError,
     Outbound,
@@ -88,12 +88,12 @@ def test_another_program_may_listen_on_the_meshs_port_at_another_address() -> No
 
 def test_listeners_are_those_of_the_process(listener: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Those of other tests are too old. Not time.monotonic itself, by which tests are limited.
-    monkeypatch.setattr("weft.kernel.outbound.time", SimpleNamespace(monotonic=lambda: listener * 1e4))
+    monkeypatch.setattr("weft.kernel.channels.outbound.time", SimpleNamespace(monotonic=lambda: listener * 1e4))
     assert ("0.0.0.0", listener) in listeners_of(os.getpid())
 
 
 def test_runner_knows_the_listeners_of_the_process_that_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.kernel.outbound.listeners_of", lambda process: {("::", process)})
+    monkeypatch.setattr("weft.kernel.channels.outbound.listeners_of", lambda process: {("::", process)})
     assert not own_listeners()
     monkeypatch.setenv(MESH_PROCESS, str(os.getpid()))
     assert not own_listeners()

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from weft.kernel import peer_user
-from weft.kernel.peer_user import UNKNOWN_UID, WEFT_GROUP, is_own_user
+from weft.kernel.access import peer_user
+from weft.kernel.access.peer_user import UNKNOWN_UID, WEFT_GROUP, is_own_user
 
 NOBODY = 65_533
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")

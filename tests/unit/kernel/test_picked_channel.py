@@ -9,10 +9,10 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from weft.kernel.chosen_channel import PickedChannel
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import new_server, open_channel
+from weft.kernel.channels.chosen_channel import PickedChannel
+from weft.kernel.channels.rpc import new_server, open_channel
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

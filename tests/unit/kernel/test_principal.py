@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from kit.calls import calls_of
 
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.principal import (
+from weft.kernel.access.principal import (
     DEFAULT_SCOPES,
     LOCAL,
     MAX_SCOPES,
@@ -27,7 +26,8 @@ from weft.kernel.principal import (
     parse_scopes,
     service_principal,
 )
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError, WeftError
+from weft.kernel.errors.reasons import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,7 +4,7 @@ import grpc
 import pytest
 
 from weft.api.common.v1 import error_reason_pb2
-from weft.kernel.reasons import TRAITS, Reason
+from weft.kernel.errors.reasons import TRAITS, Reason
 
 
 def test_domain_enum_and_contract_have_the_same_names_and_numbers() -> None:

@@ -8,9 +8,9 @@ import pytest
 from grpc_status import rpc_status
 
 from weft.client._channel import ServiceClient
-from weft.kernel.errors import FieldError, WeftError, invalid_field, quoting_engine
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc import CONNECTION_LOST, calling, error_from_call, error_to_status, open_channel
+from weft.kernel.channels.rpc import CONNECTION_LOST, calling, error_from_call, error_to_status, open_channel
+from weft.kernel.errors.error_tree import FieldError, WeftError, invalid_field, quoting_engine
+from weft.kernel.errors.reasons import Reason
 
 
 def _call_error(code: grpc.StatusCode, details: str, trailers: grpc.aio.Metadata | None = None) -> grpc.aio.AioRpcError:

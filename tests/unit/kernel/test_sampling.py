@@ -3,8 +3,8 @@
 import pytest
 from opentelemetry.sdk.trace.sampling import Decision, TraceIdRatioBased
 
-from weft.kernel.telemetry import valid_traceparent
-from weft.kernel.tracing import NO_TRACING, Sampling, TraceContext, begin_trace, span_id_of, trace_id_from
+from weft.kernel.telemetry.structured_logs import valid_traceparent
+from weft.kernel.telemetry.tracing import NO_TRACING, Sampling, TraceContext, begin_trace, span_id_of, trace_id_from
 
 SAMPLED = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 UNSAMPLED = f"{SAMPLED[:-2]}00"

@@ -2,9 +2,9 @@
 
 import pytest
 
-from weft.kernel.errors import FieldError
-from weft.kernel.model_source import server_place, server_source, suggested_server_name
-from weft.kernel.names import is_name
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.models.model_source import server_location, server_source, suggested_server_name
+from weft.kernel.values.names import is_name
 
 
 @pytest.mark.parametrize(
@@ -68,4 +68,4 @@ def test_url_that_may_hold_a_credential_is_refused_without_echoing_it(text: str)
     ],
 )
 def test_all_spellings_of_a_url_are_equal(url: str, place: str) -> None:
-    assert server_place(url) == place
+    assert server_location(url) == place

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 from structlog.testing import capture_logs
 
-from weft.kernel.service import (
+from weft.kernel.services.service_lifecycle import (
     CRITICAL_TASK,
     FIRST_RESTART_PAUSE_SECONDS,
     MAX_RESTART_PAUSE_SECONDS,

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from weft.kernel.model_source import HubSource, SourceScheme, is_source, parse_source
-from weft.kernel.names import is_name
-from weft.kernel.short_names import SHORT_NAMES, short_names_hint, short_source
+from weft.kernel.models.model_source import HubSource, SourceScheme, is_source, parse_source
+from weft.kernel.models.short_names import SHORT_NAMES, short_names_hint, short_source
+from weft.kernel.values.names import is_name
 
 
 @pytest.mark.parametrize(("name", "source"), SHORT_NAMES.items())

@@ -2,8 +2,8 @@
 
 import pytest
 
-from weft.kernel.errors import FieldError
-from weft.kernel.units import parse_size, size_words
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.values.units import parse_size, size_words
 
 
 @pytest.mark.parametrize(

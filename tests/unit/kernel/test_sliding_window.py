@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.dispatch.rate_windows import BUCKETS_PER_WINDOW, SlidingWindow
-from weft.kernel.units import DAY, HOUR, MINUTE, MONTH, SECOND, WEEK
+from weft.kernel.values.units import DAY, HOUR, MINUTE, MONTH, SECOND, WEEK
 
 LENGTHS = st.sampled_from([SECOND, MINUTE, HOUR, DAY, WEEK, MONTH])
 # Gaps as shares of the window: many short ones, some that empty it.

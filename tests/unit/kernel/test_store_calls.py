@@ -11,10 +11,10 @@ from weft.api.router.v1 import file_service_pb2, task_pb2, task_service_pb2
 from weft.durable.batches import FileClient
 from weft.durable.requests import RequestClient
 from weft.durable.tasks import TaskClient
-from weft.kernel.errors import WeftError
-from weft.kernel.principal import LOCAL, Principal
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc_auth import as_caller, caller
+from weft.kernel.access.principal import LOCAL, Principal
+from weft.kernel.access.rpc_auth import as_caller, caller
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 
 class Slow:

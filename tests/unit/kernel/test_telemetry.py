@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.kernel.telemetry import (
+from weft.kernel.telemetry.structured_logs import (
     FOLLOW_SECONDS,
     BoundedLogFile,
     new_traceparent,
@@ -63,7 +63,7 @@ def test_full_disk_loses_only_log_lines_and_reports_their_number(tmp_path: Path)
     program = f"""
 import resource
 from pathlib import Path
-from weft.kernel.telemetry import BoundedLogFile
+from weft.kernel.telemetry.structured_logs import BoundedLogFile
 log = BoundedLogFile(Path({str(tmp_path / "log")!r}), 100_000)
 log.write("before\\n")
 resource.setrlimit(resource.RLIMIT_FSIZE, (10, resource.RLIM_INFINITY))

@@ -12,8 +12,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from weft.kernel.errors import FieldError
-from weft.kernel.tls import (
+from weft.kernel.channels.tls import (
     MAX_FILE_BYTES,
     RETRY_SECONDS,
     ServerTls,
@@ -22,6 +21,7 @@ from weft.kernel.tls import (
     TlsSource,
     read_material,
 )
+from weft.kernel.errors.error_tree import FieldError
 from weft_testing.certificates import Authority
 
 
@@ -191,7 +191,7 @@ def test_unusable_files_are_logged_once_and_read_once_a_second(
         return read_material(files)
 
     source = TlsSource(ca.issue("host").write(tmp_path), monotonic=lambda: now)
-    monkeypatch.setattr("weft.kernel.tls.read_material", count)
+    monkeypatch.setattr("weft.kernel.channels.tls.read_material", count)
     ca.issue("host", begins=timedelta(hours=1)).write(tmp_path)
     for _ in range(20):
         source.current()
@@ -213,7 +213,7 @@ def test_files_that_change_during_a_read_are_read_again(
             later.pop().write(tmp_path)
         return material
 
-    monkeypatch.setattr("weft.kernel.tls.read_material", read_slowly)
+    monkeypatch.setattr("weft.kernel.channels.tls.read_material", read_slowly)
     second.write(tmp_path)
     version, material = source.current()
     assert (version, material.certificate) == (2, third.certificate)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from weft.kernel.errors import FieldError
-from weft.kernel.units import MAX_TOKENS, Rate, RateUnit, parse_any_rate, parse_rates
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.values.units import MAX_TOKENS, Rate, RateUnit, parse_any_rate, parse_rates
 
 
 @pytest.mark.parametrize(

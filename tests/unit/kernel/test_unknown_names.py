@@ -4,10 +4,10 @@ import time
 
 import pytest
 
-from weft.kernel.errors import WeftError
-from weft.kernel.names import closest_names
-from weft.kernel.reasons import Reason
-from weft.kernel.unknown_names import (
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.names import closest_names
+from weft.kernel.values.unknown_names import (
     AGENT,
     MODEL,
     MODEL_OR_POOL,

@@ -6,7 +6,7 @@ import pytest
 from kit.library_words import library_words
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
-from weft.kernel.validation_words import plain_words
+from weft.kernel.errors.validation_words import plain_words
 
 
 class Cat(BaseModel):

@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from weft.kernel.value_check import ValueCheck
+from weft.kernel.schemas.value_check import ValueCheck
 
 LIMIT_SECONDS = 0.05
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from weft.kernel.clock import within
+from weft.kernel.time.clock import within
 
 SHORT, LONG = 0.01, 5.0
 Work = Callable[[], Coroutine[Any, Any, object]]

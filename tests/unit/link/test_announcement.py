@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import pytest
 import typer
 
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError, WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_app.cli.join import JoinDialog, announced_mesh, ask_mesh, require_some
 from weft_app.compose.announcement import (
     MAX_ADDRESSES,

@@ -9,8 +9,8 @@ from typing import cast
 import grpc
 import pytest
 
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError, WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_app.compose.authority import self_signed_certificate
 from weft_app.compose.invitation import invitation_to, invitation_to_relays, parse_invitation
 from weft_app.compose.join_address import JoinAddress, JoinDialer, Trust

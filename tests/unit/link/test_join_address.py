@@ -5,9 +5,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from weft.kernel.address import split_address
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError, WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.address import split_address
 from weft_app.compose.authority import self_signed_certificate
 from weft_app.compose.certificate import certificate_from_files
 from weft_app.compose.grpc_host import is_local, is_loopback

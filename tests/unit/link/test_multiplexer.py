@@ -6,8 +6,8 @@ from link_frames import cancel, credit, end, half_close, part, start
 
 from weft.api.common.v1 import link_pb2 as pb
 from weft.api.router.v1 import relay_service_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft.link import flow_control
 from weft.link.flow_control import Call
 from weft.link.frames import (

@@ -7,7 +7,7 @@ from typing import Any
 from registry_svc.ledger.policy.device_memory import DeviceAccount
 from registry_svc.ledger.policy.leases import Grant, Holder, HolderKind, Lease, LeaseState, MemoryRequest, Shares
 from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, ProcessId, ProcessSnapshot, Source
-from weft.kernel.request import Priority
+from weft.kernel.requests.request_values import Priority
 
 GIB = 1024**3
 MARGIN = GIB // 2

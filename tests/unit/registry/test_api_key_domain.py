@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from registry_svc.keys.api_keys import ApiKey
-from weft.kernel.clock import CLOCK_MARGIN_SECONDS
+from weft.kernel.time.clock import CLOCK_MARGIN_SECONDS
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)

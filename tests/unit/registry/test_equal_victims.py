@@ -19,7 +19,7 @@ from router_svc.policy.estimates import Estimates
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.loading.load_plan import Demand, Resident
 from router_svc.policy.loading.load_planner import LoadPlanner
-from weft.kernel.request import CALLER_CLASSES, Operation, Priority
+from weft.kernel.requests.request_values import CALLER_CLASSES, Operation, Priority
 
 HOSTS = 1_000
 NOW = 1_000.0

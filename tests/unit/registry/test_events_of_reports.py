@@ -7,7 +7,7 @@ import pytest
 from registry_svc.mesh.events import report_events, waking_after
 from weft.api.registry.v1 import event_pb2
 from weft.api.registry.v1.runner_pb2 import Capability, InstanceFault, InstanceState
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 
 def _fault(reason: Reason, detail: str) -> InstanceFault:

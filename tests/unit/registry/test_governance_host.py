@@ -10,8 +10,8 @@ import yaml
 from kit.failures import fails
 from kit.refusals import refused
 
-from registry_svc.config import GovernanceMode, GovernanceSettings
 from registry_svc.operations.governance import ClosedGate, Gatekeeper, GovernanceGate, build_gate
+from registry_svc.registry_config import GovernanceMode, GovernanceSettings
 from weft_app.compose.environment import KEY_PATH_VARIABLE
 from weft_app.compose.service_configs import governance_config
 from weft_app.config.loader import parse_config

@@ -5,14 +5,14 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry_svc.config import RegistryConfig
 from registry_svc.mesh.requests import valid_heartbeat, valid_opening
+from registry_svc.registry_config import RegistryConfig
 from runner_svc.policy.followed_models import FollowedList, is_usable
 from weft.api.registry.v1 import agent_pb2, model_pb2, runner_pb2
 from weft.api.registry.v1.runner_session_service_pb2 import HeartbeatRequest, OpenSessionRequest
 from weft.documents.left_out import MAX_LEFT_OUT, bounded
-from weft.kernel.field_rules import check_rules
-from weft.kernel.names import CENTRAL_RUNNER, is_model_name
+from weft.kernel.schemas.field_rules import check_rules
+from weft.kernel.values.names import CENTRAL_RUNNER, is_model_name
 
 MOST = 8
 CONFIG = RegistryConfig(database_url="sqlite://", max_models_per_session=MOST, max_agents_per_session=4)

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from registry_svc.config import RegistryConfig
 from registry_svc.mesh.requests import valid_heartbeat
+from registry_svc.registry_config import RegistryConfig
 from weft.api.common.v1 import error_reason_pb2
 from weft.api.registry.v1 import runner_pb2
 from weft.api.registry.v1.runner_session_service_pb2 import HeartbeatRequest

@@ -14,7 +14,7 @@ from registry_svc.ledger.policy.device_memory import choose, host_account, large
 from registry_svc.ledger.policy.leases import Lease, LeaseState, orphaned, processes_after, released, renewed, with_gone
 from registry_svc.ledger.policy.reclaim import Reclaim, plan_queue
 from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, ProcessId, ProcessSnapshot, Source
-from weft.kernel.request import Priority
+from weft.kernel.requests.request_values import Priority
 
 if TYPE_CHECKING:
     from registry_svc.ledger.policy.leases import MemoryRequest

@@ -8,7 +8,6 @@ import pytest
 from kit.refusals import refused
 from ledger_values import lease
 
-from registry_svc.config import LedgerConfig
 from registry_svc.ledger.policy.leases import Holder, HolderKind, Lease, MemoryRequest
 from registry_svc.ledger.requests import (
     check_acquire,
@@ -18,6 +17,7 @@ from registry_svc.ledger.requests import (
     memory_request_from,
     renewed_with,
 )
+from registry_svc.registry_config import LedgerConfig
 from weft.api.common.v1 import priority_pb2
 from weft.api.registry.v1 import lease_pb2, lease_service_pb2
 from weft.gpu.snapshot import (
@@ -30,9 +30,9 @@ from weft.gpu.snapshot import (
     Source,
     snapshot_from,
 )
-from weft.kernel.errors import FieldError
-from weft.kernel.field_rules import check_message
-from weft.kernel.request import Priority
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.requests.request_values import Priority
+from weft.kernel.schemas.field_rules import check_message
 
 Acquire = lease_service_pb2.AcquireLeaseRequest
 Renew = lease_service_pb2.RenewLeasesRequest

@@ -6,8 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from registry_svc.config import RegistryConfig
-from registry_svc.mesh.domain import Standing
 from registry_svc.mesh.policy.heartbeat import (
     Pulse,
     Retirement,
@@ -19,6 +17,8 @@ from registry_svc.mesh.policy.heartbeat import (
     resumed,
     share_of,
 )
+from registry_svc.mesh.states import Standing
+from registry_svc.registry_config import RegistryConfig
 
 LIMITS = RegistryConfig(database_url="sqlite://", restart_grace_seconds=0.0)
 

@@ -5,14 +5,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from registry_svc.mesh.policy.declarations import Author, settled_owner
-from registry_svc.mesh.policy.namespace import Claim, Owner, may_share, require_free, sessions_to_end
+from registry_svc.mesh.policy.namespace import NameOwners, Owner, may_share, require_free, sessions_to_end
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError, WeftError
+from weft.kernel.errors.reasons import Reason
 
 
-def claim(kind: ResourceKind, *owners: Owner) -> Claim:
-    return Claim(kind=kind, name="x", owners=owners)
+def claim(kind: ResourceKind, *owners: Owner) -> NameOwners:
+    return NameOwners(kind=kind, name="x", owners=owners)
 
 
 def held(kind: ResourceKind, session: str = "s2", *, live: bool = True, runner: str = "r2") -> Owner:
@@ -23,7 +23,7 @@ def declared(kind: ResourceKind, runner: str = "") -> Owner:
     return Owner(kind=kind, name="x", runner=runner)
 
 
-def refusal(*claims: Claim) -> dict[str, str]:
+def refusal(*claims: NameOwners) -> dict[str, str]:
     with pytest.raises(WeftError) as refused:
         sessions_to_end(claims, own_session="s1", runner="r1")
     assert refused.value.reason is Reason.ALREADY_EXISTS
@@ -106,7 +106,7 @@ def test_admission_leaves_every_name_with_one_kind(
     dead: set[str] = set()
     for session, wanted, dies in script:
         if not clashes(wanted):
-            claims = [Claim(kind=k, name=n, owners=owners(held_rows, dead, n)) for k, n in sorted(wanted, key=str)]
+            claims = [NameOwners(kind=k, name=n, owners=owners(held_rows, dead, n)) for k, n in sorted(wanted, key=str)]
             try:
                 ended = sessions_to_end(claims, own_session=session, runner=session)
             except WeftError:

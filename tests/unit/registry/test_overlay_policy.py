@@ -7,7 +7,6 @@ from types import MappingProxyType
 import pytest
 from kit.messages import changed
 
-from registry_svc.mesh.domain import Outcome, Status
 from registry_svc.mesh.overlay import (
     Publisher,
     combined,
@@ -21,10 +20,11 @@ from registry_svc.mesh.overlay import (
 )
 from registry_svc.mesh.policy.declarations import MAX_LISTED_NAMES, decide_outcome, in_use
 from registry_svc.mesh.records import Held
+from registry_svc.mesh.states import Outcome, Status
 from weft.api.registry.v1 import agent_pb2, model_pb2, route_pb2, runner_pb2, wake_pb2
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.errors import WeftError
-from weft.kernel.timestamps import stamp_of
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.time.timestamps import stamp_of
 
 NOW = stamp_of(datetime(2026, 1, 1, tzinfo=UTC))
 PLAIN = model_pb2.ModelManifest(name="m1", operations=[model_pb2.MODEL_OPERATION_CHAT])

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from registry_svc.mesh.domain import Status
 from registry_svc.mesh.indexes import PoolIndex, RouteIndex, TargetIndex
 from registry_svc.mesh.policy.declarations import Target, exists
+from registry_svc.mesh.states import Status
 from weft.api.registry.v1 import agent_pb2, model_pb2, route_pb2
 from weft.documents.kind import PointsTo
 
@@ -135,7 +135,7 @@ def test_pool_takes_precedence_over_a_model_with_its_name_and_a_model_is_not_its
 
 
 @pytest.mark.parametrize(
-    ("to", "leaving", "arriving", "is_there"),
+    ("to", "leaving", "arriving", "is_reachable"),
     [
         (PointsTo.MODEL, (), {}, True),
         (PointsTo.MODEL, ("big",), {}, False),
@@ -149,7 +149,7 @@ def test_pool_takes_precedence_over_a_model_with_its_name_and_a_model_is_not_its
     ],
 )
 def test_reference_is_broken_only_when_the_last_named_resource_is_removed(
-    to: PointsTo, leaving: tuple[str, ...], arriving: dict[str, str], is_there: bool
+    to: PointsTo, leaving: tuple[str, ...], arriving: dict[str, str], is_reachable: bool
 ) -> None:
     target = Target(name="big", model_known=True, pool_members=("m1", "m2"))
-    assert exists(target, to, arriving=arriving, leaving=leaving) is is_there
+    assert exists(target, to, arriving=arriving, leaving=leaving) is is_reachable

@@ -21,7 +21,7 @@ from registry_svc.ledger.policy.reclaim import (
     next_victim,
     plan_queue,
 )
-from weft.kernel.request import Priority
+from weft.kernel.requests.request_values import Priority
 
 HIGH, NORMAL, LOW = Priority.HIGH, Priority.NORMAL, Priority.LOW
 
@@ -324,5 +324,5 @@ def test_plan_overbooks_no_device_and_allows_no_overtaking(
         if each.key in served:
             continue
         for other in line:
-            if other.place > each.place and other.key in served:
+            if other.queue_key > each.queue_key and other.key in served:
                 assert not (served[other.key].keys() & each.devices_among(range(4)))

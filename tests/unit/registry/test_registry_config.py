@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from kit.refusals import refused
 
-from registry_svc.config import RegistryConfig, RegistrySettings
-from weft.kernel.errors import FieldError
+from registry_svc.registry_config import RegistryConfig, RegistrySettings
+from weft.kernel.errors.error_tree import FieldError
 from weft_app.compose.environment import allow_cloud_fallback
 from weft_app.compose.home import WeftHome
 from weft_app.compose.service_configs import registry_config

@@ -3,11 +3,11 @@
 import pytest
 from prometheus_client import generate_latest
 
-from registry_svc.metrics import add_registry_metrics
-from registry_svc.service import RegistryFigures
+from registry_svc.registry_metrics import add_registry_metrics
+from registry_svc.registry_service import RegistryFigures
 from weft.api.registry.v1 import lease_pb2
 from weft.api.registry.v1 import lease_service_pb2 as pb
-from weft.kernel.metrics import MetricsPage
+from weft.kernel.telemetry.metrics_page import MetricsPage
 
 
 def _lines(figures: RegistryFigures | None) -> list[str]:

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kit.refusals import refused
 
-from registry_svc.config import RegistryConfig
 from registry_svc.mesh.requests import MAX_PAGE_SIZE, page_of, valid_heartbeat, valid_opening
+from registry_svc.registry_config import RegistryConfig
 from registry_svc.wire_values import page_token
 from weft.api.registry.v1 import model_pb2, registry_service_pb2, runner_pb2, runner_session_service_pb2, wake_pb2
 from weft.documents.left_out import left_out_item
-from weft.kernel.errors import FieldError
-from weft.kernel.names import is_name
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.values.names import is_name
 
 CONFIG = RegistryConfig(database_url="sqlite://", max_models_per_session=3)
 OpenSession = runner_session_service_pb2.OpenSessionRequest

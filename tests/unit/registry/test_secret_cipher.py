@@ -14,8 +14,8 @@ from registry_svc.secrets.cipher import (
     make_keys,
     read_keys,
 )
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 OLD, NEW = b"o" * KEY_BYTES, b"n" * KEY_BYTES
 LINE = base64.b64encode(NEW) + b"\n"

@@ -3,7 +3,6 @@
 import pytest
 from kit.failures import fails
 
-from registry_svc.mesh.domain import Session, Standing
 from registry_svc.mesh.policy.heartbeat import (
     Admitted,
     HeartbeatKind,
@@ -13,9 +12,10 @@ from registry_svc.mesh.policy.heartbeat import (
     decide_opening,
     validate_heartbeat,
 )
-from registry_svc.mesh.policy.namespace import Claim, Owner
+from registry_svc.mesh.policy.namespace import NameOwners, Owner
+from registry_svc.mesh.states import Session, Standing
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 
 def session(session_id: str, runner: str = "r1", *, incarnation: str = "life-1", request_id: str = "open-1") -> Session:
@@ -41,14 +41,14 @@ def decide(
     models: dict[str, Holder] | None = None,
 ) -> Repeated | Admitted:
     claims = [
-        Claim(
+        NameOwners(
             kind=ResourceKind.RUNNER,
             name="r1",
             owners=() if runner is None else (owner(ResourceKind.RUNNER, "r1", runner),),
         )
     ]
     for name, holder in (models or {}).items():
-        claims.append(Claim(kind=ResourceKind.MODEL, name=name, owners=(owner(ResourceKind.MODEL, name, holder),)))
+        claims.append(NameOwners(kind=ResourceKind.MODEL, name=name, owners=(owner(ResourceKind.MODEL, name, holder),)))
     return decide_opening(request, own=own, runner_holder=runner, claims=claims)
 
 

@@ -9,8 +9,8 @@ from kit.resources import gone
 
 from registry_svc.watchers import Watchers
 from weft.api.registry.v1.registry_service_pb2 import WatchResponse
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 
 def batch(first: int, last: int) -> list[WatchResponse]:

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from registry_svc.writer import SingleWriter
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 
 class Database:

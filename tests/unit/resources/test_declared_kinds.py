@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from registry_svc.config import RegistryConfig
+from registry_svc.registry_config import RegistryConfig
 from weft.documents.kinds import DECLARED_KINDS, key_of, packed, record_in
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import declared_document, observed_document, plain, to_declaration

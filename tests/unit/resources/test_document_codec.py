@@ -17,7 +17,7 @@ from weft.api.runner.v1 import load_pb2
 from weft.documents.codec import camel, document_of, plan_of, without_defaults
 from weft.documents.json_schema import SchemaSet, comment_of
 from weft.documents.reader import read_message
-from weft.kernel.field_rules import RuleError
+from weft.kernel.schemas.field_rules import RuleError
 
 RECORDS: list[type[Message]] = [
     request_pb2.RequestRecord,

@@ -4,7 +4,7 @@ import pytest
 
 from weft.api.registry.v1.tags_pb2 import Tags
 from weft.documents.selectors import MAX_REQUIREMENTS, parse_selector, require_labels, selects
-from weft.kernel.errors import FieldError
+from weft.kernel.errors.error_tree import FieldError
 
 TAGS = Tags(tier="fast", labels={"team": "a", "zone": "x=1"}, owner="ann")
 

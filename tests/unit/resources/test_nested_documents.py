@@ -8,7 +8,7 @@ from weft.api.registry.v1.tenant_pb2 import TenantManifest
 from weft.api.registry.v1.workflow_pb2 import WorkflowManifest
 from weft.documents.codec import document_of
 from weft.documents.reader import read_message
-from weft.kernel.field_rules import RuleError
+from weft.kernel.schemas.field_rules import RuleError
 
 WORKFLOW: dict[str, Any] = {
     "name": "turbo",

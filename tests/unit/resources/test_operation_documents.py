@@ -18,8 +18,8 @@ from weft.documents.operation_actions import (
     load_options,
     unload_action,
 )
-from weft.kernel.errors import FieldError
-from weft.kernel.request import Priority
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.requests.request_values import Priority
 from weft_app.cli.operations import has_ended
 
 VALUES = st.one_of(

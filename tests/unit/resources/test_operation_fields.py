@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from google.protobuf.descriptor import Descriptor, MethodDescriptor
 
-from gateway.runner_api.operations import callers_field
+from gateway.runner_api.runner_operations import callers_field
 from weft.api.operations.v1 import operation_service_pb2
 from weft.documents.field_names import operation_field
 from weft_app.cli.verbs import option_of

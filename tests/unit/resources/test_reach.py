@@ -17,12 +17,12 @@ from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument
 from weft.documents.rights import require_declarable, require_operable
 from weft.documents.yaml_documents import parse_document
-from weft.kernel.errors import WeftError
-from weft.kernel.load_parameters import check_parameters, load_parameter, parameter_reach
-from weft.kernel.principal import LOCAL, MESH_ACCESS, Principal, parse_scopes
-from weft.kernel.reach import Reach
-from weft.kernel.reasons import Reason
-from weft.kernel.rpc_auth import access_of
+from weft.kernel.access.principal import LOCAL, MESH_ACCESS, Principal, parse_scopes
+from weft.kernel.access.rpc_auth import access_of
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.models.load_parameters import check_parameters, load_parameter, parameter_reach
+from weft.kernel.values.reach import Reach
 
 
 def fields_below(descriptor: Any, seen: set[str]) -> Iterator[FieldDescriptor]:

@@ -28,7 +28,7 @@ from weft.documents.resources import (
     to_declaration,
 )
 from weft.documents.yaml_documents import parse_document, read_documents, yaml_documents, yaml_text
-from weft.kernel.errors import FieldError
+from weft.kernel.errors.error_tree import FieldError
 
 EVERY_KIND: list[Callable[[], AnyDocument]] = [
     lambda: model_document(some_model(), instance_of(some_model(), some_runner())),

@@ -7,8 +7,8 @@ import pytest
 from weft.documents import yaml_documents
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.yaml_documents import MAX_DOCUMENTS, MAX_FILE_BYTES, parse_document, read_documents, refuse_repeats
-from weft.kernel.errors import MAX_REFUSALS, FieldError, WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import MAX_REFUSALS, FieldError, WeftError
+from weft.kernel.errors.reasons import Reason
 
 GOOD = "kind: agent\nname: good\nmodel: m\n"
 

@@ -16,7 +16,7 @@ from weft.documents.resources import (
     plain,
 )
 from weft.documents.yaml_documents import parse_document, yaml_text
-from weft.kernel.timestamps import optional_seconds
+from weft.kernel.time.timestamps import optional_seconds
 
 
 def read(**fields: object) -> AnyDocument:

@@ -8,8 +8,8 @@ from router_svc.policy.endpoints.candidates import Candidate, Needs, Readiness
 from router_svc.policy.endpoints.choice import Choice, PickRequest
 from router_svc.policy.endpoints.routes import Route
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.settings import ChoicePolicy, PoolSettings, Settings
-from weft.kernel.request import Operation
+from router_svc.policy.pool_settings import ChoicePolicy, PoolSettings, Settings
+from weft.kernel.requests.request_values import Operation
 
 CHAT = Needs(Operation.CHAT)
 ANYWHERE = Needs(Operation.CHAT, allow_remote=True)

@@ -10,7 +10,7 @@ from router_svc.policy.estimates import Estimates
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.loading.load_plan import Demand, LoadPlan, Resident
 from router_svc.policy.loading.load_planner import LoadPlanner
-from weft.kernel.request import Operation, Priority
+from weft.kernel.requests.request_values import Operation, Priority
 
 GIB = 1024**3
 STEP_SECONDS = 0.25

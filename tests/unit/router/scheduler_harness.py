@@ -8,13 +8,13 @@ from router_svc.policy.decisions import Decision, Placed, Rejects, Waits, WakeFa
 from router_svc.policy.endpoints.candidates import Candidate, Needs, Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.request import Request
+from router_svc.policy.pool_settings import Settings
+from router_svc.policy.router_request import Request
 from router_svc.policy.scheduler import Scheduler
-from router_svc.policy.settings import Settings
-from weft.kernel.names import DEFAULT_TENANT
-from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.placement_request import PlacementRequest
+from weft.kernel.requests.request_values import Operation
+from weft.kernel.values.names import DEFAULT_TENANT
 
 _OF_NEEDS = frozenset({"operation", "allow_remote", "skills", "tools", "context_tokens"})
 

@@ -9,13 +9,13 @@ from router_svc.policy.decisions import Decision, Placed, Served, WakeFailure, W
 from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.loading.load_plan import Demand, Resident
 from router_svc.policy.loading.swap_cost import SwapCosts
+from router_svc.policy.pool_settings import Settings
 from router_svc.policy.queue.queue import Queue, QueueEntry
-from router_svc.policy.request import Request
+from router_svc.policy.router_request import Request
 from router_svc.policy.scheduler import Scheduler
-from router_svc.policy.settings import Settings
 from router_svc.simulation.scenario import Scenario
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Priority
 
 
 class Sound:

@@ -5,7 +5,7 @@ from typing import Any
 from scheduler_harness import Mesh, arrival, asleep, candidate, failed, placed, rejected, scheduler, woken
 
 from router_svc.policy.endpoints.candidates import Candidate, HostMemory, MemoryHolder
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 GIB = 1 << 30
 ON_HOST: dict[str, Any] = {"host": "gpu", "memory_bytes": 5 * GIB, "usual_load_seconds": 4.0}

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from index_harness import CHAT, index, member, pick
 
 from router_svc.policy.endpoints.candidates import Candidate, Needs, Readiness
-from router_svc.policy.endpoints.capability import fits
 from router_svc.policy.endpoints.choice import PickRequest
 from router_svc.policy.endpoints.circuit_breaker import HealthState
 from router_svc.policy.endpoints.pool import Endpoint
-from router_svc.policy.settings import ChoicePolicy
-from weft.kernel.failures import FailureKind
-from weft.kernel.request import Operation
+from router_svc.policy.endpoints.required_capabilities import fits
+from router_svc.policy.pool_settings import ChoicePolicy
+from weft.kernel.errors.failures import FailureKind
+from weft.kernel.requests.request_values import Operation
 
 NAMES = "abcdef"
 POOLS = "pq"

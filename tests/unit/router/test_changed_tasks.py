@@ -5,7 +5,7 @@ import pytest
 from router_svc.durable.tasks import tenant_watch
 from router_svc.durable.tasks.task_records import Lane, LaneFilled, ManyChanged, TaskChanged, TasksPurged
 from router_svc.durable.tasks.tenant_watch import ChangedTasks
-from weft.kernel.request import Priority
+from weft.kernel.requests.request_values import Priority
 
 
 def test_changes_of_one_task_are_coalesced_until_taken() -> None:

@@ -13,8 +13,8 @@ from router_svc.policy.endpoints.choice import PickRequest
 from router_svc.policy.endpoints.engine_load import NO_ENGINE_LOAD, EngineFigures, engine_load
 from router_svc.policy.endpoints.load_balancer import SessionEndpoints
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.settings import ChoicePolicy
-from weft.kernel.request import Operation
+from router_svc.policy.pool_settings import ChoicePolicy
+from weft.kernel.requests.request_values import Operation
 
 
 def test_lowest_share_of_used_slots_is_chosen() -> None:

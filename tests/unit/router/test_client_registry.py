@@ -14,16 +14,16 @@ from router_svc.client_registry import (
     ClientsConfig,
 )
 from router_svc.policy.cooldown import Cooldown, CooldownRule
-from router_svc.policy.settings import ClientProfile, RateLimitConfig
+from router_svc.policy.pool_settings import ClientProfile, RateLimitConfig
 from router_svc.receipt_counts import MAX_COUNTED_TOKENS
 from router_svc.usage import MAX_COUNTED_GPU_NANOSECONDS, MAX_COUNTED_MILLIJOULES
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_pb2 as pb
-from weft.kernel.errors import WeftError
-from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
-from weft.kernel.units import Rate, RateUnit
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.placement_request import PlacementRequest
+from weft.kernel.requests.request_values import Priority
+from weft.kernel.values.units import Rate, RateUnit
 from weft_testing.fake_clock import FakeClock
 
 PAUSES: dict[str, Any] = {"cooldown_after_refusals": 3, "cooldown_seconds": 10, "max_cooldown_seconds": 40}

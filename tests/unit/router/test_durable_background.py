@@ -5,9 +5,9 @@ from kit.random_scenario import real_scheduler
 
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.simulation.engine import Simulation
-from router_svc.simulation.metrics import GroupMetrics, Waits
 from router_svc.simulation.scenario import Amount, HostGroup, ModelKind, Rate, Scenario, Tenant, Traffic
-from weft.kernel.request import Priority
+from router_svc.simulation.simulation_metrics import GroupMetrics, Waits
+from weft.kernel.requests.request_values import Priority
 
 STATISTICS = pytest.mark.nightly("statistics of the simulator")
 SECONDS = pytest.mark.parametrize("seconds", [40.0, pytest.param(200.0, marks=STATISTICS)])

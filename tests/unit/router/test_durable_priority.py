@@ -10,9 +10,9 @@ from router_svc.policy.decisions import Decision, Waits
 from router_svc.policy.endpoints.candidates import Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.endpoints.routes import Route
-from router_svc.policy.settings import Settings, TenantSettings
-from weft.kernel.reasons import Reason
-from weft.kernel.request import CALLER_CLASSES, Priority
+from router_svc.policy.pool_settings import Settings, TenantSettings
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import CALLER_CLASSES, Priority
 
 DURABLE = Priority.DURABLE
 

@@ -21,10 +21,10 @@ from router_svc.policy.estimates import (
     estimate_error,
     wait_seconds,
 )
-from router_svc.policy.request import UNITS, Request, WorkUnit
+from router_svc.policy.router_request import UNITS, Request, WorkUnit
 from router_svc.policy.scheduler import Scheduler
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Operation
 
 MODEL = candidate("qwen")
 

@@ -5,7 +5,7 @@ from scheduler_harness import Mesh, arrival, candidate, placed, rejected, schedu
 
 from router_svc.policy.decisions import Served
 from router_svc.policy.limits import SchedulerLimits
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 SOME = Served(prompt_tokens=10, cached_tokens=0, output_tokens=3)
 

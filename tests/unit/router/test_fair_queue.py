@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router_svc.policy.queue.fair_queue import FairQueue, SortedPositions
-from router_svc.policy.request import QueuePosition
+from router_svc.policy.router_request import QueuePosition
 
 
 def queue_position(key: int, arrived_at: float, deadline_at: float | None) -> QueuePosition:
@@ -33,7 +33,7 @@ class Desk:
         turn = self.queue.head()
         if turn is None:
             return None
-        self.queue.remove(turn.tenant, turn.place)
+        self.queue.remove(turn.tenant, turn.queue_key)
         self.accounts[turn.tenant] += cost
         self.turns[turn.tenant] = max(self.turns.values()) + 1
         return turn.key

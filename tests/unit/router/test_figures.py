@@ -31,8 +31,8 @@ from weft.api.router.v1 import figures_pb2 as pb
 from weft.api.router.v1.figure_step_pb2 import FigureStep, StepCounts
 from weft.dispatch.fleet import FleetView
 from weft.documents.codec import document_of
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_testing.fake_clock import FakeClock
 
 LIMITS = FigureLimits(step_seconds=10.0, max_steps=6, max_models=2, max_models_per_step=3, max_devices=2)

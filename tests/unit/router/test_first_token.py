@@ -22,11 +22,11 @@ from router_svc.policy.endpoints.first_token import (
     first_token,
 )
 from router_svc.policy.endpoints.prefix_affinity import NO_HIT, Hit, PrefixCaches
-from router_svc.policy.request import Request
+from router_svc.policy.pool_settings import ChoicePolicy, PoolSettings
+from router_svc.policy.router_request import Request
 from router_svc.policy.scheduler import Scheduler
-from router_svc.policy.settings import ChoicePolicy, PoolSettings
-from weft.kernel.placement_request import PrefixHolder
-from weft.kernel.request import Operation
+from weft.kernel.requests.placement_request import PrefixHolder
+from weft.kernel.requests.request_values import Operation
 
 CHUNK_TOKENS = 256
 """Tokens of one digest at the beginning of a prompt."""

@@ -10,7 +10,7 @@ from load_harness import STEP_SECONDS, LoadWorld, ModelSpec
 
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.loading.load_plan import Demand, LoadPlan, Resident
-from weft.kernel.request import Priority
+from weft.kernel.requests.request_values import Priority
 
 LONG = pytest.mark.slow("simulates histories of two minutes in small steps")
 HOST_GIB = 10.0

@@ -9,7 +9,7 @@ from scheduler_harness import Mesh, arrival, asleep, candidate, placed, rejected
 
 from router_svc.policy.decisions import Decision, Served, Waits, Wakes
 from router_svc.policy.endpoints.candidates import Candidate, HostMemory, MemoryHolder
-from weft.kernel.request import Priority
+from weft.kernel.requests.request_values import Priority
 
 
 def test_cold_request_is_served_within_the_bound_under_constant_load_on_another_model() -> None:

@@ -8,8 +8,8 @@ from router_svc.policy.decisions import Decision, StopsWaking, Waits, Wakes
 from router_svc.policy.endpoints.candidates import Candidate, HostMemory, MemoryHolder, Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.limits import SchedulerLimits
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Priority
 
 GIB = 1 << 30
 LIMITS = SchedulerLimits()

@@ -14,7 +14,7 @@ from scheduler_harness import (
 )
 
 from router_svc.policy.endpoints.candidates import Readiness
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 LOST, UNREACHABLE = Reason.WORKER_LOST, Reason.RUNNER_UNREACHABLE
 

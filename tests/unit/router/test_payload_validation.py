@@ -7,15 +7,15 @@ import pytest
 from google.protobuf.descriptor import Descriptor
 from kit.refusals import refused
 
-from gateway.config import RequestLimits
+from gateway.gateway_config import RequestLimits
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, completion_pb2, json_value_pb2, sampling_pb2
 from weft.api.router.v1 import inference_service_pb2
 from weft.api.runner.v1 import generation_service_pb2
 from weft.dispatch.parameter_checks import MAX_EXTRA_BYTES, MAX_EXTRA_FIELDS
 from weft.dispatch.payload_checks import MAX_PROMPTS, check_chat, check_completion
-from weft.kernel.errors import FieldError
-from weft.kernel.json_objects import plain_object, to_json_object
-from weft.kernel.json_schema import SchemaLimits
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.schemas.json_schema import SchemaLimits
+from weft.kernel.text.json_objects import plain_object, to_json_object
 
 Check = Callable[[json_value_pb2.JsonObject], None]
 

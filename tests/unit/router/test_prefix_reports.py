@@ -20,7 +20,7 @@ from router_svc.policy.endpoints.prefix_affinity import (
     moves_of,
 )
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.settings import Settings
+from router_svc.policy.pool_settings import Settings
 
 A, B = member("a"), member("b")
 POOL = "p"

@@ -10,10 +10,10 @@ from router_svc.policy.decisions import Served, WaitKind, Waits
 from router_svc.policy.endpoints.further_turns import MAX_TURNS, RETURN_SECONDS, FurtherTurns
 from router_svc.policy.endpoints.prompt_line import OPEN_LINE_SECONDS, PromptLine
 from router_svc.policy.endpoints.routes import Route
+from router_svc.policy.pool_settings import PoolSettings, RemotePermission, Settings, TenantSettings
 from router_svc.policy.prompt_order import MAX_PASSED_OVER
-from router_svc.policy.settings import PoolSettings, RemotePermission, Settings, TenantSettings
-from weft.kernel.reasons import Reason
-from weft.kernel.request import CHARS_PER_TOKEN, PREFIX_ENDS, Priority
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import CHARS_PER_TOKEN, PREFIX_ENDS, Priority
 
 TOKENS = 20_000
 """Of a prompt that takes 5 s at the assumed speed."""

@@ -22,11 +22,11 @@ from router_svc.policy.quotes import (
     Quote,
     Spread,
 )
-from router_svc.policy.request import EstimatedPart
+from router_svc.policy.router_request import EstimatedPart
 from router_svc.policy.scheduler import Scheduler
 from router_svc.simulation.engine import Simulation
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Operation
 from weft_app.config.scenario import load_scenario
 
 SCENARIOS = Path(__file__).parents[3] / "examples" / "scenarios"

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from router_svc.metrics import ReceiptFault, receipt_faults
 from router_svc.receipt_counts import ReceiptCounts
+from router_svc.router_metrics import ReceiptFault, receipt_faults
 from weft.api.common.v1 import error_reason_pb2, receipt_pb2
 
 DIED = error_reason_pb2.ERROR_REASON_SERVER_DIED

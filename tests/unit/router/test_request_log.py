@@ -12,16 +12,16 @@ from router_svc.observer import RequestEnded
 from router_svc.policy.decisions import FailedAttempt, Loads, Placed, Rejects, Waits, Wakes
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.choice import Choice, Considered
-from router_svc.policy.request import Request
+from router_svc.policy.router_request import Request
 from router_svc.request_log import RequestLog, RequestLogLimits
 from router_svc.request_servicer import request_record
 from weft.api.common.v1 import receipt_pb2, signal_pb2
 from weft.api.router.v1 import request_pb2 as pb
 from weft.dispatch.fleet import FleetView
-from weft.kernel.errors import WeftError, quoting_engine
-from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation, Priority
+from weft.kernel.errors.error_tree import WeftError, quoting_engine
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.placement_request import PlacementRequest
+from weft.kernel.requests.request_values import Operation, Priority
 
 WALL = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 CANDIDATE = Candidate(

@@ -6,16 +6,16 @@ from kit.request_endings import ending
 from kit.scheduling import placement_request
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from router_svc.metrics import RouterMetrics
 from router_svc.observer import RouterState
 from router_svc.policy.decisions import WaitKind
+from router_svc.router_metrics import RouterMetrics
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.fleet import FleetView
-from weft.kernel.metric_limits import MetricLimits
-from weft.kernel.metrics import OTHER, MetricsPage
-from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.reasons import Reason
-from weft.kernel.tracing import NO_TRACING, Sampling, Tracing
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.placement_request import PlacementRequest
+from weft.kernel.settings.metric_limits import MetricLimits
+from weft.kernel.telemetry.metrics_page import OTHER, MetricsPage
+from weft.kernel.telemetry.tracing import NO_TRACING, Sampling, Tracing
 
 TRACE = "ab" * 16
 SAMPLED = f"00-{TRACE}-{'cd' * 8}-01"

@@ -9,11 +9,11 @@ from kit.scheduling import placement_request
 
 from router_svc.policy.change_buffer import ChangeBuffer, WatchLimits
 from router_svc.policy.decisions import FailedAttempt, Loads, Waits
-from router_svc.policy.request import Request
+from router_svc.policy.router_request import Request
 from router_svc.request_log import RequestLog, RequestLogLimits
 from weft.api.common.v1 import receipt_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_testing.fake_clock import FakeClock
 
 LIMITS = WatchLimits(max_waiting_changes=4, max_batch=3, interval_seconds=0.1, figures_interval_seconds=1.0)

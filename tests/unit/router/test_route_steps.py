@@ -13,16 +13,16 @@ from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.endpoints.route_conditions import RouteCondition
 from router_svc.policy.endpoints.routes import Route
-from router_svc.policy.request import Request
+from router_svc.policy.pool_settings import ChoicePolicy
+from router_svc.policy.router_request import Request
 from router_svc.policy.scheduler import Scheduler
-from router_svc.policy.settings import ChoicePolicy
 from weft.api.registry.v1.route_pb2 import RouteCondition as RouteConditionMessage
 from weft.api.registry.v1.route_pb2 import RouteManifest
 from weft.documents.kinds.route import check_route
-from weft.kernel.errors import FieldError
-from weft.kernel.failures import FailureKind
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Skill
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.errors.failures import FailureKind
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Skill
 
 LINE = "route/r"
 

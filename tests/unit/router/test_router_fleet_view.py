@@ -14,8 +14,8 @@ from weft.api.registry.v1 import model_pb2, runner_pb2
 from weft.api.registry.v1.agent_pb2 import Agent, AgentManifest
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.dispatch.fleet import FleetView, ModelView, RunnerView
-from weft.kernel.abilities import ThinkingMode
-from weft.kernel.request import Skill
+from weft.kernel.requests.capabilities import ThinkingMode
+from weft.kernel.requests.request_values import Skill
 
 MESH = wake_plan(by_runner=False, by_mesh=packet_recipe(mac_address="02:00:00:00:00:01"), max_wait_seconds=90.0)
 

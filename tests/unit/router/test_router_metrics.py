@@ -8,19 +8,19 @@ from kit.scheduling import placement_request
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from router_svc.metrics import RouterMetrics
 from router_svc.observer import RouterState
 from router_svc.policy.decisions import Rejects, Waits
 from router_svc.policy.endpoints.candidates import HostMemory, MemoryHolder
 from router_svc.policy.quotes import Coverage
+from router_svc.router_metrics import RouterMetrics
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.fleet import FleetView
-from weft.kernel.errors import WeftError
-from weft.kernel.metric_limits import MetricLimits
-from weft.kernel.metrics import MetricsPage
-from weft.kernel.placement_request import PlacementRequest, PoolQueue
-from weft.kernel.reasons import Reason
-from weft.kernel.tracing import NO_TRACING
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.placement_request import PlacementRequest, PoolQueue
+from weft.kernel.settings.metric_limits import MetricLimits
+from weft.kernel.telemetry.metrics_page import MetricsPage
+from weft.kernel.telemetry.tracing import NO_TRACING
 
 MODEL = model_view(pool="chat")
 VIEW = FleetView(1, {}, {"qwen": MODEL})

@@ -7,11 +7,11 @@ from scheduler_harness import Mesh, arrival, candidate, placed, plain, rejected,
 
 from router_svc.policy.decisions import Loads, Served, Waits
 from router_svc.policy.endpoints.candidates import Readiness
+from router_svc.policy.pool_settings import ChoicePolicy, PoolSettings, Settings
 from router_svc.policy.prompt_order import MAX_PASSED_OVER
-from router_svc.policy.settings import ChoicePolicy, PoolSettings, Settings
 from weft.dispatch.payload_description import prefix_digests
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation, Priority
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Operation, Priority
 
 SERVED = Served(prompt_tokens=2_250, cached_tokens=0, output_tokens=10)
 

@@ -6,8 +6,8 @@ from scheduler_harness import Mesh, arrival, asleep, candidate, placed, refusals
 from router_svc.policy.decisions import Placed, Served, Waits
 from router_svc.policy.endpoints.routes import Route
 from router_svc.policy.queue.queue import MAX_REMEMBERED_KINDS
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Priority
 
 TOOK = Served(prompt_tokens=100, cached_tokens=0, output_tokens=100)
 

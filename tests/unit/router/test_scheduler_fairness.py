@@ -14,9 +14,9 @@ from router_svc.policy.decisions import Decision, Served, WaitKind, Waits
 from router_svc.policy.endpoints.candidates import Candidate
 from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.endpoints.routes import Route
-from router_svc.policy.settings import PoolSettings, Settings, TenantSettings
-from weft.kernel.reasons import Reason
-from weft.kernel.request import CALLER_CLASSES, Priority
+from router_svc.policy.pool_settings import PoolSettings, Settings, TenantSettings
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import CALLER_CLASSES, Priority
 
 TOOK = Served(prompt_tokens=100, cached_tokens=0, output_tokens=100)
 

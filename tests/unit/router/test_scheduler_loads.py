@@ -8,8 +8,8 @@ from scheduler_harness import Mesh, arrival, asleep, candidate, failed, placed, 
 from router_svc.policy.decisions import Decision, Loads, Placed, Rejects, Waits
 from router_svc.policy.endpoints.candidates import Candidate, HostMemory, MemoryHolder
 from router_svc.policy.estimates import MAX_EVICTION_SECONDS
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Priority
 
 GIB = 1 << 30
 ON_HOST: dict[str, Any] = {"host": "gpu", "memory_bytes": 5 * GIB, "usual_load_seconds": 4.0}

@@ -9,7 +9,7 @@ from router_svc.policy.decisions import Placed, Rejects
 from router_svc.policy.endpoints.candidates import Readiness
 from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.endpoints.routes import Route
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 
 def route(*candidates: str, **changes: object) -> MeshChange:

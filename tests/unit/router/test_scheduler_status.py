@@ -7,7 +7,7 @@ from scheduler_harness import arrival, candidate, placed, scheduler
 
 from router_svc.policy.decisions import Decision, Served, Waits
 from router_svc.policy.progress.status_notifier import shown_seconds
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 TOOK = Served(prompt_tokens=100, cached_tokens=0, output_tokens=100)
 

@@ -5,8 +5,8 @@ from scheduler_harness import Mesh, arrival, asleep, candidate, failed, placed, 
 
 from router_svc.policy.decisions import Decision, Loads, Rejects, Waits, Wakes
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Priority
 
 
 def told(decisions: list[Decision]) -> dict[int, Loads]:

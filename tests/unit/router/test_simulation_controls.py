@@ -35,7 +35,7 @@ from router_svc.policy.limits import SchedulerLimits
 from router_svc.simulation.hosts import Phase, World
 from router_svc.simulation.invariants import InvariantChecker, InvariantError
 from router_svc.simulation.scenario import Amount, HostGroup, ModelKind, Rate, Scenario, Tenant, Traffic
-from weft.kernel.request import Priority
+from weft.kernel.requests.request_values import Priority
 
 SEEDS = 200
 PLANTED = {

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.simulation.scenario import GIBIBYTE, Delays
-from weft.kernel.errors import FieldError
-from weft.kernel.request import Priority
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.requests.request_values import Priority
 from weft_app.cli.main import app
 from weft_app.config.scenario import load_scenario, parse_scenario
 

@@ -8,8 +8,8 @@ from kit.random_scenario import real_scheduler
 
 from router_svc.simulation.engine import Simulation
 from router_svc.simulation.figures import Figures, figures_of
-from router_svc.simulation.metrics import Waits
 from router_svc.simulation.scenario import HostGroup, Scenario
+from router_svc.simulation.simulation_metrics import Waits
 from weft_app.config.scenario import load_scenario
 
 UNEVEN = Path(__file__).parents[3] / "examples" / "scenarios" / "uneven-engines.yaml"

@@ -16,7 +16,7 @@ from router_svc.simulation.figures import Figures, figures_of
 from router_svc.simulation.invariants import InvariantChecker
 from router_svc.simulation.scenario import Scenario
 from router_svc.simulation.traffic import requests_of
-from weft.kernel.errors import FieldError
+from weft.kernel.errors.error_tree import FieldError
 from weft_app.config.scenario import load_scenario, parse_scenario
 
 SHARED = Path(__file__).parents[3] / "examples" / "scenarios" / "pictures-and-chat.yaml"

@@ -10,7 +10,7 @@ import pytest
 from kit.random_scenario import check_scenario, real_scheduler
 
 from router_svc.policy.decisions import WakeFailure
-from router_svc.policy.settings import RemotePermission, Settings, TenantSettings
+from router_svc.policy.pool_settings import RemotePermission, Settings, TenantSettings
 from router_svc.simulation.engine import Simulation
 from router_svc.simulation.event_queue import EventQueue
 from router_svc.simulation.figures import jain_index, max_min_shares
@@ -32,8 +32,8 @@ from router_svc.simulation.scenario import (
     seeded_random,
 )
 from router_svc.simulation.traffic import requests_of
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Priority
 
 
 def scenario(**changes: Any) -> Scenario:

@@ -4,8 +4,8 @@ from scheduler_harness import arrival, asleep, candidate, placed, rejected, sche
 
 from router_svc.policy.decisions import Served
 from router_svc.policy.endpoints.candidates import Readiness
-from weft.kernel.reasons import Reason
-from weft.kernel.request import TEXT_OPERATIONS, Operation
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import TEXT_OPERATIONS, Operation
 
 TOKENS = Operation.TOKENIZE
 

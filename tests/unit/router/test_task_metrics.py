@@ -2,9 +2,9 @@
 
 from prometheus_client import generate_latest
 
-from router_svc.durable.metrics import add_task_metrics
+from router_svc.durable.task_metrics import add_task_metrics
 from router_svc.durable.tasks.task_records import StateCount
-from weft.kernel.metrics import MetricsPage
+from weft.kernel.telemetry.metrics_page import MetricsPage
 
 
 def test_tasks_are_counted_by_state_with_the_age_of_the_oldest_open_one() -> None:

@@ -15,9 +15,9 @@ from router_svc.policy.task_retry import (
     after_refused_offer,
     doubled,
 )
-from weft.kernel.errors import LASTING, WeftError
-from weft.kernel.reasons import Reason, traits
-from weft.kernel.request import Priority
+from weft.kernel.errors.error_tree import LASTING, WeftError
+from weft.kernel.errors.reasons import Reason, traits
+from weft.kernel.requests.request_values import Priority
 
 FINAL = {
     Reason.INVALID_ARGUMENT,

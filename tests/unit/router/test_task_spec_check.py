@@ -10,12 +10,12 @@ from router_svc.durable.tasks.spec_validation import checked_task, limit_to_call
 from router_svc.durable.tasks.task_records import NewTask
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, priority_pb2
 from weft.api.router.v1 import task_pb2
-from weft.dispatch.operations import operation_of
+from weft.dispatch.operation_table import operation_of
 from weft.durable.tasks import payload_of
-from weft.kernel.errors import FieldError
-from weft.kernel.principal import LOCAL, OTHER_USER, Principal
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation, Priority
+from weft.kernel.access.principal import LOCAL, OTHER_USER, Principal
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Operation, Priority
 
 LIMITS = TaskLimits(max_origin_bytes=100, max_spec_bytes=1_000, max_attempts=7, pending_limit_seconds=30.0)
 PROMPT = completion_pb2.PromptInput(text="hello")

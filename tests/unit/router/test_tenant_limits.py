@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router_svc.declared_tenants import limits_of
-from router_svc.policy.settings import RateLimitConfig
+from router_svc.policy.pool_settings import RateLimitConfig
 from router_svc.rate_limits import RateLimits
 from weft.api.registry.v1.tenant_pb2 import TenantLimit, TenantManifest
 from weft.api.router.v1.request_service_pb2 import LimitUse
 from weft.dispatch.rate_windows import status_in
-from weft.kernel.errors import WeftError
-from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
-from weft.kernel.units import DAY, HOUR, MINUTE, MONTH, Rate, RateUnit
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.placement_request import PlacementRequest
+from weft.kernel.requests.request_values import Operation
+from weft.kernel.values.units import DAY, HOUR, MINUTE, MONTH, Rate, RateUnit
 from weft_testing.fake_clock import FakeClock
 
 MINUTELY, HOURLY, DAILY, MONTHLY = (

@@ -5,10 +5,10 @@ from datetime import UTC, datetime
 from kit.request_endings import ending
 from kit.scheduling import placement_request
 
-from router_svc.policy.request import Request
+from router_svc.policy.router_request import Request
 from router_svc.request_log import RequestLog
 from weft.api.common.v1 import receipt_pb2
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 WALL = datetime(2026, 11, 23, 12, tzinfo=UTC)
 MANY = 100

@@ -11,10 +11,10 @@ from router_svc.receipt_counts import MAX_COUNTED_TOKENS, ReceiptCounts
 from router_svc.usage import MAX_COUNTED_MILLIJOULES, UsageRecorder, UsageSums, usage_of
 from weft.api.common.v1 import receipt_pb2, usage_pb2
 from weft.dispatch.fleet import FleetView
-from weft.kernel.errors import WeftError
-from weft.kernel.placement_request import PlacementRequest
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.placement_request import PlacementRequest
+from weft.kernel.requests.request_values import Operation
 from weft_testing.fake_clock import FakeClock
 
 QWEN = model_view(pool="chat")

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from kit.fleet import model_view
 from prometheus_client import generate_latest
 
-from router_svc.durable.metrics import UsageMetrics
+from router_svc.durable.task_metrics import UsageMetrics
 from router_svc.policy.usage_rows import UsageKey
 from router_svc.usage import UsageSums
 from weft.dispatch.fleet import FleetView
-from weft.kernel.metrics import MetricsPage
+from weft.kernel.telemetry.metrics_page import MetricsPage
 
 
 @dataclass

@@ -5,8 +5,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from typing import Any
 
 from runner_svc.backend.port import CallInfo
-from runner_svc.chat.request import ChatRequest, ChatSetup
-from runner_svc.chat.settings import ChatSettings
+from runner_svc.chat.chat_request import ChatRequest, ChatSetup
+from runner_svc.chat.chat_settings import ChatSettings
 from runner_svc.chat.tool_loop import converse
 from runner_svc.request_records import RequestRecord
 from runner_svc.tools.port import ToolDescription, ToolOutcome, ToolSettings

@@ -16,7 +16,7 @@ from runner_svc.backend.port import (
     LoadOrder,
 )
 from runner_svc.instance.instance import Instance
-from runner_svc.instance.settings import HibernationSettings, ServedModel
+from runner_svc.instance.instance_settings import HibernationSettings, ServedModel
 from runner_svc.memory.port import MemoryForecast, MemoryLedger
 from runner_svc.policy.backoff import RestartLimits
 from runner_svc.policy.lifecycle import Phase
@@ -25,9 +25,9 @@ from runner_svc.supervise.logs import LogRing
 from weft.api.common.v1 import chat_pb2
 from weft.api.registry.v1.wake_pb2 import WakeRecipe
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Operation
 from weft_testing.fake_clock import FakeClock, let_all_run
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from runner_svc.backend.port import (
     LoadOrder,
 )
 from runner_svc.instance.instance import Instance
-from runner_svc.instance.settings import HibernationSettings, ServedModel, SleepSettings
+from runner_svc.instance.instance_settings import HibernationSettings, ServedModel, SleepSettings
 from runner_svc.memory.port import (
     MemoryForecast,
     MemoryLedger,
@@ -33,9 +33,9 @@ from weft.api.registry.v1.lease_pb2 import DeviceBytes, Lease
 from weft.api.registry.v1.lease_service_pb2 import AcquireLeaseRequest
 from weft.api.registry.v1.wake_pb2 import WakeRecipe
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Operation, Priority
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Operation, Priority
 from weft_testing.fake_clock import FakeClock
 
 RECIPE = command_recipe(argv=("wake",))

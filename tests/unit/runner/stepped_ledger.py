@@ -15,7 +15,7 @@ from weft.api.registry.v1.lease_pb2 import DeviceBytes, Lease
 from weft.api.registry.v1.lease_service_pb2 import AcquireLeaseRequest
 
 if TYPE_CHECKING:
-    from weft.kernel.errors import WeftError
+    from weft.kernel.errors.error_tree import WeftError
 
 GIB = 1024**3
 WORDS = "waiting for memory: needs 2.0 GiB on host-a, held by qwen"

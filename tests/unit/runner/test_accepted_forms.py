@@ -16,8 +16,8 @@ from runner_svc.request_records import RequestRecord
 from weft.api.common.v1 import chat_pb2, completion_pb2, event_pb2, receipt_pb2, sampling_pb2, warning_pb2
 from weft.dispatch.frames import Frame
 from weft.dispatch.history_forms import MAX_FORM_TRIES, Form
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_testing.fake_clock import FakeClock
 
 Event = event_pb2.InferenceEvent

@@ -29,10 +29,10 @@ from kit.failures import fails
 from runner_svc.chat import constraint
 from runner_svc.chat.tool_loop import converse
 from weft.api.common.v1 import chat_pb2, completion_pb2, event_pb2, warning_pb2
-from weft.kernel.errors import COMPLETION_TOKENS, PROMPT_ESTIMATED, PROMPT_TOKENS
-from weft.kernel.json_objects import to_json_object
-from weft.kernel.reasons import Reason
-from weft.kernel.value_check import UncheckedError, ValueCheck
+from weft.kernel.errors.error_tree import COMPLETION_TOKENS, PROMPT_ESTIMATED, PROMPT_TOKENS
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.schemas.value_check import UncheckedError, ValueCheck
+from weft.kernel.text.json_objects import to_json_object
 
 NOT_MET = warning_pb2.WARNING_CODE_CONSTRAINT_NOT_MET
 NOT_CHECKED = warning_pb2.WARNING_CODE_CONSTRAINT_NOT_CHECKED

@@ -11,8 +11,8 @@ from runner_svc.policy.answer_state import (
 from runner_svc.servicers.inference import MAX_HELD_EVENTS, AnswerWriter
 from weft.api.common.v1 import event_pb2, warning_pb2
 from weft.dispatch.frames import Frame
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 
 def _answer(

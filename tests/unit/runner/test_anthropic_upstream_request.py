@@ -6,12 +6,12 @@ import pytest
 from kit.failures import fails
 from kit.messages_provider import problem_of, signature_of
 
-from runner_svc.anthropic_upstream.request import DEFAULT_MAX_TOKENS, messages_body
+from runner_svc.anthropic_upstream.anthropic_request import DEFAULT_MAX_TOKENS, messages_body
 from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.runtimes.openai_remote.runtime import MESSAGES_PARAMETERS
 from weft.api.common.v1 import chat_pb2
-from weft.kernel.json_objects import add_member
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.text.json_objects import add_member
 
 PROFILE = ParameterProfile(engine=MESSAGES_PARAMETERS)
 USER, ASSISTANT, SYSTEM, TOOL = chat_pb2.ROLE_USER, chat_pb2.ROLE_ASSISTANT, chat_pb2.ROLE_SYSTEM, chat_pb2.ROLE_TOOL

@@ -15,11 +15,11 @@ from kit.messages_provider import (
     tool_block,
 )
 
-from runner_svc.anthropic_upstream.stream import MessagesReader
+from runner_svc.anthropic_upstream.anthropic_stream import MessagesReader
 from runner_svc.openai_upstream.sse import ErrorPayload
 from weft.api.common.v1 import event_pb2, usage_pb2
 from weft.dispatch.frames import is_content
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 
 def _payloads(reply: MessagesReply) -> list[bytes]:

@@ -16,9 +16,9 @@ from runner_svc.policy.kept_prompts import KeptPrompt
 from runner_svc.policy.load_plan import AS_CONFIGURED
 from weft.api.common.v1 import completion_pb2, usage_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.request import CacheMode, Handling
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import CacheMode, Handling
 
 PROMPT = completion_pb2.CompletionPayload(prompts=[completion_pb2.PromptInput(text="hello")])
 PRIVATE = Handling(cache_mode=CacheMode.NONE)

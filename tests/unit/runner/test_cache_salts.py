@@ -10,9 +10,9 @@ from kit.engine_settings import engine_settings
 from runner_svc.backend.port import CacheIsolation, CacheUse
 from runner_svc.cache import model_cache
 from runner_svc.cache.model_cache import SaltStore
-from runner_svc.openai_upstream.request import add_cache_use
+from runner_svc.openai_upstream.openai_request import add_cache_use
 from runner_svc.policy.cache_directory import Partition
-from runner_svc.runtimes.openai_http.backend import AttachedServer
+from runner_svc.runtimes.openai_http.openai_http_backend import AttachedServer
 from runner_svc.runtimes.openai_http.runtime import OpenAiHttpModel
 
 A, B, A_TAGGED, AMBIGUOUS = Partition("a"), Partition("b"), Partition("a", "tag"), Partition("atag")

@@ -28,14 +28,14 @@ from typing_extensions import override
 
 from runner_svc.backend.port import CallInfo
 from runner_svc.chat.call_repair import MAX_HELD_CHARS
-from runner_svc.chat.offer import json_object
+from runner_svc.chat.offered_tools import json_object
 from runner_svc.chat.tool_loop import converse
 from runner_svc.tools.argument_repair import is_object, repaired_arguments
 from runner_svc.tools.schemas import ArgumentCheck
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 BROKEN = "{'q': 'mesh',}"
 HOPELESS = '{"q": "me'

@@ -10,8 +10,8 @@ from kit.failures import fails
 from runner_svc.policy.engine_failures import MemoryKill
 from runner_svc.supervise.cgroup import CgroupLeaf, OutOfMemoryCount, make_leaf
 from runner_svc.supervise.system import LinuxSystem, PortableSystem, this_system
-from weft.kernel.cgroups import own_cgroup
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.machine.cgroups import own_cgroup
 
 OWN = "/user.slice/app.slice/weft.service"
 

@@ -33,9 +33,9 @@ from runner_svc.backend.port import CallInfo
 from runner_svc.chat.tool_loop import converse
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, completion_pb2, event_pb2, sampling_pb2, warning_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.kernel.errors import COMPLETION_TOKENS, WeftError
-from weft.kernel.json_objects import to_json_object
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import COMPLETION_TOKENS, WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.text.json_objects import to_json_object
 from weft_testing.fake_clock import FakeClock
 
 SYSTEM = message(chat_pb2.ROLE_SYSTEM, "Be brief.")

@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 
 from weft.api.common.v1 import chat_pb2
 from weft.dispatch.frames import Frame
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 ITERATIONS = 2
 UNSURE = '{"reason": "x"}'

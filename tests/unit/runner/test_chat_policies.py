@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kit.failures import fails
 
-from runner_svc.policy.next_step import NextStep, next_step
 from runner_svc.policy.platform_prompt import FunctionFacts, PromptFacts, platform_prompt
 from runner_svc.policy.signals import BUILT_IN_SIGNALS, SignalSettings, pick_signals, reason_only, signal_catalogue
 from runner_svc.policy.text_calls import JsonExtent
-from weft.kernel.reasons import Reason
+from runner_svc.policy.turn_outcome import NextStep, next_step
+from weft.kernel.errors.reasons import Reason
 
 NOW = datetime(2026, 3, 4, 22, 59, 59, tzinfo=UTC)
 

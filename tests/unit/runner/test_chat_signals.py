@@ -24,11 +24,11 @@ from chat_stage import (
 )
 from kit.failures import fails
 
-from runner_svc.chat.offer import MAX_SENT_DEPTH, json_object
+from runner_svc.chat.offered_tools import MAX_SENT_DEPTH, json_object
 from runner_svc.policy.signals import SignalSettings, reason_only, signal_catalogue
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, signal_pb2, warning_pb2
 from weft.api.runner.v1 import generation_service_pb2
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 UNSURE = json.dumps({"reason": "old data"})
 DECISION = json.dumps({"question": "Which?", "options": ["a", "b"]})

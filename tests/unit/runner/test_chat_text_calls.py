@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from kit.failures import fails
 
 from runner_svc.policy.text_calls import MAX_HELD_CHARS, TextCall, TextCallParser
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 OFFERED = ("search", "files_read", "LOW_CONFIDENCE")
 HERMES = '<tool_call>\n{"name": "search", "arguments": {"q": "a}\\"b"}}\n</tool_call>'

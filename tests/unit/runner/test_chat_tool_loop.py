@@ -38,8 +38,8 @@ from runner_svc.request_records import RequestRecords, RequestState
 from runner_svc.tools.port import ToolDescription
 from runner_svc.tools.tool_box import ToolBox
 from weft.api.common.v1 import chat_pb2, event_pb2, sampling_pb2, warning_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_testing.fake_clock import FakeClock
 
 ASK = '{"q": "x"}'

@@ -8,9 +8,9 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from runner_svc.session.clock_offset import ClockOffset
 from weft.api.runner.v1 import ticket_pb2
 from weft.dispatch.tickets import TicketGate, sign
-from weft.kernel.clock import MeshClock, clock_off, offset_words
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.clock import MeshClock, clock_off, offset_words
 from weft_testing.fake_clock import FakeClock
 
 KEY = b"k" * 32

@@ -17,11 +17,11 @@ from runner_svc.openai_upstream.errors import (
     stated_answer,
     stated_error,
 )
-from runner_svc.openai_upstream.stream import StreamReader
+from runner_svc.openai_upstream.openai_stream import StreamReader
 from runner_svc.policy.engine_failures import without_tracebacks
-from weft.kernel.errors import LASTING, WeftError, with_field
-from weft.kernel.failures import FailureKind, classify
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import LASTING, WeftError, with_field
+from weft.kernel.errors.failures import FailureKind, classify
+from weft.kernel.errors.reasons import Reason
 
 if TYPE_CHECKING:
     from runner_svc.engine_http.answer import Answer

@@ -13,7 +13,7 @@ from runner_svc.engine_host.ctranslate2 import cuda_libraries, load_cuda_librari
 from runner_svc.environments import vulkan_devices
 from runner_svc.environments.cuda_toolkit import FOLDER, architecture_options, prepare
 from runner_svc.environments.environment import BuildTool
-from weft.kernel.errors import FieldError
+from weft.kernel.errors.error_tree import FieldError
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from kit.failures import fails
 
-from runner_svc.openai_upstream.stream import DONE, StreamReader
+from runner_svc.openai_upstream.openai_stream import DONE, StreamReader
 from weft.api.common.v1 import event_pb2
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 
 def _chunk(**fields: Any) -> bytes:

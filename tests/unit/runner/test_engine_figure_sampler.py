@@ -10,12 +10,12 @@ from kit.waiting import until
 
 from runner_svc.runtimes import engine_figures
 from runner_svc.runtimes.engine_figures import MAX_FAILED_SAMPLES, FigureSampler, MetricsPage, with_sample_time
-from runner_svc.runtimes.llama_server.backend import read_load as read_llama
-from runner_svc.runtimes.server.backend import metrics_page_of
+from runner_svc.runtimes.llama_server.llama_server_backend import read_load as read_llama
 from runner_svc.runtimes.server.presets import OTHER_PROGRAM, PRESETS
+from runner_svc.runtimes.server.server_backend import metrics_page_of
 from weft.api.registry.v1.runner_pb2 import EngineLoad
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 if TYPE_CHECKING:
     from runner_svc.openai_upstream.client import OpenAiHttp

@@ -14,7 +14,7 @@ from runner_svc.backend.engine_process import EnginePorts, PortRange, parse_port
 from runner_svc.runtimes.started_server import LISTENING
 from runner_svc.supervise import peer_process
 from runner_svc.supervise.peer_process import ForeignPeerError, require_peer
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 
 def _listen(port: int = 0) -> socket.socket:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from kit.failures import fails
 
 from runner_svc.engine_host.http_server import Caller, GoneError, Turn, _Turns
-from runner_svc.engine_host.request import prepare
+from runner_svc.engine_host.rendered_request import prepare
 from runner_svc.engine_host.text_routes import StopMatcher
-from runner_svc.openai_upstream.request import PreparedBody
+from runner_svc.openai_upstream.openai_request import PreparedBody
 from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.runtimes.llama_cpp_python.runtime import PARAMETERS as LLAMA_CPP_PYTHON_PARAMETERS
 from runner_svc.templates.sandbox import ModelTemplates

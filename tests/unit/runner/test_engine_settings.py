@@ -8,13 +8,13 @@ from kit.engine_settings import engine_settings
 from kit.failures import fails
 from kit.presence import present
 
-from runner_svc.instance.settings import ServedModel
+from runner_svc.instance.instance_settings import ServedModel
 from runner_svc.policy.load_plan import AS_CONFIGURED
-from runner_svc.runtimes.llama_cpp_python.backend import LlamaCppPythonBackend
+from runner_svc.runtimes.llama_cpp_python.llama_cpp_python_backend import LlamaCppPythonBackend
 from runner_svc.runtimes.llama_server.arguments import server_arguments
 from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
-from weft.kernel.errors import FieldError
-from weft.kernel.request import TEXT_OPERATIONS, Operation, Skill
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.requests.request_values import TEXT_OPERATIONS, Operation, Skill
 from weft_app.compose.served_models import served_model
 from weft_app.config.loader import parse_section
 from weft_app.config.runners import ConfiguredRunner
@@ -63,7 +63,7 @@ async def test_ctranslate2_model_is_a_text_only_folder_without_a_device_on_cpu(t
     served = _served("ctranslate2", path=str(tmp_path), device="cpu")
     assert served.model_path == tmp_path / "model.bin"
     assert served.operations == {Operation.CHAT, Operation.COMPLETION, Operation.TOKENIZE}
-    assert Skill.IMAGE in served.abilities.lacking
+    assert Skill.IMAGE in served.capabilities.lacking
     on_processor = await served.forecast.expect(AS_CONFIGURED)
     on_device = await _served("ctranslate2", path=str(tmp_path), device="cuda").forecast.expect(AS_CONFIGURED)
     assert on_processor is not None

@@ -19,8 +19,8 @@ from runner_svc.runtimes import table
 from runner_svc.runtimes.llama_server.runtime import ENVIRONMENT
 from runner_svc.runtimes.model_engine import ModelContext
 from runner_svc.runtimes.table import environments, require_environment, users_of
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError, WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_app.cli.doctor import examine
 from weft_app.cli.doctor_checks import Verdict
 from weft_app.cli.network_options import NetworkOptions

@@ -16,11 +16,11 @@ from runner_svc.memory.estimate import ForecastModel, MemoryEstimator, ModelFile
 from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
 from runner_svc.policy.memory_estimate import EstimateSource
 from runner_svc.runtimes.exllamav3 import runtime, server
-from runner_svc.runtimes.exllamav3.backend import ExllamaV3Forecast
 from runner_svc.runtimes.exllamav3.cache_turns import CacheTurns
+from runner_svc.runtimes.exllamav3.exllamav3_backend import ExllamaV3Forecast
 from runner_svc.runtimes.exllamav3.runtime import RUNTIME, ExllamaV3Model, cache_bits, cache_tokens_of
 from weft.gpu import nvml
-from weft.kernel.errors import WeftError
+from weft.kernel.errors.error_tree import WeftError
 from weft_app.config.loader import parse_config
 
 FULL_TOKEN_BYTES = 2 * 2 * 2 * 64 * 4

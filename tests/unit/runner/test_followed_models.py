@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner_svc.policy.followed_models import LOOKS_UNTIL_GONE, FollowedList, FollowedModel
-from weft.kernel.names import ascii_name, is_model_name
+from weft.kernel.values.names import ascii_name, is_model_name
 
 
 def nothing_taken(_: str) -> bool:

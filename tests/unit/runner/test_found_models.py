@@ -11,8 +11,8 @@ from kit.failures import fails
 
 from runner_svc.model_store.found import FoundSource, ProgramFolders, found_models, locate, program_folders
 from runner_svc.policy.repository_files import ModelForm
-from weft.kernel.model_source import HubSource, LmStudioSource, OllamaSource, parse_source
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.models.model_source import HubSource, LmStudioSource, OllamaSource, parse_source
 
 WEIGHTS, PROJECTOR = b"GGUF weights", b"GGUF projector"
 COMMIT = "a" * 40

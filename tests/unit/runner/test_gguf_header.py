@@ -18,8 +18,8 @@ from runner_svc.model_files.gguf import (
     read_gguf_header,
     read_gguf_model,
 )
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_app.compose.demo import demo_model_path
 
 HUGE = 2**64 - 1

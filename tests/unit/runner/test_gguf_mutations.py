@@ -14,8 +14,8 @@ from hypothesis import settings
 from kit.gguf_bytes import UINT64, entry, gguf, raw_entry, tensor
 
 from runner_svc.model_files.gguf import read_gguf_header
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_app.compose.demo import demo_model_path
 
 SEED = 20_261_120
@@ -120,7 +120,7 @@ def test_mutated_files_do_not_crash_the_process_under_a_memory_limit(tmp_path: P
     program = (
         "import pathlib, sys\n"
         "from runner_svc.model_files.gguf import read_gguf_header\n"
-        "from weft.kernel.errors import WeftError\n"
+        "from weft.kernel.errors.error_tree import WeftError\n"
         "for path in sorted(pathlib.Path(sys.argv[1]).iterdir()):\n"
         "    try:\n"
         "        read_gguf_header(path)\n"

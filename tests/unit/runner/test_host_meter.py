@@ -8,7 +8,7 @@ from runner_svc.policy.host_memory import BYTES_PER_PROCESSOR, MARGIN_BYTES, con
 from runner_svc.policy.memory_estimate import GIBIBYTE, MEBIBYTE, EstimateSource, MemoryEstimate
 from runner_svc.session import host_meter
 from runner_svc.session.host_meter import MEMORY_STEP_BYTES, SAMPLE_SECONDS, HostMeter
-from weft.kernel.machine_limits import UsableMemory, usable_processors
+from weft.kernel.machine.machine_limits import UsableMemory, usable_processors
 from weft_testing.fake_clock import FakeClock
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from instance_stage import StepBackend
 
 from runner_svc.instance.instance import Instance
-from runner_svc.instance.settings import HibernationSettings, NoteFetch, ServedModel
+from runner_svc.instance.instance_settings import HibernationSettings, NoteFetch, ServedModel
 from runner_svc.policy.lifecycle import Phase
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_testing.fake_clock import FakeClock, let_all_run
 
 

@@ -8,10 +8,10 @@ from kit.failures import expect_failure, fails
 from kit.presence import present
 from kit.recipes import command_recipe, http_recipe
 
-from runner_svc.instance.settings import SleepSettings
+from runner_svc.instance.instance_settings import SleepSettings
 from runner_svc.policy.lifecycle import Phase
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 WAKE = http_recipe(url="http://controller/wake")
 SLEEP = command_recipe(argv=("suspend",))

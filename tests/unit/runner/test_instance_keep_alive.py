@@ -12,8 +12,8 @@ from stepped_ledger import SteppedLedger
 from runner_svc.policy.keep_alive import CATEGORY_SECONDS, category_of, keep_alive
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.load_plan import LoadSpec
-from weft.kernel.reasons import Reason
-from weft.kernel.request import TEXT_OPERATIONS, Operation
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import TEXT_OPERATIONS, Operation
 
 LONG_SECONDS = 1_000.0
 """Longer than any model here is kept."""

@@ -8,9 +8,9 @@ from stepped_ledger import SteppedLedger
 
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.load_plan import LoadSpec
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Priority
 
 
 async def test_wake_waiting_for_memory_is_cancelled_when_its_last_caller_leaves() -> None:

@@ -10,13 +10,13 @@ from kit.recipes import http_recipe
 from stepped_ledger import GIB, WORDS, SteppedLedger
 
 from runner_svc.backend.port import LoadOrder
-from runner_svc.instance.settings import SleepSettings
+from runner_svc.instance.instance_settings import SleepSettings
 from runner_svc.policy.lifecycle import Command, Phase
 from runner_svc.policy.load_plan import LoadPlan, LoadSpec
 from weft.api.registry.v1.lease_pb2 import DeviceBytes
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Priority
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Priority
 
 ORDER = LoadOrder(shares=(DeviceBytes(device_index=0, bytes=2 * GIB),), hides_devices=True)
 

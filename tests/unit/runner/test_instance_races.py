@@ -7,12 +7,12 @@ import pytest
 from instance_stage import Stage, failure, living, outcome
 from kit.recipes import http_recipe
 
+from runner_svc.instance.instance_settings import SleepSettings
 from runner_svc.instance.lifecycle_loop import BEFORE_END_SECONDS
-from runner_svc.instance.settings import SleepSettings
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan, LoadSpec
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 WAKE = http_recipe(url="http://controller/wake")
 ASLEEP = (Phase.HIBERNATING, "")

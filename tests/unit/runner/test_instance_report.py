@@ -9,17 +9,17 @@ from instance_stage import Stage, living
 from kit.calls import calls_of
 from stepped_ledger import GIB, SteppedLedger
 
-from runner_svc.config import RunnerConfig
 from runner_svc.memory.estimate import ModelFacts, read_model_facts
 from runner_svc.policy.load_plan import STAY_LOADED, LoadPlan, LoadSpec
 from runner_svc.policy.memory_estimate import FileKind
+from runner_svc.runner_config import RunnerConfig
 from runner_svc.runtimes.model_engine import model_file_of
 from runner_svc.servicers.control import LOOK_SECONDS, follow_load
 from runner_svc.session.report import MAX_REPORTED_TOOLS, RunnerReport
 from weft.api.registry.v1 import model_pb2, runner_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
-from weft.kernel.abilities import UNKNOWN, Abilities
-from weft.kernel.request import Skill
+from weft.kernel.requests.capabilities import UNKNOWN, Capabilities
+from weft.kernel.requests.request_values import Skill
 from weft_app.compose.demo import demo_model_path
 
 MIB = 2**20
@@ -196,10 +196,10 @@ async def test_pinned_model_is_reported_immediately_and_once() -> None:
 
 async def test_abilities_follow_each_of_their_sources_and_are_merged_once() -> None:
     async with living() as stage:
-        loader, image = stage.instance.loader, Abilities(skills=frozenset({Skill.IMAGE}))
-        assert loader.abilities == UNKNOWN
-        loader.config = replace(loader.config, abilities=image)
-        assert loader.abilities == image
-        loader.config = replace(loader.config, declared_abilities=Abilities(lacking=frozenset({Skill.IMAGE})))
-        assert loader.abilities == Abilities(lacking=frozenset({Skill.IMAGE}))
-        assert "known_abilities" not in calls_of(lambda: loader.abilities)
+        loader, image = stage.instance.loader, Capabilities(skills=frozenset({Skill.IMAGE}))
+        assert loader.capabilities == UNKNOWN
+        loader.config = replace(loader.config, capabilities=image)
+        assert loader.capabilities == image
+        loader.config = replace(loader.config, declared_capabilities=Capabilities(lacking=frozenset({Skill.IMAGE})))
+        assert loader.capabilities == Capabilities(lacking=frozenset({Skill.IMAGE}))
+        assert "known_capabilities" not in calls_of(lambda: loader.capabilities)

@@ -14,8 +14,8 @@ from runner_svc.instance.restart_log import MAX_RESTARTS, RestartLog
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.request_records import RequestRecords, RequestState
 from weft.dispatch.placement import MAX_ATTEMPT_LOG_BYTES, MAX_ATTEMPT_LOG_LINES
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_testing.fake_clock import FakeClock
 
 REFUSED = WeftError(Reason.CONNECT_FAILED, "connection refused")

@@ -9,8 +9,8 @@ import pytest
 import weft.api.runner.v1
 from runner_svc.policy.joined_calls import JOINED_CALLS, require_callable
 from weft.api.operations.v1 import process_service_pb2
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 ALWAYS = [
     "EmbeddingService/Embed",

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from runner_svc.chat.turn import RepetitionWatch
-from runner_svc.openai_upstream.stream import DONE, StreamReader
+from runner_svc.openai_upstream.openai_stream import DONE, StreamReader
 from runner_svc.policy.repetition import RepetitionLimits, TextureLimits
 from runner_svc.servicers.inference import AnswerWriter
 from weft.api.common.v1 import chat_pb2, event_pb2

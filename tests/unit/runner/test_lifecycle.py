@@ -23,7 +23,7 @@ from runner_svc.policy.lifecycle import (
     step,
     with_log_command,
 )
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 OURS = LifeRules(limits=RestartLimits(max_deaths=3, window_seconds=30.0, first_pause_seconds=10.0))
 ATTACHED = LifeRules(attached=True, can_wake=False)

@@ -15,7 +15,7 @@ from runner_svc.backend.devices import hidden_devices
 from runner_svc.backend.port import LoadOrder
 from runner_svc.policy.memory_estimate import ModelShape, compute_bytes, settings_for, tokens_at_once
 from runner_svc.runtimes.flags import configured_values, tensor_split
-from runner_svc.runtimes.llama_cpp_python.backend import LOAD_FLAGS, LlamaCppPythonBackend
+from runner_svc.runtimes.llama_cpp_python.llama_cpp_python_backend import LOAD_FLAGS, LlamaCppPythonBackend
 from runner_svc.runtimes.llama_cpp_python.runtime import LlamaCppPythonModel
 from runner_svc.runtimes.llama_cpp_python.server import CACHE_TYPES, load_settings
 from runner_svc.runtimes.llama_cpp_python.server import parse_arguments as parse_host_arguments
@@ -27,17 +27,17 @@ from runner_svc.runtimes.llama_server.arguments import (
     load_parameters,
     server_arguments,
 )
-from runner_svc.runtimes.llama_server.backend import note_buffer
+from runner_svc.runtimes.llama_server.llama_server_backend import note_buffer
 from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from runner_svc.runtimes.llama_server.xllamacpp_launcher import parse_arguments as parse_launcher_arguments
-from runner_svc.runtimes.openai_http.backend import AttachedServer
+from runner_svc.runtimes.openai_http.openai_http_backend import AttachedServer
 from runner_svc.runtimes.openai_http.runtime import OpenAiHttpModel
 from weft.api.registry.v1.lease_pb2 import DeviceBytes
 from weft.api.registry.v1.runner_pb2 import EngineLoad
-from weft.kernel.abilities import EVERY_MODE
-from weft.kernel.errors import FieldError
-from weft.kernel.load_parameters import check_parameters
-from weft.kernel.request import Skill
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.models.load_parameters import check_parameters
+from weft.kernel.requests.capabilities import EVERY_MODE
+from weft.kernel.requests.request_values import Skill
 
 GIBIBYTE = 2**30
 IN_PROCESS = LlamaCppPythonBackend(*engine_settings(LlamaCppPythonModel, path=Path("m.gguf")))
@@ -346,14 +346,14 @@ def test_effective_settings_are_read_from_server_properties() -> None:
 def test_server_properties_declare_the_accepted_input(
     props: dict[str, Any], has: set[Skill], lacks: set[Skill]
 ) -> None:
-    found = parse_props(json.dumps(props).encode()).abilities
+    found = parse_props(json.dumps(props).encode()).capabilities
     assert found.skills == has
     assert found.lacking == lacks
 
 
 def test_server_template_declares_its_thinking_switch() -> None:
     found = parse_props(json.dumps({"chat_template": "{% if enable_thinking %}<think>{% endif %}"}).encode())
-    assert found.abilities.thinking_modes == EVERY_MODE
+    assert found.capabilities.thinking_modes == EVERY_MODE
 
 
 @pytest.mark.parametrize(

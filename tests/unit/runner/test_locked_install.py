@@ -20,7 +20,7 @@ from runner_svc.environments.locked_install import (
 )
 from runner_svc.environments.receipts import lock_digest
 from runner_svc.runtimes.table import environments
-from weft.kernel.errors import FieldError
+from weft.kernel.errors.error_tree import FieldError
 
 PACKAGE = re.compile(
     r"^(?P<name>[A-Za-z0-9][\w.-]*)==(?P<version>[^ \n]+)(?P<rest>(?:[^\n]*\\\n)*[^\n]*)", re.MULTILINE

@@ -18,8 +18,8 @@ from runner_svc.servicers import inference
 from runner_svc.servicers.inference import WholeAnswerWriter
 from weft.api.common.v1 import chat_pb2, event_pb2, image_pb2
 from weft.dispatch.frames import Frame
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError, WeftError
+from weft.kernel.errors.reasons import Reason
 
 BOUNDARY_IN_DATA = b"\x00\r\n--not the boundary\r\n\r\n\xff"
 

@@ -11,7 +11,7 @@ from runner_svc.memory.learned_memory import LearnedMemory, learned_file
 from runner_svc.memory.port import MemoryForecast
 from runner_svc.policy.load_plan import LoadPlan
 from runner_svc.policy.memory_estimate import MEBIBYTE, settings_for
-from weft.kernel.load_parameters import LoadValue
+from weft.kernel.models.load_parameters import LoadValue
 from weft_app.compose.demo import demo_model_path
 
 AS_CONFIGURED = LoadPlan()

@@ -32,8 +32,8 @@ from runner_svc.policy.model_sizing import (
     choose_size,
     require_memory_for,
 )
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 # Qwen3-8B at Q4_K_M: 36 layers, 8 heads of keys and values of 128 numbers: 144 KiB of cache per token.
 EIGHT_B = SizedModel(

@@ -12,10 +12,10 @@ from kit.failures import fails
 
 from runner_svc.model_files.digest import model_digest
 from runner_svc.runtimes.runtime import Runtime
-from runner_svc.runtimes.settings import SourcedModelSettings
+from runner_svc.runtimes.runtime_settings import SourcedModelSettings
 from runner_svc.runtimes.table import built_in
-from weft.kernel.errors import FieldError
-from weft.kernel.model_source import (
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.models.model_source import (
     HubSource,
     LmStudioSource,
     ModelSource,

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 from kit.failures import fails
 
-from runner_svc.openai_upstream import request
-from runner_svc.openai_upstream.request import PreparedBody
+from runner_svc.openai_upstream import openai_request as request
+from runner_svc.openai_upstream.openai_request import PreparedBody
 from runner_svc.policy.parameters import EngineParameters, Grammar, Number, ParameterProfile, StructuredOutputs
 from runner_svc.runtimes.llama_server.runtime import PARAMETERS as LLAMA_SERVER_PARAMETERS
 from runner_svc.runtimes.openai_http.runtime import PARAMETERS as OPENAI_HTTP_PARAMETERS
 from weft.api.common.v1 import chat_pb2, completion_pb2, sampling_pb2, warning_pb2
-from weft.kernel.errors import FieldError
-from weft.kernel.json_objects import to_json_object
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.text.json_objects import to_json_object
 
 LLAMA = ParameterProfile(engine=LLAMA_SERVER_PARAMETERS)
 ATTACHED = ParameterProfile(engine=OPENAI_HTTP_PARAMETERS)

@@ -20,15 +20,15 @@ from runner_svc.runtimes.ctranslate2.runtime import PARAMETERS as CTRANSLATE2_PA
 from runner_svc.runtimes.diffusers.runtime import PARAMETERS as DIFFUSERS_PARAMETERS
 from runner_svc.runtimes.exllamav3.runtime import PARAMETERS as EXLLAMAV3_PARAMETERS
 from runner_svc.runtimes.llama_cpp_python.runtime import PARAMETERS as LLAMA_CPP_PYTHON_PARAMETERS
-from runner_svc.runtimes.llama_server.backend import LlamaServerBackend
+from runner_svc.runtimes.llama_server.llama_server_backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import PARAMETERS as LLAMA_SERVER_PARAMETERS
-from runner_svc.runtimes.openai_http.backend import AttachedServer
+from runner_svc.runtimes.openai_http.openai_http_backend import AttachedServer
 from runner_svc.runtimes.openai_http.runtime import PARAMETERS as OPENAI_HTTP_PARAMETERS
 from runner_svc.runtimes.openai_remote.runtime import PARAMETERS as OPENAI_REMOTE_PARAMETERS
 from runner_svc.runtimes.vllm.runtime import PARAMETERS as VLLM_PARAMETERS
 from weft.api.common.v1 import chat_pb2, completion_pb2, sampling_pb2
-from weft.kernel.errors import FieldError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.errors.reasons import Reason
 from weft_app.compose.served_models import served_model
 from weft_app.config.loader import parse_section
 from weft_app.config.runners import ConfiguredRunner

@@ -15,7 +15,7 @@ from runner_svc.runtimes.diffusers.families import FAMILIES, PIPELINE_CLASSES, M
 from runner_svc.runtimes.diffusers.runtime import RUNTIME, DiffusersModel
 from runner_svc.runtimes.diffusers.server import preview_steps
 from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
-from weft.kernel.request import Operation
+from weft.kernel.requests.request_values import Operation
 
 MEBIBYTE = 1024 * 1024
 INDEX = {

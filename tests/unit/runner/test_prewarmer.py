@@ -16,14 +16,14 @@ from kit.running_record import running_record
 from runner_svc.backend.port import CacheIsolation, CallInfo
 from runner_svc.cache.manager import CacheManager
 from runner_svc.cache.model_cache import prompt_marks
-from runner_svc.chat.request import ChatRequest, ChatSetup
-from runner_svc.chat.settings import ChatSettings
-from runner_svc.config import RunnerConfig
+from runner_svc.chat.chat_request import ChatRequest, ChatSetup
+from runner_svc.chat.chat_settings import ChatSettings
 from runner_svc.policy.cache_directory import Partition
 from runner_svc.policy.expected_prefixes import MAX_PREFIXES
 from runner_svc.policy.kept_prompts import KeptPrompt
 from runner_svc.prewarmer import Prewarmer
-from runner_svc.service import build
+from runner_svc.runner_config import RunnerConfig
+from runner_svc.runner_service import build
 from runner_svc.tools.tool_box import ToolBox
 from runner_svc.waiting import end_tasks
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, tokenize_pb2
@@ -31,9 +31,9 @@ from weft.api.registry.v1 import agent_pb2, tenant_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.dispatch.fleet import FleetView, ModelView
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Handling, Operation
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.request_values import Handling, Operation
 from weft_testing.fake_clock import FakeClock
 
 MODEL = ModelView(

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from runner_svc.openai_upstream.stream import DONE, StreamReader
+from runner_svc.openai_upstream.openai_stream import DONE, StreamReader
 from runner_svc.policy.progress import (
     FROZEN_PROBES,
     EngineUsage,
@@ -20,7 +20,7 @@ from runner_svc.policy.progress import (
     Verdict,
 )
 from runner_svc.policy.timeouts import TimeoutProfile
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 PROFILE = TimeoutProfile(prefill_liveness_seconds=120.0, idle_stream_seconds=60.0)
 START = 1000.0

@@ -11,8 +11,8 @@ from kit.failures import fails
 from runner_svc.backend.port import SavedSlot, SlotSnapshot
 from runner_svc.cache.prompt_keeper import PromptKeeper, Restored
 from runner_svc.policy.cache_directory import CacheDirectory, Partition
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 A, B = Partition("a"), Partition("b")
 SEA, HILLS = (b"sea1", b"sea2", b"sea3"), (b"hills1", b"hills2", b"hills3")

@@ -2,9 +2,9 @@
 
 import pytest
 
-from runner_svc.anthropic_upstream.request import messages_body
+from runner_svc.anthropic_upstream.anthropic_request import messages_body
 from runner_svc.cache.model_cache import MARK_BYTES, MAX_MARKS, prompt_marks
-from runner_svc.openai_upstream.request import chat_body
+from runner_svc.openai_upstream.openai_request import chat_body
 from runner_svc.policy.parameters import EngineParameters, ParameterProfile
 from weft.api.common.v1 import chat_pb2, completion_pb2
 from weft.dispatch.payload_description import VOLATILE_TEXTS, describe, steady_text

@@ -6,8 +6,8 @@ from google.rpc import error_details_pb2, status_pb2
 
 from runner_svc.redaction import redact_local_addresses, redact_status
 from weft.api.common.v1 import link_pb2
-from weft.kernel.errors import WeftError, invalid_field
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
 from weft.link.frames import STATUS_DETAILS, metadata_of, new_status, status_of
 
 

@@ -15,10 +15,10 @@ from runner_svc.instance.admission import AdmittedRequest
 from runner_svc.request_records import RequestRecord
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, tokenize_pb2
 from weft.dispatch.frames import Frame
-from weft.kernel.abilities import Abilities
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Handling, Operation, Skill
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.capabilities import Capabilities
+from weft.kernel.requests.request_values import Handling, Operation, Skill
 from weft_testing.fake_clock import FakeClock
 
 Event = event_pb2.InferenceEvent
@@ -56,7 +56,7 @@ class StrictEngine:
 
 def admitted(
     engine: StrictEngine,
-    abilities: Abilities = Abilities(),  # noqa: B008 - immutable
+    capabilities: Capabilities = Capabilities(),  # noqa: B008 - immutable
     cache: RequestCache | None = None,
 ) -> tuple[AdmittedRequest, list[WeftError]]:
     clock, failures = FakeClock(), list[WeftError]()
@@ -64,7 +64,7 @@ def admitted(
         request_id="r", model="m", clock=clock, started=0.0, started_at=clock.utc_now(), last_progress=0.0
     )
     backend = cast("Backend", SimpleNamespace(generate=engine.generate, tokenize=engine.tokenize))
-    return AdmittedRequest(record, backend, failures.append, cache, abilities), failures
+    return AdmittedRequest(record, backend, failures.append, cache, capabilities), failures
 
 
 def conversation(*, with_image: bool = False) -> chat_pb2.ChatPayload:
@@ -99,7 +99,7 @@ async def test_tokens_of_a_conversation_refused_by_a_strict_template_are_counted
 
 async def test_image_of_an_earlier_turn_is_not_sent_to_a_text_only_engine() -> None:
     engine = StrictEngine(TEMPLATE)
-    work, _ = admitted(engine, Abilities(lacking=frozenset({Skill.IMAGE})))
+    work, _ = admitted(engine, Capabilities(lacking=frozenset({Skill.IMAGE})))
     payload = conversation(with_image=True)
     del payload.messages[2]
     events = [event for frame in [each async for each in work.generate(payload, CALL)] for event in frame]

@@ -9,7 +9,7 @@ from kit.presence import present
 from runner_svc.chat.turn import RepetitionWatch
 from runner_svc.policy.repetition import Repetition, RepetitionDetector, RepetitionLimits, TextureLimits
 from weft.api.common.v1 import chat_pb2, event_pb2
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 MORE_SEEDS = pytest.mark.nightly("more of the same four texts")
 LINE = "The lantern keeper counts the ships.\n"

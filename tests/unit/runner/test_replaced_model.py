@@ -6,9 +6,9 @@ from pathlib import Path
 
 from instance_stage import StepBackend
 
-from runner_svc.config import RunnerConfig
-from runner_svc.instance.settings import ServedModel
-from runner_svc.service import RunnerService, build
+from runner_svc.instance.instance_settings import ServedModel
+from runner_svc.runner_config import RunnerConfig
+from runner_svc.runner_service import RunnerService, build
 from weft.api.common.v1.receipt_pb2 import Receipt
 from weft.api.runner.v1.ticket_pb2 import Ticket, TicketClaims
 from weft.dispatch.tickets import sign

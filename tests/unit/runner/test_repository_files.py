@@ -10,7 +10,7 @@ from runner_svc.policy.repository_files import (
     choose_files,
     quantization_of,
 )
-from weft.kernel.errors import FieldError
+from weft.kernel.errors.error_tree import FieldError
 
 MANY = (
     "README.md",

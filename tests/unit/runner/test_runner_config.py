@@ -8,20 +8,20 @@ import pytest
 from kit.engine_settings import engine_settings
 from kit.failures import fails
 
-from runner_svc.config import RunnerConfig
 from runner_svc.policy.engine_health import engine_health
 from runner_svc.policy.lifecycle import Phase
 from runner_svc.policy.memory_estimate import GIBIBYTE
 from runner_svc.policy.replacement import must_drain_first, replacement_words
-from runner_svc.runtimes.openai_http.backend import AttachedServer
+from runner_svc.runner_config import RunnerConfig
+from runner_svc.runner_settings import RunnerSettings
+from runner_svc.runtimes.openai_http.openai_http_backend import AttachedServer
 from runner_svc.runtimes.openai_http.runtime import OpenAiHttpModel
 from runner_svc.runtimes.openai_remote.list_price import list_price
 from runner_svc.session.report import RunnerReport
-from runner_svc.settings import RunnerSettings
 from weft.api.registry.v1 import model_pb2
-from weft.kernel.errors import FieldError
-from weft.kernel.health import HealthState
-from weft.kernel.request import Skill
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.requests.request_values import Skill
+from weft.kernel.services.health import HealthState
 from weft_app.compose.home import WeftHome
 from weft_app.compose.runner import runner_config
 from weft_app.config.config import AcceleratorSettings
@@ -223,7 +223,7 @@ def test_known_model_capabilities_are_reported(tmp_path: Path) -> None:
     said = _manifest(_section(model={"skills": ["tools", "text"]}), tmp_path)
     assert list(said.skills) == [model_pb2.MODEL_SKILL_TEXT, model_pb2.MODEL_SKILL_TOOLS]
     seeing = _config(_supervised(model={"extra_arguments": ["--mmproj", "eyes.gguf"]}), tmp_path)
-    assert Skill.IMAGE in seeing.models[0].abilities.skills
+    assert Skill.IMAGE in seeing.models[0].capabilities.skills
 
 
 @pytest.mark.parametrize(

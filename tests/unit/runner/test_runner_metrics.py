@@ -3,11 +3,11 @@
 from prometheus_client.parser import text_string_to_metric_families
 
 from runner_svc.backend.port import EnginePage
-from runner_svc.metrics import add_runner_metrics
+from runner_svc.runner_metrics import add_runner_metrics
 from weft.api.registry.v1.runner_pb2 import EngineLoad, InstanceState
 from weft.api.runner.v1 import runner_service_pb2 as pb
-from weft.kernel.metric_limits import MetricLimits
-from weft.kernel.metrics import MetricsPage
+from weft.kernel.settings.metric_limits import MetricLimits
+from weft.kernel.telemetry.metrics_page import MetricsPage
 
 GIB = 1024**3
 LLAMA = EnginePage("# TYPE llamacpp:requests_processing gauge\nllamacpp:requests_processing 2\n")

@@ -12,7 +12,7 @@ from runner_svc.policy.backoff import MAX_PAUSE_SECONDS, retry_pause_seconds
 from runner_svc.policy.keep_alive import seconds_to_sleep
 from runner_svc.supervise.logs import MAX_FOLLOWERS, MAX_LINE_BYTES, MAX_RING_BYTES, MAX_RING_LINES, LogRing
 from runner_svc.supervise.process import describe_exit
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 
 def test_taken_slot_is_refused_until_it_is_given_back() -> None:

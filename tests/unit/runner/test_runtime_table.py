@@ -14,8 +14,8 @@ from runner_svc.policy.engine_choice import EngineCandidate, WeightFormat, choos
 from runner_svc.runtimes import table
 from runner_svc.runtimes.runtime import Runtime
 from runner_svc.runtimes.table import built_in_names
-from weft.kernel.errors import FieldError, WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import FieldError, WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_app.config.loader import parse_section
 from weft_app.config.runners import ConfiguredRunner
 
@@ -125,14 +125,14 @@ ALLOWED = {
     "runner_svc/runtimes/table.py": "the default runtime, and the one of `weft runner join --url`",
     "runner_svc/runtimes/unmanaged_server.py": "`server` is the word of messages for a running server",
     "weft_testing/fake_backend/vllm_routes.py": "`vllm` owns the models that its server lists",
-    "weft_app/compose/central.py": "models that operators declare are those of `openai_remote`",
+    "weft_app/compose/provider_models.py": "models that operators declare are those of `openai_remote`",
     "gateway/ollama/models.py": "`server` is the name of a field",
     "runner_svc/added_models.py": "`server` is the name of a field",
     "runner_svc/model_files/pipeline_folder.py": "`diffusers` is a library that the components of a folder name",
     "registry_svc/operations/job.py": "`server` is the name of a field",
     "runner_svc/discovery.py": "`vllm` and `server` are kinds of programs that run already",
-    "weft/kernel/model_source.py": "`server` is the suggested name of a server without one",
-    "weft/kernel/tracing.py": "`server` is a kind of span",
+    "weft/kernel/models/model_source.py": "`server` is the suggested name of a server without one",
+    "weft/kernel/telemetry/tracing.py": "`server` is a kind of span",
     "weft_app/cli/operations.py": "`server` is the name of a field",
     "weft_app/compose/discovered_here.py": "`server` is the name of a field",
     "weft_app/compose/followed_servers.py": "`server` is the suggested name of a server without one",

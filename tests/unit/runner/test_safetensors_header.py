@@ -11,8 +11,8 @@ from kit.failures import fails
 
 from runner_svc.model_files import safetensors
 from runner_svc.model_files.safetensors import SafetensorsModel, is_safetensors, read_safetensors_model
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 MUTATIONS = 200
 CONFIG = {

@@ -12,8 +12,8 @@ from runner_svc.policy.backoff import (
     MAX_SERVER_PAUSE_SECONDS,
     ServerBackoff,
 )
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 BUSY = Reason.BACKEND_NOT_READY
 NEVER = math.inf

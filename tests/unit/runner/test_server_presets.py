@@ -13,7 +13,7 @@ from runner_svc.policy.parameters import ParameterProfile
 from runner_svc.runtimes.placeholders import placeholders_of
 from runner_svc.runtimes.server.presets import OTHER_PROGRAM, PRESETS, PresetName, ServerPreset
 from runner_svc.runtimes.server.runtime import ServerModel, check_template
-from weft.kernel.request import Operation
+from weft.kernel.requests.request_values import Operation
 from weft_app.compose.served_models import served_model
 from weft_app.config.loader import parse_section
 from weft_app.config.runners import ConfiguredRunner

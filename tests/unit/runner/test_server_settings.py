@@ -14,14 +14,14 @@ from runner_svc.memory.estimate import DeclaredForecast
 from runner_svc.policy.followed_models import FollowedModel
 from runner_svc.policy.load_plan import LoadPlan
 from runner_svc.policy.memory_estimate import MEBIBYTE, EstimateSource
+from runner_svc.runner_settings import RunnerSettings
 from runner_svc.runtimes.placeholders import filled, placeholders_of
-from runner_svc.runtimes.server.backend import ServerBackend
 from runner_svc.runtimes.server.runtime import PLACEHOLDERS, check_template
-from runner_svc.settings import RunnerSettings
+from runner_svc.runtimes.server.server_backend import ServerBackend
 from weft.api.runner.v1 import load_pb2
-from weft.kernel.errors import FieldError
-from weft.kernel.model_source import ServerSource
-from weft.kernel.request import Operation
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.models.model_source import ServerSource
+from weft.kernel.requests.request_values import Operation
 from weft_app.compose.served_models import served_model
 from weft_app.config.loader import parse_section
 from weft_app.config.runners import ConfiguredRunner

@@ -5,11 +5,11 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from runner_svc.runtimes.settings import WakeSettings
+from runner_svc.runner_settings import RunnerSettings
+from runner_svc.runtimes.runtime_settings import WakeSettings
 from runner_svc.runtimes.table import built_in_names, require_runtime
-from runner_svc.settings import RunnerSettings
-from weft.kernel.load_parameters import parameter_reach
-from weft.kernel.reach import Reach, Reaches
+from weft.kernel.models.load_parameters import parameter_reach
+from weft.kernel.values.reach import Reach, Reaches
 
 
 def texts_in(hint: Any, mark: Reaches | None = None) -> Iterator[Reach | type]:
@@ -49,7 +49,7 @@ for _settings in (RunnerSettings, WakeSettings, *(require_runtime(name).settings
 def test_every_text_of_a_runners_settings_states_its_reach() -> None:
     assert len(SETTINGS) > 200
     unmarked = [name for name, found in SETTINGS.items() if Reach.UNSPECIFIED in found]
-    assert not unmarked, f"mark with one of weft.kernel.reach: {', '.join(unmarked)}"
+    assert not unmarked, f"mark with one of weft.kernel.values.reach: {', '.join(unmarked)}"
 
 
 def test_settings_have_the_reach_of_the_fields_and_parameters_of_their_name() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kit.failures import fails
 
 from runner_svc.openai_upstream.sse import ErrorPayload, SseDecoder
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 BOM = b"\xef\xbb\xbf"
 STREAM = (

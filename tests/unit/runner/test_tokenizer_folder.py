@@ -11,12 +11,12 @@ from kit.failures import fails
 from runner_svc.engine_host.text_routes import TokenBytes
 from runner_svc.model_files.gguf import MAX_TEXT_BYTES
 from runner_svc.model_files.tokenizer_folder import TokenizerFolder, read_tokenizer_folder
-from runner_svc.policy.template_abilities import abilities_of_templates
+from runner_svc.policy.template_capabilities import capabilities_of_templates
 from runner_svc.templates.sandbox import read_templates
-from weft.kernel.abilities import EVERY_MODE, UNKNOWN, ThinkingMode
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
-from weft.kernel.request import Skill
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.capabilities import EVERY_MODE, UNKNOWN, ThinkingMode
+from weft.kernel.requests.request_values import Skill
 
 
 def _folder(path: Path, config: Any = None, **files: str) -> Path:
@@ -128,7 +128,7 @@ MAX_SECONDS = 5.0
     ],
 )
 def test_thinking_is_configurable_if_the_template_reads_the_switch(template: str, modes: set[ThinkingMode]) -> None:
-    assert abilities_of_templates([template]).thinking_modes == modes
+    assert capabilities_of_templates([template]).thinking_modes == modes
 
 
 @pytest.mark.parametrize(
@@ -142,16 +142,16 @@ def test_thinking_is_configurable_if_the_template_reads_the_switch(template: str
     ],
 )
 def test_tools_are_supported_if_the_template_reads_them(templates: list[str], has: bool) -> None:
-    found = abilities_of_templates(templates)
+    found = capabilities_of_templates(templates)
     assert (Skill.TOOLS in found.skills, Skill.TOOLS in found.lacking) == (has, not has)
 
 
 def test_abilities_are_unknown_without_a_template() -> None:
-    assert abilities_of_templates([]) == UNKNOWN
+    assert capabilities_of_templates([]) == UNKNOWN
 
 
 @pytest.mark.parametrize("unit", ["{#", "{% if ", "{% if thinking", "{%- set x", "tools ", "<"])
 def test_malicious_template_of_maximum_length_is_read_in_time(unit: str) -> None:
     began = time.process_time()
-    abilities_of_templates([unit * (2**20 // len(unit))])
+    capabilities_of_templates([unit * (2**20 // len(unit))])
     assert time.process_time() - began < MAX_SECONDS

@@ -11,7 +11,7 @@ from kit.failures import fails
 from runner_svc.tools import tool_box as box_module
 from runner_svc.tools.port import MAX_FAILURE_BYTES, ToolDescription, ToolOutcome, ToolRunner, ToolSettings, bounded
 from runner_svc.tools.tool_box import ToolBox, wire_names
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}}
 

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 from kit.failures import fails
 
-from runner_svc.openai_upstream.stream import DONE, StreamReader
+from runner_svc.openai_upstream.openai_stream import DONE, StreamReader
 from weft.api.common.v1 import event_pb2
-from weft.kernel.json_objects import plain_object
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.text.json_objects import plain_object
 
 Delta = dict[str, Any]
 ONE, TWO = '{"q":"1"}', '{"q":"2"}'

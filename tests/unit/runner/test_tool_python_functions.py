@@ -18,7 +18,7 @@ from runner_svc.tools import python_functions
 from runner_svc.tools.port import ToolOutcome, ToolSettings
 from runner_svc.tools.python_functions import DaemonThreads
 from runner_svc.tools.tool_box import build_tool_box
-from weft.kernel.errors import FieldError, WeftError
+from weft.kernel.errors.error_tree import FieldError, WeftError
 
 MODULE = "tools_of_this_test"
 

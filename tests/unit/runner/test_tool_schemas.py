@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kit.failures import fails
 
-from runner_svc.chat.offer import MAX_SENT_DEPTH
+from runner_svc.chat.offered_tools import MAX_SENT_DEPTH
 from runner_svc.tools import schemas
 from runner_svc.tools.schemas import MAX_ARGUMENT_BYTES, ArgumentCheck, object_schema
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 
 KEYWORDS = [
     *("type", "properties", "items", "required", "enum", "anyOf", "allOf", "not", "$ref", "$defs", "a", "pattern"),

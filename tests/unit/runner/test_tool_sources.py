@@ -3,9 +3,9 @@ from typing import Any
 import pytest
 from kit.failures import fails
 
-from runner_svc.settings import RunnerSettings
+from runner_svc.runner_settings import RunnerSettings
 from runner_svc.tools.port import ToolSettings
-from weft.kernel.errors import FieldError
+from weft.kernel.errors.error_tree import FieldError
 from weft_app.compose.tool_sources import tool_sources
 from weft_app.config.loader import parse_section
 from weft_app.config.runners import ConfiguredRunner

@@ -21,7 +21,7 @@ from runner_svc.policy.tuning import (
 from runner_svc.runtimes.llama_server.arguments import load_parameters
 from runner_svc.runtimes.llama_server.runtime import RUNTIME, LlamaServerModel
 from runner_svc.runtimes.table import built_in
-from weft.kernel.load_parameters import check_parameters
+from weft.kernel.models.load_parameters import check_parameters
 
 DECLARED = (
     TunedParameter(name="threads"),

@@ -14,15 +14,15 @@ from runner_svc.request_records import RequestRecord
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, warning_pb2
 from weft.api.registry.v1.lease_pb2 import DeviceBytes, Lease
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.kernel.abilities import UNKNOWN, Abilities, ThinkingMode
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.capabilities import UNKNOWN, Capabilities, ThinkingMode
 from weft_testing.fake_clock import FakeClock
 
 Event = event_pb2.InferenceEvent
 TEXT: Frame = [Event(delta=event_pb2.Delta(text="Hi."))]
 LAST: Frame = [Event(finished=event_pb2.Finished(receipt=receipt_pb2.Receipt()))]
-ALWAYS_THINKS = Abilities(thinking_modes=frozenset({ThinkingMode.DEFAULT, ThinkingMode.ENABLED}))
+ALWAYS_THINKS = Capabilities(thinking_modes=frozenset({ThinkingMode.DEFAULT, ThinkingMode.ENABLED}))
 UNTAKEN = warning_pb2.Warning(
     code=warning_pb2.WARNING_CODE_UNSUPPORTED_PARAMETER, field="reasoning_effort", message="is not taken"
 )
@@ -58,13 +58,13 @@ class HeldPrefix:
         pass
 
 
-def _request(engine: ScriptedEngine, prefix: HeldPrefix, abilities: Abilities = UNKNOWN) -> AdmittedRequest:
+def _request(engine: ScriptedEngine, prefix: HeldPrefix, capabilities: Capabilities = UNKNOWN) -> AdmittedRequest:
     clock = FakeClock()
     record = RequestRecord(
         request_id="req-1", model="m", clock=clock, started=0.0, started_at=clock.utc_now(), last_progress=0.0
     )
     return AdmittedRequest(
-        record, cast("Backend", engine), lambda _: None, cast("RequestCache", cast("Any", prefix)), abilities
+        record, cast("Backend", engine), lambda _: None, cast("RequestCache", cast("Any", prefix)), capabilities
     )
 
 
@@ -118,9 +118,9 @@ async def test_abandoned_or_failed_turn_ends_too() -> None:
     assert not prefix.is_held
 
 
-async def _warned(abilities: Abilities, *frames: Frame) -> list[str]:
+async def _warned(capabilities: Capabilities, *frames: Frame) -> list[str]:
     turn = _turn(
-        _request(ScriptedEngine(*frames), HeldPrefix(), abilities), reasoning_effort=chat_pb2.REASONING_EFFORT_NONE
+        _request(ScriptedEngine(*frames), HeldPrefix(), capabilities), reasoning_effort=chat_pb2.REASONING_EFFORT_NONE
     )
     return [event.warning.message async for frame in turn for event in frame if event.HasField("warning")]
 

@@ -28,13 +28,13 @@ from runner_svc.runtimes.vllm.arguments import (
     server_arguments,
     server_environment,
 )
-from runner_svc.runtimes.vllm.backend import VllmBackend, load_share, read_load
 from runner_svc.runtimes.vllm.model import VllmForecast
 from runner_svc.runtimes.vllm.runtime import RUNTIME, VllmAdapter, VllmModel
+from runner_svc.runtimes.vllm.vllm_backend import VllmBackend, load_share, read_load
 from weft.api.registry.v1.lease_pb2 import DeviceBytes
-from weft.kernel.errors import FieldError
-from weft.kernel.load_parameters import check_parameters
-from weft.kernel.request import Operation, Skill
+from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.models.load_parameters import check_parameters
+from weft.kernel.requests.request_values import Operation, Skill
 from weft_app.config.loader import parse_config
 
 TWO_DEVICES = LoadOrder(
@@ -271,12 +271,12 @@ def test_invalid_variable_error_names_it(environment: dict[str, str]) -> None:
 
 def test_vision_model_declares_image_support() -> None:
     seeing = engine_settings(VllmModel, command=("vllm",), model="a/b", limit_mm_per_prompt={"image": 1})
-    assert RUNTIME.build(*seeing).abilities.skills == {Skill.TEXT, Skill.IMAGE}
+    assert RUNTIME.build(*seeing).capabilities.skills == {Skill.TEXT, Skill.IMAGE}
     plain = engine_settings(VllmModel, command=("vllm",), model="a/b")
-    assert RUNTIME.build(*plain).abilities.skills == {Skill.TEXT}
-    assert RUNTIME.build(*plain).abilities.lacking == frozenset(), "the model may take them"
+    assert RUNTIME.build(*plain).capabilities.skills == {Skill.TEXT}
+    assert RUNTIME.build(*plain).capabilities.lacking == frozenset(), "the model may take them"
     blind = engine_settings(VllmModel, command=("vllm",), model="a/b", limit_mm_per_prompt={"image": 0})
-    assert RUNTIME.build(*blind).abilities.lacking == {Skill.IMAGE}
+    assert RUNTIME.build(*blind).capabilities.lacking == {Skill.IMAGE}
 
 
 def _adapters(*folders: Path | str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import pytest
 from kit.failures import fails
 
 from runner_svc.policy.voices import MAX_LISTED, ChosenVoice, KnownVoice, VoiceCatalog
-from weft.kernel.errors import FieldError
+from weft.kernel.errors.error_tree import FieldError
 
 VOICES = (
     KnownVoice(name="en-gb", language="en-gb", aliases=("English_(Great_Britain)",)),

@@ -22,8 +22,8 @@ from runner_svc.request_records import RequestRecord, RequestRecords, RequestSta
 from runner_svc.supervise.logs import LogRing
 from weft.api.common.v1 import embedding_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft_testing.fake_clock import FakeClock
 
 PROFILE = TimeoutProfile(prefill_liveness_seconds=10.0, idle_stream_seconds=6.0, probe_interval_seconds=1.0)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from weft.kernel.errors import WeftError
-from weft.kernel.reasons import Reason
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft.wake.http_request import substituted
 from weft.wake.recipes import is_mac_address, magic_packet, redacted
 

@@ -6,7 +6,7 @@ from weft.documents.conditions import agent_conditions
 from weft.documents.kind import DeclaredKind, PointsTo, ReferenceField, check_named
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.selectors import to_canonical_tags
-from weft.kernel.names import AGENT_PREFIX
+from weft.kernel.values.names import AGENT_PREFIX
 
 
 def check_agent(manifest: AgentManifest, field: str) -> None:

@@ -3,9 +3,9 @@
 from weft.api.registry.v1.alias_pb2 import Alias, AliasManifest
 from weft.documents.kind import DeclaredKind, PointsTo, ReferenceField
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.field_rules import check_message
-from weft.kernel.names import ascii_name
-from weft.kernel.names import check_alias as check_pattern
+from weft.kernel.schemas.field_rules import check_message
+from weft.kernel.values.names import ascii_name
+from weft.kernel.values.names import check_alias as check_pattern
 
 
 def check_alias(manifest: AliasManifest, field: str) -> None:

@@ -6,10 +6,10 @@ from weft.api.registry.v1 import model_pb2, wake_pb2
 from weft.documents.kind import DeclaredKind
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.selectors import to_canonical_tags
-from weft.kernel.address import is_loopback
-from weft.kernel.errors import invalid_field
-from weft.kernel.field_rules import check_message
-from weft.kernel.names import CENTRAL_RUNNER, is_name, require_no_id
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.schemas.field_rules import check_message
+from weft.kernel.values.address import is_loopback
+from weft.kernel.values.names import CENTRAL_RUNNER, is_name, require_no_id
 from weft.wake.recipes import set_defaults
 
 SECRET_PREFIX = "secret/"  # noqa: S105 - a name prefix, not a password

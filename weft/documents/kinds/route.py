@@ -5,10 +5,10 @@ from weft.documents.conditions import route_conditions
 from weft.documents.kind import DeclaredKind, PointsTo, ReferenceField, check_named
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.selectors import to_canonical_tags
-from weft.kernel.errors import invalid_field
-from weft.kernel.names import ROUTE_PREFIX
-from weft.kernel.timestamps import duration_of
-from weft.kernel.units import hours_of, keep_alive_seconds
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.time.timestamps import duration_of
+from weft.kernel.values.names import ROUTE_PREFIX
+from weft.kernel.values.units import hours_of, keep_alive_seconds
 
 
 def check_route(manifest: RouteManifest, field: str) -> None:

@@ -5,7 +5,7 @@ from weft.api.registry.v1.runner_pb2 import Runner
 from weft.documents.conditions import runner_conditions
 from weft.documents.kind import Kind
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.principal import Resource
+from weft.kernel.access.principal import Resource
 
 KIND = Kind(
     kind=ResourceKind.RUNNER,

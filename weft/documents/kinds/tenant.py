@@ -3,10 +3,10 @@
 from weft.api.registry.v1.tenant_pb2 import Tenant, TenantLimit, TenantManifest
 from weft.documents.kind import DeclaredKind
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.errors import invalid_field
-from weft.kernel.field_rules import check_message
-from weft.kernel.names import ANY, MAX_NAME_CHARS, ROUTE_PREFIX, is_token
-from weft.kernel.principal import Resource
+from weft.kernel.access.principal import Resource
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.schemas.field_rules import check_message
+from weft.kernel.values.names import ANY, MAX_NAME_CHARS, ROUTE_PREFIX, is_token
 
 
 def check_tenant(manifest: TenantManifest, field: str) -> None:

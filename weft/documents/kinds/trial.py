@@ -3,10 +3,10 @@
 from weft.api.registry.v1.trial_pb2 import Trial, TrialManifest
 from weft.documents.kind import DeclaredKind, PointsTo, ReferenceField, check_named
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.errors import invalid_field
-from weft.kernel.field_rules import rules_of
-from weft.kernel.names import ascii_name
-from weft.kernel.principal import Resource
+from weft.kernel.access.principal import Resource
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.schemas.field_rules import rules_of
+from weft.kernel.values.names import ascii_name
 
 DEFAULT_MAX_PAIRS = 100
 MAX_PAIRS = int(rules_of(TrialManifest.DESCRIPTOR.fields_by_name["max_pairs"]).maximum)

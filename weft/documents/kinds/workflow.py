@@ -4,7 +4,7 @@ from weft.api.registry.v1.workflow_pb2 import RegisteredWorkflow, WorkflowManife
 from weft.dispatch.workflow_graph import to_canonical_workflow
 from weft.documents.kind import DeclaredKind, PointsTo, ReferenceField, check_named
 from weft.documents.resource_kinds import ResourceKind
-from weft.kernel.names import WORKFLOW_PREFIX
+from weft.kernel.values.names import WORKFLOW_PREFIX
 
 
 def check_workflow(manifest: WorkflowManifest, field: str) -> None:

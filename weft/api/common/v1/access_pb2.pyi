@@ -15,7 +15,7 @@ ACCESS_BY_NAME_FIELD_NUMBER: builtins.int
 ACCESS_BY_KIND_FIELD_NUMBER: builtins.int
 access: google.protobuf.internal.extension_dict._ExtensionFieldDescriptor[google.protobuf.descriptor_pb2.MethodOptions, builtins.str]
 """Permission that a caller's key needs: a resource and a role, such as "models:view". An rpc without it is for
-services of the mesh ("mesh:create"). weft/kernel/rpc_auth.py checks it.
+services of the mesh ("mesh:create"). weft/kernel/access/rpc_auth.py checks it.
 """
 access_by_name: google.protobuf.internal.extension_dict._ExtensionFieldDescriptor[google.protobuf.descriptor_pb2.MethodOptions, builtins.bool]
 """Whether a scope that is limited to names suffices to call it. Its servicer then checks the names in the request, or

@@ -48,7 +48,7 @@ class _ReachEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumType
     REACH_TOOL: _Reach.ValueType  # 9
     """What a runner or its engine runs for a request: a tool by its name, or a graph of nodes."""
     REACH_PARAMETERS: _Reach.ValueType  # 10
-    """Parameters by name; each name has its own reach (weft/kernel/load_parameters.py)."""
+    """Parameters by name; each name has its own reach (weft/kernel/models/load_parameters.py)."""
     REACH_FILE: _Reach.ValueType  # 11
     """A file or folder, by its path."""
 
@@ -78,7 +78,7 @@ REACH_PROGRAM: Reach.ValueType  # 8
 REACH_TOOL: Reach.ValueType  # 9
 """What a runner or its engine runs for a request: a tool by its name, or a graph of nodes."""
 REACH_PARAMETERS: Reach.ValueType  # 10
-"""Parameters by name; each name has its own reach (weft/kernel/load_parameters.py)."""
+"""Parameters by name; each name has its own reach (weft/kernel/models/load_parameters.py)."""
 REACH_FILE: Reach.ValueType  # 11
 """A file or folder, by its path."""
 global___Reach = Reach

@@ -169,7 +169,7 @@ class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """ErrorReason is the complete list of reasons why a request or call failed.
 
     It travels as `reason` of google.rpc.ErrorInfo (domain "weft") in the details of a non-OK status, without the
-    ERROR_REASON_ prefix; in receipts it travels as this enum. One table (weft/kernel/reasons.py) maps every value to a
+    ERROR_REASON_ prefix; in receipts it travels as this enum. One table (weft/kernel/errors/reasons.py) maps every value to a
     gRPC code, an HTTP status, `retryable` (the same call may succeed later) and `safe_to_retry` (nothing was
     generated for it, so a retry repeats no work).
     """

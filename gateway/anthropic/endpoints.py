@@ -1,9 +1,0 @@
-"""The endpoints of Anthropic's API."""
-
-from gateway.anthropic.messages import count_tokens, create_message
-from gateway.routing import ApiRouter
-from weft.kernel.principal import USE_MODELS
-
-ANTHROPIC = ApiRouter("anthropic", error="AnthropicError")
-ANTHROPIC.add_post("/v1/messages", USE_MODELS, create_message)
-ANTHROPIC.add_post("/v1/messages/count_tokens", USE_MODELS, count_tokens)

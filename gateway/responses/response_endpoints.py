@@ -1,0 +1,38 @@
+"""The endpoints of the Responses API."""
+
+from gateway.openapi import answers, json_body
+from gateway.responses.response_handlers import (
+    LIST_PARAMETERS,
+    STREAM_PARAMETERS,
+    cancel_response,
+    create_response,
+    delete_response,
+    get_response,
+    list_input_items,
+    refuse_compaction,
+    refuse_websocket,
+)
+from gateway.responses.schema import DeletedResponse, ResponseItemList, ResponseObject, ResponsesRequest
+from gateway.routing import ApiRouter
+from weft.kernel.access.principal import EDIT_REQUESTS, USE_MODELS, VIEW_REQUESTS
+
+_RESPONSE = "/v1/responses/{response_id}"
+RESPONSES = ApiRouter("openai")
+RESPONSES.add_post("/v1/responses", USE_MODELS, create_response, json_body(ResponsesRequest))
+RESPONSES.add_get("/v1/responses", USE_MODELS, refuse_websocket, in_schema=False, by_name=True)
+RESPONSES.add_post("/v1/responses/compact", USE_MODELS, refuse_compaction, in_schema=False)
+RESPONSES.add_post("/v1/responses/input_tokens", USE_MODELS, refuse_compaction, in_schema=False)
+RESPONSES.add_get(
+    _RESPONSE,
+    VIEW_REQUESTS,
+    get_response,
+    answers(ResponseObject, query=STREAM_PARAMETERS, events=True),
+)
+RESPONSES.add_delete(_RESPONSE, EDIT_REQUESTS, delete_response, answers(DeletedResponse))
+RESPONSES.add_post(f"{_RESPONSE}/cancel", EDIT_REQUESTS, cancel_response, answers(ResponseObject))
+RESPONSES.add_get(
+    f"{_RESPONSE}/input_items",
+    VIEW_REQUESTS,
+    list_input_items,
+    answers(ResponseItemList, query=LIST_PARAMETERS),
+)

@@ -1,0 +1,1 @@
+"""The caller of a request, and what it may call."""

@@ -1,0 +1,1 @@
+"""gRPC channels and servers, TLS, failover, and rules for outbound connections."""

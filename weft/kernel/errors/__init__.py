@@ -1,0 +1,1 @@
+"""The error tree, reasons of failures, and the texts of errors."""

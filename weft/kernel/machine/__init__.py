@@ -1,0 +1,1 @@
+"""Limits, files and memory of the machine that a process runs on."""

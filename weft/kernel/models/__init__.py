@@ -1,0 +1,1 @@
+"""Sources, short names and load parameters of models."""

@@ -1,0 +1,1 @@
+"""Validation of values, messages and schemas, and bounds on what schemas cost an engine."""

@@ -1,0 +1,1 @@
+"""The life cycle of services, and the health of a process."""

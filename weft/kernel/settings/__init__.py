@@ -1,0 +1,1 @@
+"""Annotations of settings, and settings that several services have."""

@@ -1,0 +1,1 @@
+"""JSON and encoded texts, read and written within bounds."""

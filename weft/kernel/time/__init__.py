@@ -1,0 +1,1 @@
+"""Clocks, timestamps, deadlines and cancellation."""

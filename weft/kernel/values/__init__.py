@@ -1,0 +1,1 @@
+"""Names, addresses, units and other plain values."""
