@@ -18,7 +18,7 @@ SLOW_WORKERS ?= $(shell expr 2 '*' $$(getconf _NPROCESSORS_ONLN))
 PYTEST := env -u PYTHONDONTWRITEBYTECODE GRPC_ENABLE_FORK_SUPPORT=0 $(BIN)/python -m pytest
 # Compiled once before tests that run side by side: each worker would compile all of weft at the same time, and rewrite
 # the assertions of all tests.
-PACKAGES := weft weft_app weft_testing gateway registry_svc router_svc runner_svc
+PACKAGES := weft weft_app weft_testing gateway registry_svc router_svc runner_svc weft_extensions
 TESTS := tests examples/runtime_plugin/tests
 # Named, as each worker would import all other modules only to deselect their tests: a quarter of its start.
 FAST_TESTS := $(addprefix tests/,unit contract component baseline clients e2e/test_main_path.py runtimes/test_native_builds.py)

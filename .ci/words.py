@@ -21,7 +21,17 @@ STILTED = re.compile(
     re.IGNORECASE,
 )
 PAGES = ("*.md", "protos/**/*.proto", "gateway/workbench/page/*.html", "gateway/workbench/page/app/**.js")
-PROGRAMS = ("gateway", "registry_svc", "router_svc", "runner_svc", "weft", "weft_app", "deploy", "docs")
+PROGRAMS = (
+    "gateway",
+    "registry_svc",
+    "router_svc",
+    "runner_svc",
+    "weft",
+    "weft_app",
+    "weft_extensions",
+    "deploy",
+    "docs",
+)
 GENERATED = ("weft/api/", "tests/")
 _CODE = re.compile(r"^( *)```.*?^\1``` *$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 

@@ -39,14 +39,14 @@ from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.pool_settings import ChoicePolicy, PoolSettings, Settings
 from router_svc.policy.router_request import Request as Queued
 from router_svc.policy.scheduler import Scheduler
-from router_svc.simulation.engine import Simulation
-from router_svc.simulation.simulation_metrics import Waits
 from weft.dispatch.payload_description import prefix_digests
 from weft.dispatch.prefix_holders import PrefixHolders
 from weft.kernel.requests.placement_request import PlacementRequest, PrefixHolder
 from weft.kernel.requests.request_values import Operation, Priority
 from weft.kernel.values.names import DEFAULT_TENANT
-from weft_app.config.scenario import load_scenario
+from weft_extensions.simulate.engine import Simulation
+from weft_extensions.simulate.metrics import Waits
+from weft_extensions.simulate.scenario_file import load_scenario
 
 TICK_SECONDS = 0.25
 GROUPS_TITLE = "0.4 ms, tenants and priorities"

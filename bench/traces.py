@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from router_svc.simulation.scenario import BLOCK_TOKENS
+from weft_extensions.simulate.scenario import BLOCK_TOKENS
 
 SECONDS = 3_540.0
 MAX_PROMPT_TOKENS = 126_000

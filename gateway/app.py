@@ -1,8 +1,7 @@
 """The ASGI application of a gateway, with the middleware for request ids, authentication and errors."""
 
 import asyncio
-from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -11,9 +10,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.admin.admin_endpoints import ADMIN, CAPTURES, JOIN_TOKENS, KEYS, REQUESTS, SECRETS, USAGE
 from gateway.admin.admin_operations import AdminPorts
-from gateway.admin.join_tokens import JoinCommands
 from gateway.anthropic.anthropic_endpoints import ANTHROPIC
-from gateway.auth.authentication import Gate, KeyRingSource
+from gateway.auth.authentication import Gate
 from gateway.auth.rate_limits import TenantRateLimits
 from gateway.batches.batch_endpoints import BATCHES, FILES, RESULTS
 from gateway.batches.creation import BatchCreator
@@ -35,13 +33,13 @@ from gateway.gateway_health import HEALTH, METRICS, PROBES
 from gateway.gateway_metrics import GatewayMetrics
 from gateway.http.cors import CrossOrigin, embedding_headers
 from gateway.http.event_watches import EventWatches
+from gateway.http_api import HttpApi
 from gateway.intake.concurrency_limit import ConcurrencyLimit
 from gateway.intake.headers import request_id_of, validate_head
 from gateway.media import MediaSource, NoMediaSource
-from gateway.ollama.ollama_endpoints import OLLAMA
 from gateway.openai.openai_endpoints import OPENAI, QUOTES
 from gateway.openapi import shown_path
-from gateway.registry_client import RegistryClient, RegistryService
+from gateway.ports import GatewayPorts
 from gateway.request_facts import FACTS_KEY, RequestFacts, headers_of
 from gateway.resources.resource_endpoints import RESOURCES, SETTINGS
 from gateway.responses.response_endpoints import RESPONSES
@@ -49,101 +47,29 @@ from gateway.responses.response_handlers import responses_of
 from gateway.responses.retrieval import Responses
 from gateway.responses.running import RunningResponses
 from gateway.result_links import ResultLinks
-from gateway.routing import ApiRouter, EdgeApp
+from gateway.routing import ApiRouter, DeferredApi, EdgeApp
 from gateway.tasks.task_apis import TaskApis, task_apis_of
 from gateway.tasks.task_endpoints import TASKS
 from gateway.trials.pairs import TrialPairs
 from gateway.trials.trial_endpoints import TRIALS
 from gateway.visible_names import with_visible_names
-from gateway.watch.source import WatchSource
 from gateway.watch.sources import tasks_of_tenant
 from gateway.workbench.page_files import PageFiles
 from gateway.workbench.pdf_text import MAX_CONCURRENT as MAX_PDFS
-from weft.dispatch.call import LayeredDispatcher, RequestDispatcher
-from weft.dispatch.end_reporter import EndReporter
+from weft.dispatch.call import LayeredDispatcher
 from weft.dispatch.fleet import FleetSource
 from weft.dispatch.quoter import Quoter
-from weft.dispatch.remote_router import RouterSource
 from weft.durable.batches import BatchClient, FileClient
 from weft.durable.durable_call import durable_calls
 from weft.durable.journal_policy import JournalPolicy
 from weft.durable.requests import RequestClient
-from weft.durable.responses import ResponseClient
 from weft.durable.tasks import TaskClient
 from weft.durable.usage import UsageClient
+from weft.extension import ApiHook, load_hook
 from weft.kernel.errors.error_tree import WeftError
-from weft.kernel.services.health import HealthSource
 from weft.kernel.telemetry.log import get_logger
-from weft.kernel.telemetry.tracing import (
-    NO_TRACING,
-    Attribute,
-    AttributeValue,
-    ServiceName,
-    Span,
-    SpanKind,
-    Tracing,
-    error_type,
-)
+from weft.kernel.telemetry.tracing import Attribute, AttributeValue, ServiceName, Span, SpanKind, Tracing, error_type
 from weft.kernel.time.clock import Clock, SystemClock
-
-
-def _no_command(_token: str) -> None:
-    """Returns no command."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatewayPorts:
-    """Services and stores that one gateway calls."""
-
-    dispatcher: RequestDispatcher
-    fleet: FleetSource
-    registry: RegistryClient
-    admin: AdminPorts | None = None
-    """None: there are no admin endpoints."""
-    keys: KeyRingSource | None = None
-    """The valid API keys; None: callers need none."""
-    api_keys: RegistryService | None = None
-    """Creates and revokes keys; None: no endpoints for it."""
-    join_tokens: RegistryService | None = None
-    """Stores the tokens with which runners join; None: no endpoints for it."""
-    join_command: JoinCommands = _no_command
-    """Returns the command with which a runner joins."""
-    secrets: RegistryService | None = None
-    """Stores secrets; None: no endpoints for it."""
-    captures: RegistryService | None = None
-    """Stores captured prompts and answers; None: no endpoint for it."""
-    trials: RegistryService | None = None
-    """Stores verdicts about pairs of trials; None: no endpoints for them."""
-    responses: ResponseClient | None = None
-    """Stores responses; None: they are not stored."""
-    usage: UsageClient | None = None
-    """Usage of tenants, keys and models; None: no endpoints for it."""
-    quotes: Quoter | None = None
-    """Estimates requests; None: no endpoint for it."""
-    tasks: TaskClient | None = None
-    """Runs durable tasks; None: there are none."""
-    files: FileClient | None = None
-    """Stores files; None: there are no files or batches."""
-    result_key: bytes | None = None
-    """Signs the URLs of results; None: there are none."""
-    batches: BatchClient | None = None
-    """Stores batches; None: there are none."""
-    requests: RequestClient | None = None
-    """Request records; None: there are none."""
-    router: RouterSource | None = None
-    """Whether a router is reachable; None: it runs in this process."""
-    journal: JournalPolicy | None = None
-    """Which requests a setting makes durable tasks; None: those that the mesh's settings and models name."""
-    media: MediaSource | None = None
-    """Fetches media by URL; None: as the configuration allows."""
-    watched: Sequence[WatchSource] = ()
-    """The kinds that `/api/v1/watch` can stream."""
-    tracing: Tracing = NO_TRACING
-    """Receives the spans of requests."""
-    health: HealthSource = HealthSource()  # noqa: RUF009 - it has no state
-    """The health of this process."""
-    ends: EndReporter | None = None
-    """Reports the ends of requests whose router was lost, which the gateway counts; None: they are not reported."""
 
 
 def gateway_deps(
@@ -216,8 +142,6 @@ def app_over(deps: GatewayDeps, ports: GatewayPorts, running: RunningResponses |
     given: dict[type, object] = {InferenceDeps: deps, GatewayDeps: deps}
     for router in (OPENAI, ANTHROPIC):
         app.serve(router, given)
-    operations = None if ports.admin is None else ports.admin.operations
-    app.serve(OLLAMA, {"operations": operations})
     app.serve(RESPONSES, {Responses: responses_of(deps, ports.responses, tasks, running)})
     for router in (RESOURCES, SETTINGS, HEALTH, PROBES, METRICS):
         app.serve(router, given)
@@ -232,7 +156,14 @@ def app_over(deps: GatewayDeps, ports: GatewayPorts, running: RunningResponses |
     pdf_texts = ConcurrencyLimit(MAX_PDFS, "PDFs are being read already")
     app.serve(WORKBENCH, {PageFiles: PageFiles(), "pdf_texts": pdf_texts, "join commands": ports.join_command})
     app.serve(DOCUMENT)
+    for extension in ports.extensions:
+        for hook in extension.apis:
+            app.defer(DeferredApi(name=extension.name, paths=hook.paths, load=partial(_loaded, hook, deps, ports)))
     return app
+
+
+def _loaded(hook: ApiHook, deps: GatewayDeps, ports: GatewayPorts) -> Callable[[EdgeApp], None]:
+    return partial(load_hook(hook.place, HttpApi).serve, deps=deps, ports=ports)
 
 
 def bare_app(title: str, deps: InferenceDeps, routers: Sequence[ApiRouter] = ()) -> EdgeApp:

@@ -1,10 +1,12 @@
 """All HTTP endpoints of a gateway and of a runner. Each API declares its own (`openai/openai_endpoints`)."""
 
+from collections.abc import Iterable
+
 from gateway.admin.admin_endpoints import ADMIN, CAPTURES, JOIN_TOKENS, KEYS, REQUESTS, SECRETS, USAGE
 from gateway.anthropic.anthropic_endpoints import ANTHROPIC
 from gateway.batches.batch_endpoints import BATCHES, FILES, RESULTS
 from gateway.gateway_health import HEALTH, METRICS, PROBES
-from gateway.ollama.ollama_endpoints import OLLAMA
+from gateway.http_api import HttpApi
 from gateway.openai.openai_endpoints import OPENAI, QUOTES
 from gateway.openapi import answers, answers_events, bytes_body, shown_path
 from gateway.resources.resource_endpoints import RESOURCES, SETTINGS
@@ -16,6 +18,7 @@ from gateway.trials.trial_endpoints import TRIALS
 from gateway.watch import watch_handlers as watching
 from gateway.workbench.pdf_text import PDF, PdfText, extract_pdf_text
 from gateway.workbench.serving import get_caller, get_page, redirect_to_page
+from weft.extension import Extension, load_hook
 from weft.kernel.access.principal import USE_MODELS, VIEW_MODELS
 
 WATCH = ApiRouter("resources")
@@ -41,7 +44,6 @@ WORKBENCH.add_post("/api/v1/pdf-text", USE_MODELS, extract_pdf_text, bytes_body(
 GATEWAY_ROUTERS: tuple[ApiRouter, ...] = (
     OPENAI,
     ANTHROPIC,
-    OLLAMA,
     RESPONSES,
     RESOURCES,
     WATCH,
@@ -65,15 +67,21 @@ GATEWAY_ROUTERS: tuple[ApiRouter, ...] = (
     WORKBENCH,
     DOCUMENT,
 )
-"""Every endpoint of a gateway. Those without their collaborators are not served."""
+"""Every endpoint of a gateway but those of extensions. Those without their collaborators are not served."""
 RUNNER_ROUTERS: tuple[ApiRouter, ...] = (RUNNER_OPERATIONS, OPENAI, RUNNER_STATE, PROBES, METRICS, DOCUMENT)
 """Every endpoint of a runner's API: its own, and those of the gateway that also apply to one runner."""
 
 
-def docs_table() -> str:
+def gateway_routers(extensions: Iterable[Extension]) -> tuple[ApiRouter, ...]:
+    """Returns the endpoints of a gateway with these extensions. Imports their APIs."""
+    hooks = (hook for extension in extensions for hook in extension.apis)
+    return (*GATEWAY_ROUTERS, *(load_hook(hook.place, HttpApi).router for hook in hooks))
+
+
+def docs_table(extensions: Iterable[Extension]) -> str:
     """Returns the table of endpoints in the documentation."""
     servers: dict[tuple[str, str, str], list[str]] = {}
-    for routers, server in ((GATEWAY_ROUTERS, "gateway"), (RUNNER_ROUTERS, "runner")):
+    for routers, server in ((gateway_routers(extensions), "gateway"), (RUNNER_ROUTERS, "runner")):
         routes = [(route, method) for route in routes_of(routers) for method in route.methods or ()]
         heads = {route.path for route, method in routes if method == "HEAD"}
         for route, method in routes:

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.app import GatewayPorts, app_over, finisher_over, gateway_deps
+from gateway.app import app_over, finisher_over, gateway_deps
 from gateway.auth.authentication import HOME_SOCKET
 from gateway.gateway_config import GatewayConfig
 from gateway.gateway_metrics import GatewayMetrics
 from gateway.http.event_watches import EventWatches
 from gateway.http.server import AppServer
+from gateway.ports import GatewayPorts
 from gateway.responses.running import RunningResponses
 from weft.kernel.services.service_lifecycle import Service, start_restarting, stop_tasks
 from weft.kernel.telemetry.metrics_page import MetricsPage

@@ -1,7 +1,6 @@
 """Operations of the registry: their gRPC client, and code shared by the HTTP APIs that create operations.
 
-These are `gateway.admin` (a mesh), `gateway.ollama` and `gateway.runner_api` (one runner), with their own paths and
-bodies.
+These are `gateway.admin` (a mesh), `gateway.runner_api` (one runner) and extensions, with their own paths and bodies.
 """
 
 import asyncio

@@ -33,8 +33,10 @@ from weft.kernel.access.principal import USE_MODELS, Access
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.errors.removed_features import removed_path
+from weft.kernel.telemetry.log import get_logger
 from weft.kernel.time.deadline import Deadlines, Interruptible
 
+log = get_logger("weft.gateway")
 Handler = Callable[..., Awaitable[Response]]
 """Each of its parameters is the request, or a dependency that needs only the request."""
 _Provide = Callable[[Request], Awaitable[Any]]
@@ -205,6 +207,21 @@ def routes_of(routers: Iterable[APIRouter]) -> Iterator[APIRoute]:
                 yield route
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeferredApi:
+    """An API that is imported at its first request."""
+
+    name: str
+    paths: tuple[str, ...]
+    """Its paths; one that ends with `/` stands for all below it."""
+    load: Callable[[], "Callable[[EdgeApp], None]"]
+    """Imports it, in any thread, and returns a function that adds it to an application."""
+
+    def has(self, path: str) -> bool:
+        """Whether a path is one of this API."""
+        return any(path == each or (each.endswith("/") and path.startswith(each)) for each in self.paths)
+
+
 class EdgeApp(FastAPI):
     """An application without routes, with what all of weft's APIs share."""
 
@@ -236,6 +253,8 @@ class EdgeApp(FastAPI):
         self.served: list[ApiRouter] = []
         """Its routers, in lookup order."""
         self._direct: dict[tuple[str, str], ASGIApp] = {}
+        self._deferred: list[DeferredApi] = []
+        self._loading = asyncio.Lock()
         self._document_lock = asyncio.Lock()
         self._document: bytes | None = None
         # Not in `state`, whose attributes each cost a call.
@@ -253,6 +272,28 @@ class EdgeApp(FastAPI):
         self._direct = router.direct | self._direct
         self.collaborators.update(collaborators or {})
 
+    def defer(self, api: "DeferredApi") -> None:
+        """Serves an API from the first request to one of its paths on."""
+        self._deferred.append(api)
+
+    async def load_deferred(self, path: str | None = None) -> None:
+        """Imports the deferred APIs with a path, off the event loop; None: all, except those that fail.
+
+        Raises INTERNAL if the API with this path cannot be imported.
+        """
+        async with self._loading:
+            for api in [each for each in self._deferred if path is None or each.has(path)]:
+                try:
+                    serve = await asyncio.to_thread(api.load)
+                except Exception as error:
+                    log.exception("cannot import an API", api=api.name)
+                    if path is not None:
+                        raise WeftError(Reason.INTERNAL, f"the API {api.name} cannot be imported") from error
+                    continue
+                self._deferred.remove(api)
+                serve(self)
+                self._document = self.openapi_schema = None
+
     @override
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # A coroutine function, by which programs tell an ASGI application from a WSGI one.
@@ -265,7 +306,13 @@ class EdgeApp(FastAPI):
     def _routed(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Serves a request: by FastAPI, unless its path alone finds the route."""
         direct = self._direct.get((scope["method"], scope["path"]))
+        if direct is None and any(each.has(scope["path"]) for each in self._deferred):
+            return self._serve_deferred(scope, receive, send)
         return (direct or super().__call__)(scope, receive, send)
+
+    async def _serve_deferred(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.load_deferred(scope["path"])
+        await (self._direct.get((scope["method"], scope["path"])) or super().__call__)(scope, receive, send)
 
     @override
     def build_middleware_stack(self) -> ASGIApp:
@@ -277,6 +324,9 @@ class EdgeApp(FastAPI):
         """Raises NOT_FOUND for an unknown path, METHOD_NOT_ALLOWED for its method."""
         assert isinstance(error, HTTPException)
         found = [route for route in routes_of(self.served) if route.matches(request.scope)[0] is not Match.NONE]
+        if not found:
+            # Their paths are among those that the caller may have meant.
+            await self.load_deferred()
         if not any(needs_of(route).is_open for route in found):
             facts_of(request.scope).principal = self.gate.admit(request.scope)
         if not found:
@@ -310,6 +360,7 @@ class EdgeApp(FastAPI):
 
         Each call takes a turn of the event loop: it is large, and other requests are served between two answers.
         """
+        await self.load_deferred()
         async with self._document_lock:
             if self._document is None:
                 self._document = await asyncio.to_thread(lambda: bytes(JSONResponse(self.openapi()).body))

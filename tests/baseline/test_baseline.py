@@ -15,12 +15,12 @@ from kit.random_scenario import random_scenario, real_scheduler
 from normal_form import NormalForm
 from recordings import BENCH, FOLDER, RECORDED, check
 
-from router_svc.simulation.engine import Simulation
-from router_svc.simulation.figures import figures_of
 from weft.documents.schemas import schemas
 from weft_app.cli.commands import PANELS
 from weft_app.cli.main import load, loaded_commands
 from weft_app.config.schema import schema
+from weft_extensions.simulate.engine import Simulation
+from weft_extensions.simulate.figures import figures_of
 
 SEEDS = range(20)
 APIS = ("chat", "completions", "responses", "messages", "ollama", "media", "models", "errors", "tasks")

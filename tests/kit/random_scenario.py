@@ -9,9 +9,10 @@ from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.pool_settings import ChoicePolicy, PoolSettings, RemotePermission, Settings, TenantSettings
 from router_svc.policy.port import SchedulerPort
 from router_svc.policy.scheduler import Scheduler
-from router_svc.simulation.engine import Simulation
-from router_svc.simulation.invariants import InvariantChecker, InvariantError
-from router_svc.simulation.scenario import (
+from weft.kernel.requests.request_values import CALLER_CLASSES, Priority, Skill
+from weft_extensions.simulate.engine import Simulation
+from weft_extensions.simulate.invariants import InvariantChecker, InvariantError
+from weft_extensions.simulate.scenario import (
     Amount,
     Delays,
     Failure,
@@ -25,7 +26,6 @@ from router_svc.simulation.scenario import (
     Traffic,
     seeded_random,
 )
-from weft.kernel.requests.request_values import CALLER_CLASSES, Priority, Skill
 
 FEWEST_REQUESTS, MOST_REQUESTS = 30, 150
 FEWEST_DURABLE, MOST_DURABLE = 10, 80

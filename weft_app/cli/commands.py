@@ -85,7 +85,6 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "usage": (
             "Show the usage of tenants, keys and models: requests, tokens, media, accelerator time, prices and savings."
         ),
-        "simulate": "Simulate a mesh: waits, throughput, refusals and the cost of model swaps.",
         "lease": "Lease accelerator memory for a program; list and release the leases of all hosts.",
         "operation": "List, follow and cancel loads, unloads and flushes.",
         "audit": "Show and verify the audit log of loads, unloads and flushes, including refusals.",

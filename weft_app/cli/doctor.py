@@ -30,10 +30,12 @@ from runner_svc.runtimes.runtime_settings import (
 from runner_svc.runtimes.table import DEFAULT_RUNTIME, built_in_names, installed, require_runtime
 from weft.client._home import ADDRESS_VARIABLES
 from weft.documents.resource_kinds import ResourceKind
+from weft.extension import all_extensions, disabled_extensions, installed_extensions
 from weft.gpu.nvml import read_within
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.telemetry.structured_logs import discarded_logs
 from weft.kernel.time.clock import offset_words
+from weft.kernel.values.names import close_names
 from weft.kernel.values.units import size_words
 from weft_app.cli.doctor_checks import (
     DRIVER_SECONDS,
@@ -185,6 +187,7 @@ def examine(
         lambda: [ok("models", _models(config))],
         lambda: registry_findings(config.addresses.registry or os.environ.get(ADDRESS_VARIABLES["registry"])),
         lambda: _keys(config),
+        lambda: _extensions(config),
         _runtimes,
         lambda: _runners(config, home),
         lambda: _servers(config),
@@ -343,6 +346,22 @@ def _runtimes() -> Iterator[Finding]:
     for each in others:
         if each.runtime is None:
             yield failed("runtimes", f"{each.name} of {each.package}: {each.fault}", "update or uninstall that package")
+
+
+def _extensions(config: WeftConfig) -> Iterator[Finding]:
+    """Yields the extensions that are on, why others are off, and unusable ones of other packages."""
+    found = all_extensions()
+    off = disabled_extensions(found, config.extensions.disabled)
+    yield ok("extensions", ", ".join(each.name for each in found if each.name not in off) or "none")
+    for name, why in off.items():
+        yield ok("extensions", f"{name} is off: {why}")
+    for name in sorted({*config.extensions.disabled} - {each.name for each in found}):
+        close = close_names(name, [each.name for each in found])
+        yield warning("extensions", f"extensions.disabled names {name}, which is not installed", close or "remove it")
+    for each in installed_extensions():
+        if each.extension is None:
+            words = f"{each.name} of {each.package}: {each.fault}"
+            yield failed("extensions", words, "update or uninstall that package")
 
 
 def _servers(config: WeftConfig) -> Iterator[Finding]:

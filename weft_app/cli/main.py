@@ -30,8 +30,12 @@ from weft_app.cli.terminal import note, say
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
+PANEL_OF_EXTENSIONS = "Extensions"
+"""Panel of `weft --help` with the commands of extensions that belong to no group of the core."""
+
+
 class CommandGroup(TyperGroup):
-    """A group with own commands, and those of COMMANDS below `path`, each imported when it runs."""
+    """A group with own commands, and those of COMMANDS and of extensions below `path`, each imported when it runs."""
 
     path = ""
     """The words after `weft`."""
@@ -42,19 +46,36 @@ class CommandGroup(TyperGroup):
             (name, TyperCommand(name, help=summary, rich_help_panel=panel)) for name, summary in names.items()
         )
 
+    def add_of_extensions(self) -> None:
+        """Adds the commands of extensions, which a listed command does not need."""
+        from weft_app.cli.extension_commands import extension_commands  # noqa: PLC0415 - see above
+
+        paths = ((words.rpartition(" "), hook.summary) for words, hook in extension_commands().items())
+        listed = {name: summary for (group, _, name), summary in paths if group == self.path}
+        panel = None if self.path else PANEL_OF_EXTENSIONS
+        self.add_listed({name: listed[name] for name in listed if name not in self.commands}, panel)
+
+    @override
+    def list_commands(self, ctx: Any) -> list[str]:
+        self.add_of_extensions()
+        return super().list_commands(ctx)
+
     @override
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Also accepts SUBCOMMAND_ALIASES, and names the replacement of a removed command."""
-        if args and args[0] not in self.commands:
+        """Also accepts SUBCOMMAND_ALIASES, and says why a command was removed or is off."""
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
             from weft.kernel.errors.removed_features import removed_command  # noqa: PLC0415 - the help imports none of it
+            from weft_app.cli.extension_commands import off_command  # noqa: PLC0415 - as above
 
-            if removed := removed_command(f"{self.path} {args[0]}".strip()):
-                ctx.fail(removed)
+            self.add_of_extensions()
+            path = f"{self.path} {args[0]}".strip()
+            if refused := removed_command(path) or (args[0] not in self.commands and off_command(path)):
+                ctx.fail(refused)
             meant = [each for each in SUBCOMMAND_ALIASES.get(args[0], ()) if each in self.commands]
             args = [*meant[:1], *args[1:]] if meant else args
         word, listed, rest = super().resolve_command(ctx, args)
         path = f"{self.path} {word}".strip()
-        if path not in COMMANDS:
+        if not is_command(path):
             return word, listed, rest
         return word, (ctx.resilient_parsing and _completed(path, rest)) or load(path), rest
 
@@ -101,18 +122,29 @@ class WeftGroup(CommandGroup):
             word, *rest = args
             is_bare_list = ALIASES.get(word) == "get" and (not rest or rest[0].startswith("-"))
             args = [ALIASES.get(word, word), *(["models"] if is_bare_list else []), *rest]
-        if args and args[0] not in self.commands and not args[0].startswith("-"):
-            ctx.fail(_no_command(args[0]))
+        if args and not args[0].startswith("-") and args[0] not in self.commands and not is_command(args[0]):
+            from weft_app.cli.extension_commands import off_command  # noqa: PLC0415 - the help imports little
+
+            ctx.fail(off_command(args[0]) or _no_command(args[0]))
         return super().resolve_command(ctx, args)
+
+
+def is_command(path: str) -> bool:
+    """Whether the core or an extension has a command of these words."""
+    from weft_app.cli.extension_commands import extension_commands  # noqa: PLC0415 - a listed command needs none of it
+
+    return path in COMMANDS or path in extension_commands()
 
 
 def _no_command(word: str) -> str:
     """Returns the error for an unknown command, with its equivalents or similar commands."""
+    from weft_app.cli.extension_commands import extension_commands  # noqa: PLC0415 - as above
+
     meant = OTHER_WORDS.get(word)
     if meant is not None:
         return f"there is no command {word}; use: {meant}"
     paths = dict[str, list[str]]()
-    for path in COMMANDS:
+    for path in (*COMMANDS, *extension_commands()):
         paths.setdefault(path.rpartition(" ")[2], []).append(path)
     close = [path for name in ([word] if word in paths else get_close_matches(word, paths)) for path in paths[name]]
     return f"there is no command {word}" + (f"; did you mean {' or '.join(close)}?" if close else "; see weft --help")
@@ -166,18 +198,21 @@ def _no_option(option: str, command: str, context: Any) -> str:
 
 
 def load(path: str) -> Any:
-    """Imports a command of COMMANDS and returns it, ready to run. A group's commands of GROUPS are not loaded."""
-    name, (place, summary) = path.rpartition(" ")[2], COMMANDS[path]
+    """Imports a command of COMMANDS or of an extension, and returns it, ready to run.
+
+    A group's commands of GROUPS and of extensions are not loaded.
+    """
+    name, (place, summary, example) = path.rpartition(" ")[2], _described(path)
     module, _, attribute = place.partition(":")
     collect_rarely()
     if place:
-        commands = import_module(f"weft_app.cli.{module}")
+        commands = import_module(module)
         found = getattr(commands, attribute, None) or commands.app
     else:
         found = typer.Typer()
     if isinstance(found, typer.Typer):
         found.info.cls, found.info.help, found.info.no_args_is_help = CommandGroup, summary, True
-        found.info.epilog = f"Example: {EXAMPLES[path]}"
+        found.info.epilog = f"Example: {example}"
         command: Any = get_group(found)
         command.name = name
     else:
@@ -192,10 +227,23 @@ def load(path: str) -> Any:
     return command
 
 
+def _described(path: str) -> tuple[str, str, str]:
+    """Returns the place of a command, `module:attribute`, its summary, and the example of a group."""
+    if path in COMMANDS:
+        place, summary = COMMANDS[path]
+        return place and f"weft_app.cli.{place}", summary, EXAMPLES.get(path, "")
+    from weft_app.cli.extension_commands import extension_commands  # noqa: PLC0415 - a listed command needs none of it
+
+    hook = extension_commands()[path]
+    return hook.place, hook.summary, hook.example
+
+
 def loaded_commands(path: str, command: Any) -> Mapping[str, Any]:
     """Returns the commands of the group `path` by name, loaded; of another command none."""
+    if isinstance(command, CommandGroup):
+        command.add_of_extensions()
     own = getattr(command, "commands", {})
-    return {name: load(f"{path} {name}") if name in GROUPS.get(path, ()) else each for name, each in own.items()}
+    return {name: load(f"{path} {name}") if is_command(f"{path} {name}") else each for name, each in own.items()}
 
 
 def _completed(path: str, words: Sequence[str]) -> Any:

@@ -5,6 +5,7 @@ Imports the standard library alone, as building the wheel writes it.
 
 from collections.abc import Iterator
 
+from weft.extension import own_extensions
 from weft_app.cli.commands import GROUPS, PANELS
 
 _INTRODUCTION = """\
@@ -77,10 +78,12 @@ def man_page(version: str) -> str:
 
 
 def _commands() -> Iterator[str]:
+    of_extensions = {hook.words: hook.summary for each in own_extensions() for hook in each.commands}
     for panel, commands in PANELS.items():
         yield f".SH {panel.upper()}"
         for name, summary in commands.items():
             own = {f"{name} {each}": text for each, text in GROUPS.get(name, {}).items()}
+            own |= {words: text for words, text in of_extensions.items() if words.startswith(f"{name} ")}
             for words, text in ({name: summary} | own).items():
                 yield f".TP\n.B weft {_escaped(words)}\n\\&{_escaped(text)}"
 

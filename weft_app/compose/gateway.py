@@ -14,9 +14,9 @@ import gateway.gateway_service
 from gateway.admin.admin_operations import AdminPorts, CatalogSource, DiscoverySource, look_nowhere, no_catalog
 from gateway.admin.instances import EngineLogClient, RunnerDescriptions
 from gateway.admin.process_client import ProcessesClient
-from gateway.app import GatewayPorts
 from gateway.gateway_config import REGISTRY_TIMEOUT_SECONDS
 from gateway.operation_client import OperationsClient
+from gateway.ports import GatewayPorts
 from gateway.registry_client import RegistryClient, RegistryService
 from gateway.result_links import KEY_BYTES
 from gateway.watch.queues import queues_by_name
@@ -42,6 +42,7 @@ from weft.durable.responses import ResponseClient
 from weft.durable.tasks import TaskClient
 from weft.durable.trials import TrialSender
 from weft.durable.usage import UsageClient
+from weft.extension import enabled_extensions
 from weft.kernel.channels.rpc import ChannelPool, open_channel
 from weft.kernel.errors.error_tree import invalid_field
 from weft.kernel.machine.memory_tuning import settle_memory
@@ -148,6 +149,7 @@ def gateway_ports(  # noqa: PLR0913 - what a mesh in this process and one elsewh
         captures=RegistryService(CaptureServiceStub(registry), timeout_seconds=timeout),
         trials=RegistryService(TrialServiceStub(registry), timeout_seconds=timeout),
         journal=JournalPolicy(names or fleet, journal_rules(config.router)),
+        extensions=enabled_extensions(config.extensions.disabled),
     )
 
 

@@ -30,6 +30,7 @@ Addresses = Annotated[
     ),
 ]
 """One or more addresses, stored as comma-separated text as in command lines and environment variables."""
+ExtensionName = Annotated[str, Pattern(r"^[a-z0-9_]{1,64}$")]
 UriPattern = Annotated[str, MinLen(1), MaxLen(2048)]
 UriPatterns = Annotated[tuple[UriPattern, ...], MaxLen(256)]
 
@@ -42,6 +43,14 @@ class AuthSettings:
     """Whether callers need keys over HTTP, and over gRPC except on the Unix sockets of this machine. Default: true if
     `host` is not a loopback address or if TLS ends in a proxy. Services of the mesh authenticate with a certificate, or
     with a key that has the role `service`, in WEFT_SERVICE_KEY."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtensionSettings:
+    """What is added to the core of weft: see extensions.md."""
+
+    disabled: Annotated[tuple[ExtensionName, ...], MaxLen(64), PUBLIC] = ()
+    """Extensions that are off, with all that require them. `weft doctor` lists all extensions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,6 +264,8 @@ class WeftConfig:
     """Whether callers need keys."""
     gateway: GatewayConfig = field(default_factory=GatewayConfig)
     """The HTTP edge."""
+    extensions: ExtensionSettings = field(default_factory=ExtensionSettings)
+    """Which extensions are off."""
     edge: EdgeSettings = field(default_factory=EdgeSettings)
     """The proxy in front of the gateway."""
     router: RouterSettings = field(default_factory=RouterSettings)

@@ -8,6 +8,7 @@ from pathlib import Path
 from gateway.endpoints import docs_table
 from reference_pages import commands, errors, field_tables, log_events, metrics, parameters, presets, settings
 from weft.documents.schemas import schemas
+from weft.extension import own_extensions
 from weft_app.config.schema import schema_text
 
 _ENDPOINTS_HEAD = """# Endpoints
@@ -20,7 +21,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "commands.md": commands.page,
     "configuration.md": settings.page,
     "document-fields.md": field_tables.page,
-    "endpoints.md": lambda: _ENDPOINTS_HEAD + docs_table(),
+    "endpoints.md": lambda: _ENDPOINTS_HEAD + docs_table(own_extensions()),
     "errors.md": errors.page,
     "log-events.md": log_events.page,
     "metrics.md": metrics.page,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-PACKAGES = ("gateway", "registry_svc", "router_svc", "runner_svc", "weft", "weft_app")
+PACKAGES = ("gateway", "registry_svc", "router_svc", "runner_svc", "weft", "weft_app", "weft_extensions")
 GENERATED = ROOT / "weft" / "api"
 LEVELS = {"exception": "error"}
 METHODS = ("debug", "info", "warning", "error", "exception", "critical")

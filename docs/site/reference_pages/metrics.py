@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-SOURCES = ("gateway", "registry_svc", "router_svc", "runner_svc", "weft/kernel", "weft_app")
+SOURCES = ("gateway", "registry_svc", "router_svc", "runner_svc", "weft/kernel", "weft_app", "weft_extensions")
 _NAME = re.compile(r"(?:weft|gen_ai)_[a-z_]+")
 _QUOTED = re.compile(rf'"{_NAME.pattern}"')
 """What a source that defines metrics has in its text. Parsing the others takes seconds."""

@@ -63,7 +63,7 @@ logs task/zz-t
 OTHERS = frozenset(
     {
         *("up", "stop", "mesh restart", "mesh reload", "status", "ui", "doctor"),  # of this machine
-        *("mesh health", "mesh version", "mesh demo", "mesh simulate", "mesh service"),
+        *("mesh health", "mesh version", "mesh demo", "mesh service"),
         *("models discover", "models estimate", "runtime", "serve", "config envoy", "launch"),
         *("keys sign", "models ls", "models rm", "models gc", "mesh dump", "mesh restore"),  # of files
         *("apply", "config diff"),  # of documents: test_cli_declare.py

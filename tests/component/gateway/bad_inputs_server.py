@@ -35,9 +35,9 @@ from task_script import ScriptedTasks, output
 from test_api_keys_http import ScriptedKeys
 from test_gateway_requests import ScriptedRequests
 
-from gateway.app import GatewayPorts
 from gateway.gateway_config import BatchEdgeConfig, ConnectionLimits, GatewayConfig
 from gateway.gateway_service import build
+from gateway.ports import GatewayPorts
 from gateway.registry_client import RegistryService
 from gateway.routing import routes_of
 from weft.api.common.v1 import (
@@ -55,6 +55,7 @@ from weft.dispatch.call import Call
 from weft.dispatch.operation_table import SpeechPiece
 from weft.durable.batches import BATCH_INPUT
 from weft.durable.tasks import payload_of
+from weft.extension import own_extensions
 from weft.kernel.machine.memory_tuning import settle_memory
 from weft.kernel.requests.request_values import Operation
 from weft.kernel.telemetry.structured_logs import configure_logging
@@ -161,6 +162,7 @@ class ForgetfulTasks(ScriptedTasks):
 def forgetful_ports(*, with_keys: bool = False) -> GatewayPorts:
     """Collaborators that answer everything and store nothing."""
     return GatewayPorts(
+        extensions=own_extensions(),
         dispatcher=ForgetfulDispatcher(),
         fleet=FixedFleet.of(model("tiny")),
         registry=ScriptedRegistry(),

@@ -16,11 +16,12 @@ from registry_script import ScriptedRegistry
 
 from gateway.admin.admin_operations import AdminPorts
 from gateway.admin.join_tokens import JoinCommands
-from gateway.app import GatewayPorts, app_over, gateway_deps
+from gateway.app import app_over, gateway_deps
 from gateway.auth.authentication import KeyRingSource
 from gateway.gateway_config import GatewayConfig
 from gateway.gateway_service import GatewayService, build
 from gateway.media import MediaSource
+from gateway.ports import GatewayPorts
 from gateway.registry_client import RegistryClient, RegistryService
 from gateway.routing import EdgeApp
 from gateway.watch.source import WatchSource
@@ -37,6 +38,7 @@ from weft.durable.requests import RequestClient
 from weft.durable.responses import ResponseClient
 from weft.durable.tasks import TaskClient
 from weft.durable.usage import UsageClient
+from weft.extension import own_extensions
 from weft.kernel.requests.request_values import Operation
 from weft.kernel.services.health import HealthSource
 from weft.kernel.time.clock import Clock
@@ -351,6 +353,7 @@ async def serving(
     """A running gateway and an SDK client that does not retry. Keys, secrets and join tokens are stubs of services."""
     script = dispatcher or ScriptedDispatcher()
     ports = GatewayPorts(
+        extensions=own_extensions(),
         dispatcher=script,
         fleet=fleet or FixedFleet.of(model("tiny"), model("small", pool="chat")),
         registry=registry or ScriptedRegistry(),

@@ -12,11 +12,12 @@ from kit.keys import Keys, bearer
 from messages_script import body as message
 from pydantic import TypeAdapter, ValidationError
 
-from gateway.endpoints import GATEWAY_ROUTERS
+from gateway.endpoints import gateway_routers
 from gateway.gateway_config import CorsConfig, GatewayConfig
 from gateway.http.cors import EXPOSED_HEADERS, METHODS, REQUEST_HEADERS, host_name, is_allowed_origin, may_be_called
 from gateway.routing import routes_of
 from gateway.workbench.page_files import PageFiles
+from weft.extension import own_extensions
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
 
@@ -275,7 +276,9 @@ async def test_allowed_page_cannot_make_changes_without_auth() -> None:
 
 
 def test_every_endpoint_method_is_in_the_cors_method_list() -> None:
-    assert {method for route in routes_of(GATEWAY_ROUTERS) for method in route.methods or ()} == set(METHODS)
+    assert {method for route in routes_of(gateway_routers(own_extensions())) for method in route.methods or ()} == set(
+        METHODS
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from gateway_script import FixedFleet, ScriptedDispatcher
 from registry_script import ScriptedRegistry
 
 import gateway.gateway_service
-from gateway.app import GatewayPorts
 from gateway.gateway_config import ConnectionLimits, EdgeTls, GatewayConfig
 from gateway.gateway_service import GatewayService
+from gateway.ports import GatewayPorts
 from weft.kernel.channels.tls import TlsFiles
 from weft.kernel.errors.error_tree import FieldError, WeftError
 from weft_testing.certificates import Authority

@@ -16,10 +16,12 @@ from starlette.responses import Response
 from structlog.testing import capture_logs
 from task_script import ScriptedTasks
 
-from gateway.app import GatewayPorts, bare_app, gateway_deps
+from gateway.app import bare_app, gateway_deps
 from gateway.gateway_config import GatewayConfig
 from gateway.openapi import OperationDoc
+from gateway.ports import GatewayPorts
 from gateway.routing import ApiRouter, EdgeApp, needs_of, routes_of
+from weft.extension import own_extensions
 from weft.kernel.access.principal import KeyRing
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
@@ -74,13 +76,17 @@ def make_app(config: GatewayConfig, *, keys: NoKeys | None = None, fleet: FixedF
         files=MemoryFiles(),
         batches=MemoryBatches(),
         keys=keys,
+        extensions=own_extensions(),
     )
     return app_of(config, ports)
 
 
 @cache
 def small_app() -> EdgeApp:
-    return make_app(GatewayConfig(max_body_bytes=10))
+    app = make_app(GatewayConfig(max_body_bytes=10))
+    for api in app._deferred:
+        api.load()(app)
+    return app
 
 
 def routes(app: EdgeApp, *, with_open: bool = True) -> Iterator[tuple[str, str]]:

@@ -7,9 +7,9 @@ import pytest
 from gateway_script import FixedFleet, ScriptedDispatcher, serving
 from registry_script import ScriptedRegistry
 
-from gateway.app import GatewayPorts
 from gateway.gateway_config import GatewayConfig
 from gateway.gateway_service import GatewayService, build
+from gateway.ports import GatewayPorts
 from weft.client._home import is_served
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason

@@ -27,10 +27,11 @@ from test_join_tokens_http import ScriptedTokens, joins
 from test_trials_http import Judge
 from test_usage_http import ScriptedUsage
 
-from gateway.app import GatewayPorts
 from gateway.gateway_config import GatewayConfig
+from gateway.ports import GatewayPorts
 from gateway.registry_client import RegistryService
 from gateway.routing import ApiRouter
+from weft.extension import own_extensions
 
 pytestmark = pytest.mark.slow("random requests to every endpoint")
 
@@ -55,6 +56,7 @@ def app() -> Any:
     """A gateway with all endpoints, over scripted collaborators."""
     fleet = FixedFleet.of(model("tiny"))
     ports = GatewayPorts(
+        extensions=own_extensions(),
         dispatcher=ForgetfulDispatcher(),
         fleet=fleet,
         registry=ScriptedRegistry(),

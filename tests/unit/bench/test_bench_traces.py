@@ -9,11 +9,11 @@ import pytest
 from bench.traces import SHAPES, trace, write
 from router_svc.policy.pool_settings import ChoicePolicy
 from router_svc.policy.scheduler import Scheduler
-from router_svc.simulation.engine import Simulation
-from router_svc.simulation.figures import quotes_kept
-from router_svc.simulation.scenario import Scenario
-from router_svc.simulation.simulation_metrics import Waits
-from weft_app.config.scenario import load_scenario
+from weft_extensions.simulate.engine import Simulation
+from weft_extensions.simulate.figures import quotes_kept
+from weft_extensions.simulate.metrics import Waits
+from weft_extensions.simulate.scenario import Scenario
+from weft_extensions.simulate.scenario_file import load_scenario
 
 PUBLISHED = {"conversation": (12_031, 12_035, 343, 0.40), "tool-agents": (23_608, 8_596, 182, 0.59)}
 """Requests, mean tokens of prompts and of answers, share of blocks in an earlier prompt (FAST '25, table 1)."""

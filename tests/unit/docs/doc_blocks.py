@@ -25,11 +25,12 @@ from pydantic import BaseModel, ValidationError
 from starlette.routing import Match
 from typer.main import get_command
 
-from gateway.endpoints import GATEWAY_ROUTERS, RUNNER_ROUTERS
+from gateway.endpoints import RUNNER_ROUTERS, gateway_routers
 from gateway.openapi import Schema
 from gateway.routing import routes_of
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.yaml_documents import read_documents
+from weft.extension import own_extensions
 from weft.kernel.errors.error_tree import WeftError
 from weft_app.cli.commands import ALIASES, COMMANDS
 from weft_app.cli.main import app, load
@@ -285,7 +286,7 @@ def curl_faults(words: list[str], body: str) -> list[str]:
 def _endpoint_of(method: str, path: str) -> tuple[APIRoute, list[Schema]] | None:
     """The route of a gateway or a runner that answers a request, and the schemas of its API; None: there is none."""
     scope = {"type": "http", "method": method, "path": path, "root_path": "", "headers": []}
-    routers = (*GATEWAY_ROUTERS, *RUNNER_ROUTERS)
+    routers = (*gateway_routers(own_extensions()), *RUNNER_ROUTERS)
     found = ((route, router.schemas) for router in routers for route in routes_of([router]))
     return next(((route, schemas) for route, schemas in found if route.matches(scope)[0] is Match.FULL), None)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-PACKAGES = ("gateway", "registry_svc", "router_svc", "runner_svc", "weft", "weft_app")
+PACKAGES = ("gateway", "registry_svc", "router_svc", "runner_svc", "weft", "weft_app", "weft_extensions")
 _TRACEBACK = re.compile(
     r"""Traceback \(most recent|File \\?"|traceback\.(?:format|Trace|Stack)|\bformat_(?:exc|exception|tb)\b"""
 )

@@ -11,7 +11,7 @@ _FOREIGN = re.compile(
     r"\b(?:pip3? install|pipx install|uv tool install|uvx)\s+(?:-\S+\s+)*['\"]?weft(?:\[|['\"]?(?![\w./-]))"
 )
 """A line that installs the package of this name from an index; a path such as `./weft` or a `weft.whl` is none."""
-_CODE = ("weft", "weft_app", "gateway", "registry_svc", "router_svc", "runner_svc", "deploy")
+_CODE = ("weft", "weft_app", "gateway", "registry_svc", "router_svc", "runner_svc", "weft_extensions", "deploy")
 _TEXTS = frozenset({".py", ".md", ".yaml", ".yml", ".json", ".sh", ""})
 
 

@@ -15,7 +15,11 @@ def _fixed_words(quoted: str) -> str:
 
 
 def _is_printed(words: str) -> bool:
-    files = (file for package in ("weft", "weft_app", "gateway") for file in (ROOT / package).rglob("*.py"))
+    files = (
+        file
+        for package in ("weft", "weft_app", "weft_extensions", "gateway")
+        for file in (ROOT / package).rglob("*.py")
+    )
     return any(words in file.read_text("utf-8") for file in files)
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from typer.core import TyperGroup
 
-from gateway.endpoints import GATEWAY_ROUTERS
+from gateway.endpoints import gateway_routers
 from gateway.routing import routes_of
 from gateway.workbench.page_files import FOLDER
+from weft.extension import own_extensions
 from weft_app.cli.commands import COMMANDS
 from weft_app.cli.keys import KeyRole, scopes_of
 from weft_app.cli.main import load, loaded_commands
@@ -26,7 +27,7 @@ _ROW = re.compile(
 )
 _ENDPOINTS = [
     (method, re.sub(r"\{.*?\}", "x", route.path))
-    for route in routes_of(GATEWAY_ROUTERS)
+    for route in routes_of(gateway_routers(own_extensions()))
     for method in route.methods or ()
 ]
 """Methods and paths of the gateway, with "x" for what a caller puts in."""

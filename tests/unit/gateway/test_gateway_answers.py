@@ -10,13 +10,13 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from gateway.answers.sse import StreamEncoder, comment_of
 from gateway.anthropic.message_stream import MessagesStream
-from gateway.ollama.answers import OllamaStream, Shape
 from gateway.openai.chat_answer import ChatAnswer, ChatStream
 from gateway.openai.completions import CompletionAnswer, CompletionStream
 from weft.api.common.v1 import event_pb2
 from weft.dispatch.frames import apart
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
+from weft_extensions.ollama.answers import OllamaStream, Shape
 
 CONVERSATIONS: dict[str, Frame] = {
     "plain text": [started("tiny"), piece("a"), piece("b"), stopped(), finished()],

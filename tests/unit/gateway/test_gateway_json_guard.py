@@ -15,11 +15,11 @@ from gateway.intake.json_guard import (
     require_strict_json,
     without_halves,
 )
-from gateway.ollama.schema import OllamaChatRequest
 from gateway.openai.chat_schema import ChatRequest
 from gateway.responses.schema import ResponsesRequest
 from weft.kernel.errors.error_tree import FieldError, WeftError
 from weft.kernel.errors.reasons import Reason
+from weft_extensions.ollama.schema import OllamaChatRequest
 
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 

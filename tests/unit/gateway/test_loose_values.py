@@ -14,8 +14,6 @@ from gateway.gateway_config import MediaConfig, RequestLimits
 from gateway.intake.json_guard import parse
 from gateway.intake.request_model import StrictModel
 from gateway.media import RequestMedia
-from gateway.ollama.payload import to_chat as to_ollama
-from gateway.ollama.schema import OllamaChatRequest
 from gateway.openai.chat import to_payload
 from gateway.openai.chat_schema import ChatRequest
 from gateway.openai.embeddings import EmbeddingRequest
@@ -24,6 +22,8 @@ from gateway.responses.schema import ResponsesRequest
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors.error_tree import FieldError, WeftError
 from weft.kernel.text.json_objects import plain_object
+from weft_extensions.ollama.payload import to_chat as to_ollama
+from weft_extensions.ollama.schema import OllamaChatRequest
 from weft_testing.media_files import png, wav
 
 LIMITS = RequestLimits()

@@ -14,9 +14,6 @@ from gateway.anthropic.schema import MessagesRequest
 from gateway.gateway_config import MediaConfig, RequestLimits
 from gateway.intake.json_guard import parse
 from gateway.media import RequestMedia
-from gateway.ollama.answers import OllamaAnswer, OllamaStream, Shape
-from gateway.ollama.payload import to_chat
-from gateway.ollama.schema import OllamaChatRequest
 from gateway.openai.chat import to_payload
 from gateway.openai.chat_answer import ChatAnswer, ChatStream
 from gateway.openai.chat_schema import ChatRequest
@@ -26,6 +23,9 @@ from gateway.responses.payload import Conversation, own_items, to_response_reque
 from gateway.responses.schema import ResponsesRequest
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.text.json_objects import plain_object, to_json_object
+from weft_extensions.ollama.answers import OllamaAnswer, OllamaStream, Shape
+from weft_extensions.ollama.payload import to_chat
+from weft_extensions.ollama.schema import OllamaChatRequest
 
 CALL_EXTRA = {"extra_content": {"google": {"thought_signature": "S"}}, "function": {"thought_signature": "T"}}
 DETAILS = [

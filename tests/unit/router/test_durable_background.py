@@ -4,10 +4,10 @@ import pytest
 from kit.random_scenario import real_scheduler
 
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.simulation.engine import Simulation
-from router_svc.simulation.scenario import Amount, HostGroup, ModelKind, Rate, Scenario, Tenant, Traffic
-from router_svc.simulation.simulation_metrics import GroupMetrics, Waits
 from weft.kernel.requests.request_values import Priority
+from weft_extensions.simulate.engine import Simulation
+from weft_extensions.simulate.metrics import GroupMetrics, Waits
+from weft_extensions.simulate.scenario import Amount, HostGroup, ModelKind, Rate, Scenario, Tenant, Traffic
 
 STATISTICS = pytest.mark.nightly("statistics of the simulator")
 SECONDS = pytest.mark.parametrize("seconds", [40.0, pytest.param(200.0, marks=STATISTICS)])

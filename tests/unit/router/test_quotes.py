@@ -24,10 +24,10 @@ from router_svc.policy.quotes import (
 )
 from router_svc.policy.router_request import EstimatedPart
 from router_svc.policy.scheduler import Scheduler
-from router_svc.simulation.engine import Simulation
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.requests.request_values import Operation
-from weft_app.config.scenario import load_scenario
+from weft_extensions.simulate.engine import Simulation
+from weft_extensions.simulate.scenario_file import load_scenario
 
 SCENARIOS = Path(__file__).parents[3] / "examples" / "scenarios"
 STATISTICS = pytest.mark.nightly("statistics of the simulator")

@@ -120,13 +120,22 @@ RUNTIMES = built_in_names()
 QUOTED_OR_IMPORTED = re.compile(rf"(?<=[\"'.])(?:{'|'.join(map(re.escape, RUNTIMES))})(?=[\"'. ])")
 """Finds every runtime that a text names, and more. Parsing all modules takes seconds."""
 ROOT = Path(__file__).resolve().parents[3]
-PACKAGES = ("runner_svc", "weft", "weft_app", "weft_testing", "gateway", "router_svc", "registry_svc")
+PACKAGES = (
+    "runner_svc",
+    "weft",
+    "weft_app",
+    "weft_testing",
+    "gateway",
+    "router_svc",
+    "registry_svc",
+    "weft_extensions",
+)
 ALLOWED = {
     "runner_svc/runtimes/table.py": "the default runtime, and the one of `weft runner join --url`",
     "runner_svc/runtimes/unmanaged_server.py": "`server` is the word of messages for a running server",
     "weft_testing/fake_backend/vllm_routes.py": "`vllm` owns the models that its server lists",
     "weft_app/compose/provider_models.py": "models that operators declare are those of `openai_remote`",
-    "gateway/ollama/models.py": "`server` is the name of a field",
+    "weft_extensions/ollama/models.py": "`server` is the name of a field",
     "runner_svc/added_models.py": "`server` is the name of a field",
     "runner_svc/model_files/pipeline_folder.py": "`diffusers` is a library that the components of a folder name",
     "registry_svc/operations/job.py": "`server` is the name of a field",

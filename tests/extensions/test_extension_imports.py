@@ -1,0 +1,86 @@
+"""The core's public modules: what extensions may import of services and application. All of `weft` is public."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CORE = ("gateway", "registry_svc", "router_svc", "runner_svc", "weft_app")
+PUBLIC = {
+    "gateway.answers.answer_builder",
+    "gateway.answers.call_arguments",
+    "gateway.answers.generation",
+    "gateway.answers.sse",
+    "gateway.answers.sse_writer",
+    "gateway.answers.unary",
+    "gateway.gateway_config",
+    "gateway.deps",
+    "gateway.errors",
+    "gateway.http_api",
+    "gateway.intake.body",
+    "gateway.intake.headers",
+    "gateway.intake.request_model",
+    "gateway.media",
+    "gateway.openai.chat_builder",
+    "gateway.openai.chat_schema",
+    "gateway.openai.completions",
+    "gateway.openai.embeddings",
+    "gateway.openai.extension_fields",
+    "gateway.openai.models",
+    "gateway.openai.sampling",
+    "gateway.openapi",
+    "gateway.operation_client",
+    "gateway.ports",
+    "gateway.request_facts",
+    "gateway.routing",
+    "gateway.workbench.serving",
+    "router_svc.policy.decisions",
+    "router_svc.policy.endpoints.candidates",
+    "router_svc.policy.endpoints.choice",
+    "router_svc.policy.endpoints.cluster_view",
+    "router_svc.policy.endpoints.engine_load",
+    "router_svc.policy.endpoints.routes",
+    "router_svc.policy.estimates",
+    "router_svc.policy.limits",
+    "router_svc.policy.port",
+    "router_svc.policy.queue.request_class",
+    "router_svc.policy.quotes",
+    "router_svc.policy.router_request",
+    "router_svc.policy.scheduler",
+    "router_svc.policy.pool_settings",
+    "weft_app.cli.options",
+    "weft_app.cli.output",
+    "weft_app.cli.terminal",
+    "weft_app.config.loader",
+    "weft_app.config.refusals",
+    "weft_app.config.runners",
+}
+"""Moving or changing one of these may break an extension of another package."""
+
+
+def imported(file: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            inner = {f"{node.module}.{each.name}" for each in node.names}
+            modules = {each for each in inner if ROOT.joinpath(*each.split(".")).with_suffix(".py").is_file()}
+            yield from modules or {node.module}
+        elif isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+
+
+def of_core() -> set[str]:
+    files = (ROOT / "weft_extensions").rglob("*.py")
+    return {name for file in files for name in imported(file) if name.split(".")[0] in CORE}
+
+
+def test_extensions_import_only_public_modules_of_the_core() -> None:
+    assert of_core() - PUBLIC == set()
+
+
+def test_every_public_module_is_used_by_an_extension() -> None:
+    assert PUBLIC - of_core() == set()
+
+
+def test_the_core_imports_no_extension() -> None:
+    files = (file for package in (*CORE, "weft", "weft_testing") for file in (ROOT / package).rglob("*.py"))
+    assert [f"{file}: {name}" for file in files for name in imported(file) if name.startswith("weft_extensions")] == []

@@ -1,0 +1,174 @@
+"""Extensions: what adds to weft by declared hooks, without any import of it in the core.
+
+weft's own are the folders of `weft_extensions` that have a module `extension` with an EXTENSION. Another package adds
+one by an entry point from its name to its EXTENSION:
+
+    [project.entry-points."weft.extensions"]
+    my_extension = "my_package.extension:EXTENSION"
+
+A descriptor loads quickly: its hooks are places, `module:NAME`, which are imported at their first use.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+PACKAGE = "weft_extensions"
+"""Its folders are weft's own extensions."""
+ENTRY_POINT_GROUP = "weft.extensions"
+Hook = TypeVar("Hook")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiHook:
+    """An HTTP API of a gateway."""
+
+    place: str
+    """Of a `gateway.http_api.HttpApi`."""
+    paths: tuple[str, ...]
+    """Its paths; one that ends with `/` stands for all below it. The first request to one imports the API."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandHook:
+    """A command of the command line."""
+
+    words: str
+    """The words after `weft`, such as `mesh simulate`."""
+    place: str
+    """Of a function with typer's annotations, or of a `typer.Typer` with commands."""
+    summary: str
+    """First paragraph of its help."""
+    example: str = ""
+    """Of a group of commands: shown in its help."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeHook:
+    """A kind of engine."""
+
+    name: str
+    """Value of `runtime` of a runner in weft.yaml."""
+    place: str
+    """Of a `runner_svc.runtimes.runtime.Runtime` with this name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extension:
+    """What one extension is and adds."""
+
+    name: str
+    """Letters, digits and underscores; its word in `extensions.disabled`."""
+    summary: str
+    """One line for `weft doctor` and the docs."""
+    docs: str
+    """Documentation: a path in weft's docs, or a URL."""
+    requires: tuple[str, ...] = ()
+    """Extensions without which it is disabled too."""
+    apis: tuple[ApiHook, ...] = ()
+    """HTTP APIs of a gateway."""
+    commands: tuple[CommandHook, ...] = ()
+    """Commands of the command line."""
+    runtimes: tuple[RuntimeHook, ...] = ()
+    """Kinds of engines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundExtension:
+    """An extension of this installation."""
+
+    name: str
+    package: str
+    """Package and version, such as "weft 0.1.0"; the entry point's value if they are unknown."""
+    extension: Extension | None
+    """None: it cannot be used."""
+    fault: str = ""
+    """Why it cannot be used."""
+
+
+@lru_cache
+def own_extensions() -> tuple[Extension, ...]:
+    """Returns weft's own extensions, by name. Raises INTERNAL for one without a descriptor."""
+    from pkgutil import iter_modules  # noqa: PLC0415 - a command that needs no extension imports little
+
+    spec = find_spec(PACKAGE)
+    folders = () if spec is None else tuple(spec.submodule_search_locations or ())
+    names = (each.name for each in iter_modules(list(folders)) if each.ispkg)
+    return tuple(load_hook(f"{PACKAGE}.{name}.extension:EXTENSION", Extension) for name in sorted(names))
+
+
+@lru_cache
+def installed_extensions() -> tuple[FoundExtension, ...]:
+    """Returns the extensions of other packages. Imports their descriptors; never raises.
+
+    Reading the packages of an environment takes 20 ms; of two with the same name both are unusable.
+    """
+    from importlib.metadata import entry_points  # noqa: PLC0415 - see own_extensions
+
+    found = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda each: (each.name, _package_of(each)))
+    names = [each.name for each in own_extensions()] + [each.name for each in found]
+    return tuple(_inspect(each, is_twice=names.count(each.name) > 1) for each in found)
+
+
+def all_extensions() -> tuple[Extension, ...]:
+    """Returns weft's own extensions, then the usable ones of other packages."""
+    others = (each.extension for each in installed_extensions())
+    return (*own_extensions(), *(each for each in others if each is not None))
+
+
+def load_hook(place: str, kind: type[Hook]) -> Hook:
+    """Imports what a hook names, and returns it. Raises INTERNAL if there is nothing of that kind."""
+    from weft.kernel.errors.error_tree import WeftError  # noqa: PLC0415 - see own_extensions
+    from weft.kernel.errors.reasons import Reason  # noqa: PLC0415 - as above
+
+    module, _, name = place.partition(":")
+    found = getattr(import_module(module), name, None)
+    if not isinstance(found, kind):
+        raise WeftError(Reason.INTERNAL, f"{place} is no {kind.__name__}")
+    return found
+
+
+def disabled_extensions(found: Iterable[Extension], disabled: Iterable[str]) -> Mapping[str, str]:
+    """Returns why extensions are off, by name: those that an operator disabled, and those that require one of them."""
+    extensions = {each.name: each for each in found}
+    off = {name: "extensions.disabled names it" for name in disabled if name in extensions}
+    while more := dict(_without_required(extensions, off)):
+        off |= more
+    return off
+
+
+def _without_required(extensions: Mapping[str, Extension], off: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    for name, each in extensions.items():
+        missing = next((other for other in each.requires if other in off or other not in extensions), None)
+        if name not in off and missing is not None:
+            yield name, f"it requires {missing}, which is {'off' if missing in extensions else 'not installed'}"
+
+
+def enabled_extensions(disabled: Iterable[str]) -> tuple[Extension, ...]:
+    """Returns the extensions that are not off."""
+    found = all_extensions()
+    off = disabled_extensions(found, disabled)
+    return tuple(each for each in found if each.name not in off)
+
+
+def _inspect(point: "EntryPoint", *, is_twice: bool) -> FoundExtension:
+    found: Extension | None = None
+    fault = f"another extension has the name {point.name}" if is_twice else ""
+    if not is_twice:
+        try:
+            found = load_hook(point.value, Extension)
+        except Exception as error:  # noqa: BLE001 - the code of another package
+            fault = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    if found is not None and found.name != point.name:
+        fault, found = f"{point.value} calls itself {found.name}; the entry point must have the same name", None
+    return FoundExtension(name=point.name, package=_package_of(point), extension=found, fault=fault)
+
+
+def _package_of(point: "EntryPoint") -> str:
+    return point.value if point.dist is None else f"{point.dist.name} {point.dist.version}"

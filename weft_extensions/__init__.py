@@ -1,0 +1,1 @@
+"""The extensions that weft ships: each folder adds to the core by the hooks of `weft.extension`."""
