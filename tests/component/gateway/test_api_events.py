@@ -57,15 +57,6 @@ async def test_watch_sends_each_event_immediately_and_comments_between() -> None
     assert registry.asked == [("watch", WatchEventsRequest(kind="model", name="tiny"))]
 
 
-async def test_client_disconnect_ends_the_watch() -> None:
-    registry = ScriptedRegistry(watch_steps=[event(1), asyncio.Event()])
-    async with serving(registry=registry) as gateway:
-        async with gateway.connection() as (reader, writer):
-            writer.write(request_for(WATCH))
-            await reader.readuntil(b"}\n\n")
-        await registry.was_closed.wait()
-
-
 @pytest.mark.parametrize(
     ("failure", "code"),
     [(WeftError(Reason.WATCH_LAGGED, "read faster"), "watch_lagged"), (ZeroDivisionError("a bug"), "internal")],

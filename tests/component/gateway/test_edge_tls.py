@@ -94,12 +94,6 @@ async def test_https_requests_are_served_with_http_1_and_modern_tls(ca: Authorit
         del reader
 
 
-async def test_callers_trusting_another_ca_cannot_connect(files: TlsFiles) -> None:
-    async with serving(files) as edge:
-        with pytest.raises(aiohttp.ClientConnectorCertificateError):
-            await is_answered(edge, trusting(Authority()))
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 async def test_tls_older_than_1_2_is_rejected(ca: Authority, files: TlsFiles) -> None:
     old = trusting(ca)

@@ -1,7 +1,6 @@
 import asyncio
 import contextlib
 import gzip
-import json
 import sys
 from collections.abc import Callable
 from itertools import product
@@ -249,31 +248,3 @@ async def test_connection_over_the_limit_gets_503_until_another_closes() -> None
             refused = await gateway.exchange(b"")
             require_envelope(refused, 503, "queue_full")
         await require_still_serving(gateway)
-
-
-async def test_keep_alive_connection_serves_consecutive_requests() -> None:
-    async with serving() as gateway, gateway.connection() as (reader, writer):
-        for _ in range(3):
-            writer.write(gateway.post(CHAT, GOOD))
-            top = await reader.readuntil(b"\r\n\r\n")
-            length = int(top.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
-            assert json.loads(await reader.readexactly(length))["object"] == "chat.completion"
-
-
-@pytest.mark.parametrize(
-    "extra", ["X-Large: " + "a" * 33_000 + "\r\n", "".join(f"X-{index}: a\r\n" for index in range(101))]
-)
-async def test_oversized_or_too_many_headers_return_431(extra: str) -> None:
-    async with serving() as gateway:
-        response = await gateway.exchange(
-            b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n" + extra.encode() + b"\r\n"
-        )
-        await require_still_serving(gateway)
-    require_envelope(response, 431, "request_too_large")
-
-
-async def test_incomplete_request_head_times_out_with_408() -> None:
-    config = GatewayConfig(port=0, connections=ConnectionLimits(header_timeout_seconds=0.05))
-    async with serving(config=config) as gateway:
-        require_envelope(await gateway.exchange(b"GET /health HTTP/1.1\r\nHost: lo"), 408, "deadline_exceeded")
-        require_envelope(await gateway.exchange(b""), 408, "deadline_exceeded")

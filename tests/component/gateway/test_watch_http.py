@@ -198,14 +198,6 @@ async def test_source_with_too_many_pending_names_waits_for_its_reader() -> None
     assert [each["name"] for each in found[:-1]] == [f"m{each}" for each in range(1000)]
 
 
-async def test_client_disconnect_stops_reading_its_sources() -> None:
-    source = models(synced())
-    async with serving(config=QUICK, watched=[source]) as gateway:
-        async with watching(gateway, "model") as stream:
-            await stream.next()
-        await source.was_closed.wait()
-
-
 async def test_watch_streams_count_toward_the_event_watch_limit() -> None:
     source = models(synced())
     config = GatewayConfig(port=0, max_event_watches=1)

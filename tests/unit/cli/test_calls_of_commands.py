@@ -134,9 +134,15 @@ def test_host_that_is_no_name_is_reported_as_unreachable() -> None:
     assert "weft: the mesh at http://a..b does not answer: " in done.stderr
 
 
-@pytest.mark.parametrize("address", ["box:80x", "ann:hunter2@box", "[::1", "box:80:81"])
-def test_invalid_address_of_a_mesh_is_a_usage_error(address: str) -> None:
-    done = CliRunner().invoke(app, ["get", "models"], env={"WEFT_URL": f"http://{address}", "WEFT_HOME": ""})
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("http://box:80x", "http://ann:hunter2@box", "http://[::1", "http://box:80:81", "http://"),
+        *("127.0.0.1:8080", "ftp://host", "http://127.0.0.1:8080/v1"),
+    ],
+)
+def test_invalid_address_of_a_mesh_is_a_usage_error(url: str) -> None:
+    done = CliRunner().invoke(app, ["get", "models"], env={"WEFT_URL": url, "WEFT_HOME": ""})
     assert done.exit_code == 2
     assert "WEFT_URL: must be http:// or https://" in done.stderr
     assert "hunter2" not in done.stderr
