@@ -471,8 +471,8 @@ class SchedulingLoop:
         if not requests.lacks_end(lost.request_id, lost.tenant):
             return False
         before = requests.recover(lost, receipt, now, self._clock.utc_now())
-        known = lost if before is None else replace(lost, tenant=before.tenant, model=before.model)
-        was_counted = before is not None and (before.receipt is not None or before.was_left)
+        known = lost if before is None else replace(lost, model=before.read().target)
+        was_counted = before is not None and before.was_left
         records.usage.note_recovered(known, receipt, self._mesh.view, was_counted=was_counted)
         log.info(
             "the end of a lost request became known",

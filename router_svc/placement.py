@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from router_svc.loop import SchedulingLoop
 from router_svc.policy import quotes
-from router_svc.request_record import RequestHistory
+from router_svc.request_record import RequestHistory, is_lost
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import placement_service_pb2 as pb
 from weft.api.router.v1.quote_pb2 import Quote
@@ -84,7 +84,7 @@ class LocalPlacement(RouterPort):
         if self._history is None or self._loop.remembers(request):
             return False
         found = await self._history.find(request.request_id, request.tenant)
-        return found is not None and not found.is_under_way and not found.ended.is_lost
+        return found is not None and bool(found.state) and not is_lost(found)
 
 
 class LocalPlace(Placement):

@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
 
-from msgspec.structs import replace
-
 from router_svc.observer import RequestEnded, is_no_request
 from router_svc.policy.change_buffer import ChangeBuffer, WatchLimits
 from router_svc.policy.decisions import (
@@ -34,7 +32,7 @@ from router_svc.policy.decisions import (
     Wakes,
 )
 from router_svc.policy.router_request import Request
-from router_svc.request_record import EndedRequest, RecordedTask, UnderWay, add_decisions
+from router_svc.request_record import EndedRequest, RecordedTask, UnderWay, add_decisions, begun_record, was_left
 from router_svc.unwritten_records import UnwrittenRecords
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import request_pb2 as pb
@@ -44,7 +42,7 @@ from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason, reason_of
 from weft.kernel.requests.placement_request import PlacementRequest
 from weft.kernel.time.clock import Clock
-from weft.kernel.time.timestamps import seconds_of
+from weft.kernel.time.timestamps import datetime_of, seconds_of, stamp_of
 
 FIRST_RECOVERED_KEY = -1_000_000_000
 """Keys of requests from an earlier run without a record here; those of restored requests are above it."""
@@ -314,13 +312,9 @@ class RequestLog:
             self._end(entry, reason, words or _error_words(entry, reason), now, receipt)
             return
         ended = self._ended.get(key)
-        if ended is not None and receipt is not None and ended.receipt is None:
-            ended.receipt = self._bounded(receipt).SerializeToString()
-            ended.quotes_content = _quotes_content(receipt)
-            ended.reason = ended.reason or reason_of(receipt.reason)
-            self.unwritten.note_end(ended)
-            if self._watches:
-                self._mark(key, ended.tenant)
+        if ended is not None and receipt is not None and not (record := ended.read()).HasField("receipt"):
+            ended = self._ended[key] = self._ended_of(ended.key, ended.number, record, receipt, ended.forget_at)
+            self._note_ended(ended)
 
     def lacks_end(self, request_id: str, tenant: str) -> bool:
         """Whether the end of the newest request with this id is unknown here; the end of one under way is to come."""
@@ -337,40 +331,16 @@ class RequestLog:
         """
         key = self._newest_of_tenant.get((lost.tenant, lost.request_id))
         before = None if key is None else self._ended.pop(key)
-        took = receipt.total_time.ToNanoseconds() / 1e9
-        known = before or EndedRequest(
-            key=next(self._recovered_keys),
-            request_id=lost.request_id,
-            tenant=lost.tenant,
-            client_id=lost.client_id,
-            model=lost.model,
-            priority=lost.priority,
-            arrived_at=now - lost.age_seconds,
-            arrived_wall=wall - timedelta(seconds=lost.age_seconds),
-            ended_at=now,
-            reason=Reason.UNSPECIFIED,
-            message="",
-            decisions=b"",
-            asked_model=lost.asked_model,
-        )
-        ended = replace(
-            known,
-            ended_at=min(now, known.arrived_at + took) if took else now,
-            reason=reason_of(receipt.reason),
-            message=receipt.attempts[-1].message if receipt.attempts else "",
-            receipt=self._bounded(receipt).SerializeToString(),
-            cancelled_by=receipt.cancelled_by,
-            number=self._next_number,
-            quotes_content=_quotes_content(receipt),
-        )
-        self._next_number += 1
-        self._ended[ended.key] = ended
-        self._newest[ended.request_id] = self._newest_of_tenant[ended.tenant, ended.request_id] = ended.key
-        self.unwritten.note_recovered(ended)
-        if self._watches:
-            self._mark(ended.key, ended.tenant)
-        if len(self._ended) > self.limits.max_ended:
-            self._forget_oldest()
+        record = begun_record(lost, wall - timedelta(seconds=lost.age_seconds)) if before is None else before.read()
+        took = timedelta(seconds=receipt.total_time.ToNanoseconds() / 1e9)
+        record.reason = Reason.UNSPECIFIED.value  # type: ignore[assignment]  # its receipt says more
+        record.message = receipt.attempts[-1].message if receipt.attempts else ""
+        record.cancelled_by = receipt.cancelled_by
+        end = min(wall, datetime_of(record.arrive_time) + took) if took else wall
+        key = next(self._recovered_keys) if key is None else key
+        self._newest[lost.request_id] = self._newest_of_tenant[lost.tenant, lost.request_id] = key
+        self.unwritten.note_placed_again(lost)
+        self._add_ended(key, record, end, now, receipt)
         return before
 
     def find(self, request_id: str, now: float, tenant: str = "") -> UnderWay | EndedRequest | None:
@@ -501,37 +471,61 @@ class RequestLog:
     def _end(
         self, entry: UnderWay, reason: Reason, message: str, now: float, receipt: receipt_pb2.Receipt | None = None
     ) -> None:
-        if not reason and receipt is not None and receipt.reason:
-            reason = reason_of(receipt.reason)
-        decisions, spec = pb.RequestRecord(), entry.spec
-        add_decisions(decisions, entry.decisions, entry.arrived_at, has_ended=True)
+        record = begun_record(entry.spec, entry.arrived_wall)
+        record.reason = reason.value  # type: ignore[assignment]  # same numbers
+        record.message = message
+        record.cancelled_by = entry.cancelled_by
+        add_decisions(record, entry.decisions, entry.arrived_at, has_ended=True)
         self._under_way.pop(entry.key, None)
-        ended = self._ended[entry.key] = EndedRequest(
-            key=entry.key,
-            request_id=spec.request_id,
-            tenant=spec.tenant,
-            client_id=spec.client_id,
-            model=spec.model,
-            priority=spec.priority,
-            arrived_at=entry.arrived_at,
-            arrived_wall=entry.arrived_wall,
-            ended_at=now,
-            reason=reason,
-            message=message,
-            decisions=decisions.SerializeToString(),
-            cancelled_by=entry.cancelled_by,
-            asked_model=spec.asked_model,
-            number=self._next_number,
-            receipt=None if receipt is None else self._bounded(receipt).SerializeToString(),
-            quotes_content=receipt is not None and _quotes_content(receipt),
-        )
+        # By the clock of its arrival, in whole microseconds, as databases store no finer times.
+        end = entry.arrived_wall + timedelta(seconds=now - entry.arrived_at)
+        self._add_ended(entry.key, record, end, now, receipt)
+        self._forget_old(now)
+
+    def _add_ended(
+        self, key: int, record: pb.RequestRecord, end: datetime, now: float, receipt: receipt_pb2.Receipt | None
+    ) -> None:
+        """Add a request that ended at `end` (UTC), which is `now` on this router's clock."""
+        record.state = pb.RequestRecord.STATE_ENDED
+        record.end_time.CopyFrom(stamp_of(end))
+        ended = self._ended_of(key, self._next_number, record, receipt, now + self.limits.keep_seconds)
         self._next_number += 1
-        self.unwritten.note_end(ended)
-        if self._watches:
-            self._mark(entry.key, spec.tenant)
+        self._ended[key] = ended
+        self._note_ended(ended)
         if len(self._ended) > self.limits.max_ended:
             self._forget_oldest()
-        self._forget_old(now)
+
+    def _ended_of(
+        self,
+        key: int,
+        number: int,
+        record: pb.RequestRecord,
+        receipt: receipt_pb2.Receipt | None,
+        forget_at: float,
+    ) -> EndedRequest:
+        """Return an ended request, adding the receipt to its record."""
+        if receipt is not None:
+            record.receipt.CopyFrom(self._bounded(receipt))
+            if not record.reason and receipt.reason:
+                record.reason = reason_of(receipt.reason).value  # type: ignore[assignment]  # same numbers
+        return EndedRequest(
+            key=key,
+            number=number,
+            request_id=record.request_id,
+            tenant=record.tenant,
+            arrived_at=seconds_of(record.arrive_time),
+            ended_at=seconds_of(record.end_time),
+            reason=reason_of(record.reason),
+            record=record.SerializeToString(),
+            forget_at=forget_at,
+            quotes_content=receipt is not None and _quotes_content(receipt),
+            was_left=key >= 0 and was_left(record),
+        )
+
+    def _note_ended(self, ended: EndedRequest) -> None:
+        self.unwritten.note_end(ended)
+        if self._watches:
+            self._mark(ended.key, ended.tenant)
 
     def _forget_lost(self, request: PlacementRequest) -> None:
         """Remove a lost request because it was placed again."""
@@ -544,8 +538,8 @@ class RequestLog:
             return
         while self._ended:
             oldest = next(iter(self._ended.values()))
-            if now - oldest.ended_at <= self.limits.keep_seconds:
-                self._forget_at = oldest.ended_at + self.limits.keep_seconds
+            if now <= oldest.forget_at:
+                self._forget_at = oldest.forget_at
                 return
             self._forget_oldest()
 

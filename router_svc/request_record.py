@@ -1,10 +1,10 @@
-"""An ended request in a router's memory, the port to those in its database, and the decisions of a record."""
+"""Ended requests in a router's memory, the port to those in its database, and the parts of a record."""
 
 import asyncio
 import copy
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Protocol
 
 import msgspec
@@ -18,48 +18,34 @@ from weft.api.router.v1 import task_pb2
 from weft.durable.requests import Selection
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.requests.placement_request import PlacementRequest
-from weft.kernel.requests.request_values import Priority
-from weft.kernel.time.timestamps import seconds_of, set_seconds
+from weft.kernel.time.timestamps import seconds_of, set_seconds, stamp_of
 from weft.kernel.values.units import wait_words
 
 
 class EndedRequest(msgspec.Struct, gc=False, kw_only=True):
-    """A finished request. Times are monotonic seconds.
+    """A finished request: what is compared, and its record. Times are UTC seconds since the epoch.
 
     Serialized, because thousands are stored: bytes take a third of the memory of messages and are not scanned by the
     garbage collector, whose pauses caused most of the tail latency (bench, "edge: a fixed rate").
     """
 
     key: int
+    number: int
+    """Sequence number of the end at a router, across its restarts."""
     request_id: str
     tenant: str
-    client_id: str
-    model: str
-    """See `PlacementRequest.model`."""
-    priority: Priority
     arrived_at: float
-    arrived_wall: datetime
     ended_at: float
     reason: Reason
-    message: str
-    decisions: bytes
-    """A RequestRecord with only the decisions."""
-    receipt: bytes | None = None
-    """A Receipt; None: not reported."""
-    cancelled_by: str = ""
-    """Who cancelled it; empty: it was not cancelled."""
-    asked_model: str = ""
-    """The requested alias; empty: none."""
-    number: int = 0
-    """Sequence number of the end at a router, across its restarts."""
+    record: bytes
+    """A RequestRecord."""
+    forget_at: float
+    """When memory forgets it, in seconds on this router's clock."""
     quotes_content: bool = False
     """Whether the receipt may quote content (signals, warnings, engine log lines), which is not stored for a
     restart."""
-
-    @property
-    def ended_wall(self) -> datetime:
-        """Its end by the clock of its arrival, in whole microseconds, as databases store no finer times."""
-        return self.arrived_wall + timedelta(seconds=self.ended_at - self.arrived_at)
+    was_left: bool = False
+    """See the function; of requests that ended in this process."""
 
     @property
     def is_lost(self) -> bool:
@@ -67,14 +53,46 @@ class EndedRequest(msgspec.Struct, gc=False, kw_only=True):
         return self.reason is Reason.ROUTER_LOST
 
     @property
-    def was_left(self) -> bool:
-        """Whether its dispatcher left this process without a report, which counts as a cancellation."""
-        return self.key >= 0 and self.reason is Reason.CANCELLED and self.receipt is None and not self.cancelled_by
-
-    @property
     def lacks_end(self) -> bool:
         """Whether its outcome is unknown: it was lost, or its dispatcher left."""
         return self.is_lost or self.was_left
+
+    def read(self) -> pb.RequestRecord:
+        """Return its record."""
+        return pb.RequestRecord.FromString(self.record)
+
+
+def begun_record(spec: PlacementRequest, arrived_wall: datetime) -> pb.RequestRecord:
+    """Return the record of a request that arrived, without a state. `arrived_wall`: UTC."""
+    record = pb.RequestRecord(
+        request_id=spec.request_id,
+        tenant=spec.tenant,
+        client_id=spec.client_id,
+        target=spec.model,
+        asked_model=spec.asked_model,
+        priority=spec.priority.wire,  # type: ignore[arg-type]  # same numbers
+    )
+    # As an argument it takes twice as long.
+    record.arrive_time.CopyFrom(stamp_of(arrived_wall))
+    return record
+
+
+def mark_lost(record: pb.RequestRecord, end: datetime, message: str) -> None:
+    """End the record of a request that its router did not end. `end`: UTC."""
+    record.state = pb.RequestRecord.STATE_ENDED
+    record.reason = Reason.ROUTER_LOST.value  # type: ignore[assignment]  # same numbers
+    record.message = message
+    record.end_time.CopyFrom(stamp_of(end))
+
+
+def is_lost(record: pb.RequestRecord) -> bool:
+    """Whether the router of a request ended before its end was recorded."""
+    return record.reason == Reason.ROUTER_LOST.value
+
+
+def was_left(record: pb.RequestRecord) -> bool:
+    """Whether the dispatcher of a request left without a report, which counts as a cancellation."""
+    return record.reason == Reason.CANCELLED.value and not record.HasField("receipt") and not record.cancelled_by
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -177,25 +195,15 @@ def attempts_of(decisions: Iterable[tuple[float, Noted]], arrived_at: float) -> 
 class RequestHistory(Protocol):
     """Port to the requests in a router's database. Raises SERVICE_UNAVAILABLE."""
 
-    async def find(self, request_id: str, tenant: str) -> "StoredRequest | None":
-        """Return a tenant's newest request with this id; of any tenant if empty."""
+    async def find(self, request_id: str, tenant: str) -> pb.RequestRecord | None:
+        """Return a tenant's newest request with this id; of any tenant if empty. Without a state: it is under way."""
         ...
 
     async def older(
         self, limit: int, tenant: str, selection: Selection, before_number: int
-    ) -> tuple[Sequence[EndedRequest], int]:
+    ) -> tuple[Sequence[pb.RequestRecord], int]:
         """Return ended requests before a number, last first, and their total number."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class StoredRequest:
-    """A request in the database."""
-
-    is_under_way: bool
-    """Whether its end is not recorded."""
-    ended: EndedRequest
-    """Without an end if it is under way."""
 
 
 def add_decisions(

@@ -1,7 +1,7 @@
 """RequestService over the router's own log."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol
 
@@ -22,6 +22,8 @@ from router_svc.request_record import (
     UnderWay,
     add_decisions,
     attempts_of,
+    begun_record,
+    mark_lost,
 )
 from weft.api.router.v1 import request_pb2, request_service_pb2_grpc, task_pb2
 from weft.api.router.v1 import request_service_pb2 as pb
@@ -42,25 +44,15 @@ from weft.kernel.errors.error_tree import WeftError, invalid_field
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.telemetry.log import get_logger
 from weft.kernel.time.clock import Clock
-from weft.kernel.time.timestamps import set_seconds
+from weft.kernel.time.timestamps import datetime_of, set_seconds
 from weft.kernel.values.names import MAX_REQUEST_ID_CHARS, MAX_TENANT_CHARS, require_token
 
 
 def request_record(entry: UnderWay | EndedRequest, *, with_decisions: bool) -> request_pb2.RequestRecord:
     """Return the record of a request."""
-    asked = entry if isinstance(entry, EndedRequest) else entry.spec
-    record = request_pb2.RequestRecord(
-        request_id=asked.request_id,
-        tenant=asked.tenant,
-        client_id=asked.client_id,
-        target=asked.model,
-        asked_model=asked.asked_model,
-        priority=asked.priority.wire,  # type: ignore[arg-type]  # same numbers
-    )
-    record.arrive_time.FromDatetime(entry.arrived_wall)
     if isinstance(entry, EndedRequest):
-        _fill_end(record, entry, with_decisions=with_decisions)
-        return record
+        return entry.read() if with_decisions else _listed(entry.read())
+    record = begun_record(entry.spec, entry.arrived_wall)
     _fill_status(record, entry.status)
     if isinstance(entry, Request):
         record.attempts.extend(attempts_of(entry.decisions, entry.arrived_at))
@@ -72,18 +64,12 @@ def request_record(entry: UnderWay | EndedRequest, *, with_decisions: bool) -> r
     return record
 
 
-def _fill_end(record: request_pb2.RequestRecord, ended: EndedRequest, *, with_decisions: bool) -> None:
-    record.state = request_pb2.RequestRecord.STATE_ENDED
-    record.reason = ended.reason.value  # type: ignore[assignment]  # same numbers
-    record.message = ended.message
-    record.cancelled_by = ended.cancelled_by
-    record.end_time.FromDatetime(ended.ended_wall)
-    if ended.receipt is not None:
-        record.receipt.ParseFromString(ended.receipt)
-        for attempt in () if with_decisions else record.receipt.attempts:
-            attempt.ClearField("engine_log")
-    if with_decisions:
-        record.MergeFromString(ended.decisions)
+def _listed(record: request_pb2.RequestRecord) -> request_pb2.RequestRecord:
+    """Return the record of an ended request without what lists do not show."""
+    record.ClearField("decisions")
+    for attempt in record.receipt.attempts:
+        attempt.ClearField("engine_log")
+    return record
 
 
 def _fill_status(record: request_pb2.RequestRecord, status: object) -> None:
@@ -114,7 +100,7 @@ def _fill_retry(record: request_pb2.RequestRecord, task: RecordedTask) -> None:
         record.queued.reason = task.waits_for
 
 
-def _records_of(entries: Sequence[UnderWay] | Sequence[EndedRequest]) -> list[request_pb2.RequestRecord]:
+def _records_of(entries: Iterable[UnderWay | EndedRequest]) -> list[request_pb2.RequestRecord]:
     return [request_record(entry, with_decisions=False) for entry in entries]
 
 
@@ -187,21 +173,18 @@ class RequestServicer(AnsweringServicer, request_service_pb2_grpc.RequestService
         if entry is None:
             for task in await self._journaled(request_id, tenant):
                 entry = entry or self._log.find(task.id, self._clock.monotonic(), task.tenant)
-        if entry is None:
-            entry = await self._stored(request_id, tenant)
-        return pb.GetRequestResponse(request=shown_to(caller(), request_record(entry, with_decisions=True)))
+        record = await self._stored(request_id, tenant) if entry is None else request_record(entry, with_decisions=True)
+        return pb.GetRequestResponse(request=shown_to(caller(), record))
 
-    async def _stored(self, request_id: str, tenant: str) -> EndedRequest:
+    async def _stored(self, request_id: str, tenant: str) -> request_pb2.RequestRecord:
         """Return a request from the database. Raises NOT_FOUND; SERVICE_UNAVAILABLE if it may be running elsewhere."""
-        stored = None if self._history is None else await self._history.find(request_id, tenant)
-        if stored is None:
+        record = None if self._history is None else await self._history.find(request_id, tenant)
+        if record is None:
             raise not_remembered(request_id)
-        ended = stored.ended
-        if not stored.is_under_way:
-            return ended
-        # If it were under way it would be in memory, so its end was dropped before it was written.
-        ended.reason, ended.message = Reason.ROUTER_LOST, "the end of the request could not be recorded"
-        return ended
+        if not record.state:
+            # If it were under way it would be in memory, so its end was dropped before it was written.
+            mark_lost(record, datetime_of(record.arrive_time), "the end of the request could not be recorded")
+        return record
 
     @override
     async def ListRequests(self, request: pb.ListRequestsRequest, context: Context) -> pb.ListRequestsResponse:
@@ -216,7 +199,7 @@ class RequestServicer(AnsweringServicer, request_service_pb2_grpc.RequestService
             going_on, count = self._log.under_way(most, tenant)
             return pb.ListRequestsResponse(requests=_records_of(going_on), total_count=count)
         entries, total = self._log.ended(most, self._clock.monotonic(), tenant, _HAS_OUTCOME[selection])
-        unwritten, is_missing = self._log.unwritten.dropped_count, False
+        records, unwritten, is_missing = _records_of(entries), self._log.unwritten.dropped_count, False
         if self._history is not None:
             try:
                 older = await self._history.older(most - len(entries), tenant, selection, self._log.oldest_number)
@@ -224,9 +207,9 @@ class RequestServicer(AnsweringServicer, request_service_pb2_grpc.RequestService
                 # Requests in memory are still worth showing.
                 is_missing = True
             else:
-                entries, total = [*entries, *older[0]], total + older[1]
+                records, total = [*records, *map(_listed, older[0])], total + older[1]
         return pb.ListRequestsResponse(
-            requests=_records_of(entries), total_count=total, history_missing=is_missing, unwritten_count=unwritten
+            requests=records, total_count=total, history_missing=is_missing, unwritten_count=unwritten
         )
 
     # Coroutines that write end their watch when the call is cancelled; generators would wait for the garbage collector.
@@ -263,12 +246,12 @@ class RequestServicer(AnsweringServicer, request_service_pb2_grpc.RequestService
             return
         number = self._log.oldest_number
         try:
-            entries, _ = await self._history.older(left, tenant, pb.REQUEST_SELECTION_ENDED, number)
+            records, _ = await self._history.older(left, tenant, pb.REQUEST_SELECTION_ENDED, number)
         except WeftError as error:
             log.warning("older requests are not watched", reason=error.reason.name)
             return
-        for at in range(0, len(entries), RECORDS_PER_RESPONSE):
-            yield _records_of(entries[at : at + RECORDS_PER_RESPONSE])
+        for at in range(0, len(records), RECORDS_PER_RESPONSE):
+            yield [*map(_listed, records[at : at + RECORDS_PER_RESPONSE])]
 
     @override
     async def GetFigures(self, request: pb.GetFiguresRequest, context: Context) -> pb.GetFiguresResponse:

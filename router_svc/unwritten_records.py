@@ -9,6 +9,7 @@ from itertools import islice
 
 from router_svc.policy.router_request import Request
 from router_svc.request_record import EndedRequest
+from weft.kernel.requests.placement_request import PlacementRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,7 @@ class UnwrittenRecords:
         if self._max_ended:
             self._begun[entry.key] = entry
             if entry.spec.age_seconds > 0.0:
-                self._placed_again.append((entry.spec.tenant, entry.spec.request_id))
-                del self._placed_again[: -self._max_ended]
+                self.note_placed_again(entry.spec)
 
     def note_end(self, ended: EndedRequest) -> None:
         """Collect the end of a request, or a later correction of it."""
@@ -66,12 +66,11 @@ class UnwrittenRecords:
         """Discard an arrival that needs no record."""
         self._begun.pop(key, None)
 
-    def note_recovered(self, ended: EndedRequest) -> None:
-        """Collect the end of a request from an earlier process, which replaces the record that it was lost."""
+    def note_placed_again(self, spec: PlacementRequest) -> None:
+        """Collect that a request from an earlier process runs again, or has an end: it is no longer lost."""
         if self._max_ended:
-            self._placed_again.append((ended.tenant, ended.request_id))
+            self._placed_again.append((spec.tenant, spec.request_id))
             del self._placed_again[: -self._max_ended]
-        self.note_end(ended)
 
     def take(self, limit: int) -> RecordBatch:
         """Return at most `limit` collected records of each kind; the caller writes them or gives them back."""

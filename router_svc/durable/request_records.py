@@ -14,10 +14,10 @@ from typing_extensions import override
 from router_svc.durable.limits import RecordLimits
 from router_svc.policy.router_request import Request
 from router_svc.request_log import RequestLog, clear_quotes
-from router_svc.request_record import EndedRequest, RequestHistory, StoredRequest
+from router_svc.request_record import EndedRequest, RequestHistory, begun_record, is_lost, mark_lost, was_left
 from router_svc.store.database import RouterDatabase, time_of
 from router_svc.unwritten_records import RecordBatch
-from weft.api.common.v1 import receipt_pb2
+from weft.api.router.v1 import request_pb2
 from weft.api.router.v1.request_service_pb2 import (
     REQUEST_SELECTION_CANCELLED,
     REQUEST_SELECTION_COMPLETED,
@@ -25,7 +25,6 @@ from weft.api.router.v1.request_service_pb2 import (
 )
 from weft.durable.requests import Selection
 from weft.kernel.errors.reasons import Reason, reason_of
-from weft.kernel.requests.request_values import Priority
 from weft.kernel.time.clock import CLOCK_MARGIN_SECONDS, Clock
 from weft.kernel.values.names import new_id
 from weft.sql.connections import Tx
@@ -45,19 +44,14 @@ _SELECTED: Mapping[int, str] = {
 """Conditions that select ended requests; see `router_svc.request_servicer`."""
 
 _KEYS = ("incarnation", "key")
-_OF_THE_END = ("number", "ended_at", "reason", "message", "cancelled_by", "decisions", "receipt")
-_ADD = insert(
-    "request_records",
-    *_KEYS,
-    *("router", "request_id", "tenant", "client_id", "target", "asked_model", "priority", "arrived_at"),
-    *_OF_THE_END,
-)
+_OF_THE_END = ("number", "ended_at", "reason", "record")
+_ADD = insert("request_records", *_KEYS, "router", "request_id", "tenant", "arrived_at", *_OF_THE_END)
 _BEGIN = f"{_ADD} ON CONFLICT (incarnation, key) DO NOTHING"
 _END = f"""{_ADD} ON CONFLICT (incarnation, key) DO UPDATE SET
     {", ".join(f"{each} = excluded.{each}" for each in _OF_THE_END)}"""
 _PLACED_BEFORE = f"""DELETE FROM request_records WHERE tenant = :tenant AND request_id = :id AND incarnation <> :own
     AND (ended_at IS NULL OR reason = {_LOST})"""
-_MARK_LOST = f"""UPDATE request_records SET ended_at = :end, number = :number, reason = {_LOST}, message = :words
+_MARK_LOST = f"""UPDATE request_records SET ended_at = :end, number = :number, reason = {_LOST}, record = :record
     WHERE incarnation = :incarnation AND key = :key AND ended_at IS NULL"""
 
 
@@ -110,44 +104,32 @@ class RequestStore(RequestHistory):
         return time_of(tx) if self._database.is_shared else self._clock.utc_now().timestamp()
 
     def _begun(self, entry: Request) -> dict[str, object]:
+        record = begun_record(entry.spec, entry.arrived_wall)
         return {
-            **self._common(entry, entry.arrived_wall.timestamp()),
+            **self._keys(entry.key),
+            "request_id": record.request_id,
+            "tenant": record.tenant,
+            "arrived_at": entry.arrived_wall.timestamp(),
             "number": 0,
             "ended_at": None,
             "reason": 0,
-            "message": "",
-            "cancelled_by": "",
-            "decisions": b"",
-            "receipt": None,
+            "record": record.SerializeToString(),
         }
 
     def _ended(self, ended: EndedRequest) -> dict[str, object]:
         return {
-            **self._common(ended, ended.arrived_wall.timestamp()),
+            **self._keys(ended.key),
+            "request_id": ended.request_id,
+            "tenant": ended.tenant,
+            "arrived_at": ended.arrived_at,
             "number": ended.number,
-            "ended_at": ended.ended_wall.timestamp(),
+            "ended_at": ended.ended_at,
             "reason": int(ended.reason),
-            # PostgreSQL cannot store NUL, and would refuse the whole batch again and again.
-            "message": ended.message.replace("\0", ""),
-            "cancelled_by": ended.cancelled_by.replace("\0", ""),
-            "decisions": ended.decisions,
-            "receipt": _without_quotes(ended.receipt) if ended.quotes_content else ended.receipt,
+            "record": _without_quotes(ended) if ended.quotes_content else ended.record,
         }
 
-    def _common(self, entry: Request | EndedRequest, arrived_at: float) -> dict[str, object]:
-        asked = entry.spec if isinstance(entry, Request) else entry
-        return {
-            "incarnation": self._writer.incarnation,
-            "key": entry.key,
-            "router": self._writer.router,
-            "request_id": asked.request_id,
-            "tenant": asked.tenant,
-            "client_id": asked.client_id,
-            "target": asked.model,
-            "asked_model": asked.asked_model,
-            "priority": int(asked.priority),
-            "arrived_at": arrived_at,
-        }
+    def _keys(self, key: int) -> dict[str, object]:
+        return {"incarnation": self._writer.incarnation, "key": key, "router": self._writer.router}
 
     # -- what a router that ended left behind
 
@@ -163,23 +145,13 @@ class RequestStore(RequestHistory):
     def _mark(self, tx: Tx) -> int:
         """Marks some of them; returns how many."""
         rows = tx.rows(
-            """SELECT incarnation, key, router, arrived_at, (SELECT beat_at FROM router_beats
+            """SELECT incarnation, key, router, arrived_at, record, (SELECT beat_at FROM router_beats
                 WHERE router_beats.incarnation = request_records.incarnation) AS beat_at FROM request_records
             WHERE ended_at IS NULL AND incarnation <> :own ORDER BY arrived_at, incarnation, key LIMIT :limit""",
             own=self._writer.incarnation,
             limit=ROWS_AT_ONCE,
         )
-        lost = [
-            {
-                "incarnation": row.incarnation,
-                "key": row.key,
-                "end": max(row.arrived_at, row.beat_at or 0.0),
-                "number": number,
-                "words": f"the router {row.router} ended before the end of the request was recorded",
-            }
-            for number, row in enumerate(rows, _next_number(tx))
-        ]
-        tx.many(_MARK_LOST, lost)
+        tx.many(_MARK_LOST, [_lost(row, number) for number, row in enumerate(rows, _next_number(tx))])
         return len(rows)
 
     # -- reading
@@ -193,44 +165,54 @@ class RequestStore(RequestHistory):
         number, rows = await self._database.read(
             lambda tx: (_next_number(tx), tx.rows(last, oldest=wall - keep_seconds, limit=most))
         )
-        ended = [_ended_of(row, -place, now - wall) for place, row in enumerate(rows, 1)]
+        ended = [
+            EndedRequest(
+                key=-place,
+                number=row.number,
+                request_id=row.request_id,
+                tenant=row.tenant,
+                arrived_at=row.arrived_at,
+                ended_at=row.ended_at,
+                reason=reason_of(row.reason),
+                record=row.record,
+                # A clock that was set back must not extend retention.
+                forget_at=now + min(row.ended_at - wall, 0.0) + keep_seconds,
+            )
+            for place, row in enumerate(rows, 1)
+        ]
         ended.reverse()
-        for each in ended:
-            # A clock that was set back must not extend retention.
-            each.ended_at = min(each.ended_at, now)
         log.restore(ended, number)
         return ended
 
     @override
-    async def find(self, request_id: str, tenant: str) -> StoredRequest | None:
+    async def find(self, request_id: str, tenant: str) -> request_pb2.RequestRecord | None:
         of_tenant = "AND tenant = :tenant" if tenant else ""
         rows = await self._database.rows(
-            f"""SELECT * FROM request_records WHERE request_id = :id {of_tenant}
+            f"""SELECT record FROM request_records WHERE request_id = :id {of_tenant}
             ORDER BY arrived_at DESC LIMIT {MAX_WITH_ONE_ID}""",
             id=request_id,
             tenant=tenant,
         )
-        row: Any = max(rows, key=lambda row: (not _lacks_end(row), row.arrived_at), default=None)
-        if row is None:
-            return None
-        return StoredRequest(row.ended_at is None, _ended_of(row, row.key))
+        # The newest first: of those without an end, and of those with one.
+        records = [*map(_record_of, rows)]
+        return next((each for each in records if not _lacks_end(each)), records[0] if records else None)
 
     @override
     async def older(
         self, limit: int, tenant: str, selection: Selection, before_number: int
-    ) -> tuple[Sequence[EndedRequest], int]:
+    ) -> tuple[Sequence[request_pb2.RequestRecord], int]:
         wanted = f"FROM request_records WHERE ended_at IS NOT NULL AND number < :before{_SELECTED.get(selection, '')}"
         values: dict[str, Any] = {"before": before_number}
         if tenant:
             wanted, values = f"{wanted} AND tenant = :tenant", values | {"tenant": tenant}
-        page = f"SELECT * {wanted} ORDER BY ended_at DESC, number DESC LIMIT :limit"
+        page = f"SELECT record {wanted} ORDER BY ended_at DESC, number DESC LIMIT :limit"
         total, rows = await self._database.read(
             lambda tx: (
                 tx.value(f"SELECT count(*) {wanted}", **values),
                 tx.rows(page, **values, limit=limit) if limit else (),
             )
         )
-        return [_ended_of(row, row.key) for row in rows], total
+        return [*map(_record_of, rows)], total
 
     # -- retention
 
@@ -255,43 +237,35 @@ class RequestStore(RequestHistory):
             pass
 
 
-def _lacks_end(row: Any) -> bool:
-    """Whether a row's outcome is unknown: the request was lost, or its dispatcher left."""
-    was_left = row.reason == Reason.CANCELLED and row.receipt is None and not row.cancelled_by
-    return bool(row.reason == Reason.ROUTER_LOST or was_left)
+def _lost(row: Any, number: int) -> dict[str, object]:
+    """Returns the end of a row whose router ended."""
+    record, end = _record_of(row), max(row.arrived_at, row.beat_at or 0.0)
+    words = f"the router {row.router} ended before the end of the request was recorded"
+    mark_lost(record, datetime.fromtimestamp(end, UTC), words)
+    return {
+        "incarnation": row.incarnation,
+        "key": row.key,
+        "end": end,
+        "number": number,
+        "record": record.SerializeToString(),
+    }
+
+
+def _lacks_end(record: request_pb2.RequestRecord) -> bool:
+    """Whether the outcome of a request is unknown: it was lost, or its dispatcher left."""
+    return is_lost(record) or was_left(record)
 
 
 def _next_number(tx: Tx) -> int:
     return int(tx.value("SELECT max(number) FROM request_records") or 0) + 1
 
 
-def _without_quotes(receipt: bytes | None) -> bytes | None:
-    """Returns a receipt without parts that may quote content."""
-    if receipt is None:
-        return None
-    kept = receipt_pb2.Receipt.FromString(receipt)
-    clear_quotes(kept)
-    return kept.SerializeToString()
+def _without_quotes(ended: EndedRequest) -> bytes:
+    """Returns a record without parts of its receipt that may quote content."""
+    record = ended.read()
+    clear_quotes(record.receipt)
+    return record.SerializeToString()
 
 
-def _ended_of(row: Any, key: int, to_monotonic: float = 0.0) -> EndedRequest:
-    """Returns the request of a row; `to_monotonic`: seconds from UTC to this process's clock."""
-    ended_at = row.arrived_at if row.ended_at is None else row.ended_at
-    return EndedRequest(
-        key=key,
-        request_id=row.request_id,
-        tenant=row.tenant,
-        client_id=row.client_id,
-        model=row.target,
-        priority=Priority(row.priority),
-        arrived_at=row.arrived_at + to_monotonic,
-        arrived_wall=datetime.fromtimestamp(row.arrived_at, UTC),
-        ended_at=ended_at + to_monotonic,
-        reason=reason_of(row.reason),
-        message=row.message,
-        decisions=row.decisions,
-        receipt=row.receipt,
-        cancelled_by=row.cancelled_by,
-        asked_model=row.asked_model,
-        number=row.number,
-    )
+def _record_of(row: Any) -> request_pb2.RequestRecord:
+    return request_pb2.RequestRecord.FromString(row.record)

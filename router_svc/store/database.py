@@ -8,6 +8,7 @@ from typing_extensions import override
 
 from router_svc.policy.lost_commits import Loss
 from router_svc.store.commit_count import Promises
+from router_svc.store.request_messages import write_request_messages
 from weft.kernel.errors.reasons import Reason
 from weft.sql.address import address_of
 from weft.sql.connections import Row, Tx
@@ -25,7 +26,12 @@ ROUTER_OWNER = OwnerRole(
     locks_file=True,
     shares_file=True,
 )
-SCHEMA = Schema(owner="router", scripts=Path(__file__).parent / "schema", version_table="router_alembic_version")
+SCHEMA = Schema(
+    owner="router",
+    scripts=Path(__file__).parent / "schema",
+    version_table="router_alembic_version",
+    conversions={"0018": write_request_messages},
+)
 
 
 class RouterDatabase(Store):

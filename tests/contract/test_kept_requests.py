@@ -18,10 +18,15 @@ from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.pool_settings import Settings
 from router_svc.policy.router_request import Request
 from router_svc.request_log import RequestLogLimits
-from weft.api.common.v1 import warning_pb2
+from router_svc.store.database import SCHEMA
+from weft.api.common.v1 import priority_pb2, warning_pb2
 from weft.api.router.v1 import request_pb2, request_service_pb2
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.timestamps import stamp_of
+from weft.sql.connections import Tx
+from weft.sql.migrations import bring_up_to_date
+from weft.sql.store import Store
 from weft_testing.fake_clock import FakeClock
 
 pytest_plugins = ("database_fixtures",)
@@ -69,7 +74,7 @@ async def test_request_that_ended_before_a_kill_is_explained_as_before(database_
 
 
 async def test_error_with_a_nul_and_all_later_requests_are_recorded(database_url: str) -> None:
-    """PostgreSQL refuses NUL: the batch with it was never written, and so no request after it."""
+    """PostgreSQL refuses NUL in a text: the batch with it was never written, and so no request after it."""
     router = await KeptRouter(database_url).start()
     key = router.arrive("r-1")
     error = FailedAttempt(1, Reason.BACKEND_ERROR, "cannot parse 'a\x00b'")
@@ -83,8 +88,8 @@ async def test_error_with_a_nul_and_all_later_requests_are_recorded(database_url
     await router.flush()
     again = await router.restarted()
     assert await again.ended_ids() == ["r-3", "r-2", "r-1"]
-    assert (await again.requests.request("r-1")).message == "cannot parse 'ab'"
-    assert (await again.requests.request("r-2")).cancelled_by == "ann"
+    assert (await again.requests.request("r-1")).message == "cannot parse 'a\x00b'"
+    assert (await again.requests.request("r-2")).cancelled_by == "ann\x00"
     await again.kill()
 
 
@@ -401,14 +406,76 @@ async def test_rows_contain_no_prompt_or_answer_text(database_url: str) -> None:
     row = await router.database.row("SELECT * FROM request_records")
     assert row is not None
     assert set(row._fields) == {
-        *("incarnation", "key", "router", "number", "request_id", "tenant", "client_id", "target", "asked_model"),
-        *("priority", "arrived_at", "ended_at", "reason", "message", "cancelled_by", "decisions", "receipt"),
+        *("incarnation", "key", "router", "number", "request_id", "tenant", "arrived_at", "ended_at", "reason"),
+        "record",
     }
-    assert b"quoted" not in row.receipt
-    assert b"it died" in row.receipt
+    assert b"quoted" not in row.record
+    assert b"it died" in row.record
     assert (await router.requests.request("r-1")).receipt.signals[0].name == "QUOTES"
-    kept = RequestRecord.FromString(row.decisions)
-    assert [field.name for field, _ in kept.ListFields()] == ["decisions"]
+    await router.kill()
+
+
+async def test_records_from_before_they_were_messages_are_shown_as_they_were(database_url: str) -> None:
+    receipt = a_receipt("r-1", reason=Reason.BACKEND_ERROR)
+    decisions = RequestRecord(decisions=[request_pb2.DecisionRecord(detail="sent")])
+    ended = {
+        "incarnation": "inc-1",
+        "key": 1,
+        "router": "alpha",
+        "number": 1,
+        "request_id": "r-1",
+        "tenant": "ann",
+        "client_id": "laptop",
+        "target": "demo",
+        "asked_model": "alias",
+        "priority": 2,
+        "arrived_at": NOON.timestamp() - 9.5,
+        "ended_at": NOON.timestamp() - 7.0,
+        "reason": Reason.BACKEND_ERROR.value,
+        "message": "it died",
+        "cancelled_by": "",
+        "decisions": decisions.SerializeToString(),
+        "receipt": receipt.SerializeToString(),
+    }
+    begun = {"key": 2, "number": 0, "request_id": "r-2", "ended_at": None, "reason": 0, "message": "", "receipt": None}
+
+    def write(tx: Tx) -> None:
+        bring_up_to_date(tx, SCHEMA, to="0017")
+        tx.insert("request_records", ended, ended | begun)
+
+    earlier = Store(database_url, "router")
+    await earlier.open()
+    await earlier.run(write)
+    await earlier.close()
+    router = await KeptRouter(database_url).start()
+    found = await router.requests.request("r-1")
+    assert found == RequestRecord(
+        request_id="r-1",
+        tenant="ann",
+        client_id="laptop",
+        target="demo",
+        asked_model="alias",
+        priority=priority_pb2.PRIORITY_NORMAL,
+        state=RequestRecord.STATE_ENDED,
+        arrive_time=stamp_of(NOON.timestamp() - 9.5),
+        end_time=stamp_of(NOON.timestamp() - 7.0),
+        reason=Reason.BACKEND_ERROR.value,  # type: ignore[arg-type]  # same numbers
+        message="it died",
+        receipt=receipt,
+        decisions=decisions.decisions,
+    )
+    lost = await router.requests.request("r-2")
+    assert (lost.reason, lost.target, lost.HasField("receipt")) == (LOST, "demo", False)
+    await router.kill()
+
+
+async def test_request_is_found_by_its_id_without_a_read_of_its_tenant(database_url: str) -> None:
+    """SQLite read all 100,000 records of a tenant to find one of them."""
+    router = await KeptRouter(database_url).start()
+    if not router.database.is_shared:
+        plan = "EXPLAIN QUERY PLAN SELECT record FROM request_records WHERE request_id = 'r' AND tenant = 'ann'"
+        (step,) = await router.database.rows(plan)
+        assert "ix_request_records_request_id (request_id=? AND tenant=?)" in step.detail
     await router.kill()
 
 

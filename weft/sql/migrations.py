@@ -5,8 +5,8 @@ A script such as `0020.sql` is written for PostgreSQL, with each statement endin
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -44,6 +44,8 @@ class Schema:
     scripts: Path
     version_table: str
     """Table with the database revision, separate for each service."""
+    conversions: Mapping[str, Callable[[Tx], None]] = field(default_factory=dict)
+    """What Python does after a script, by its number."""
 
     @cached_property
     def revisions(self) -> tuple[str, ...]:
@@ -101,6 +103,8 @@ def bring_up_to_date(tx: Tx, schema: Schema, *, to: str = "") -> None:
     for each in missing:
         for statement in statements_of(schema.scripts / f"{each}.sql", tx.dialect):
             tx.execute(statement)
+        if convert := schema.conversions.get(each):
+            convert(tx)
     tx.execute(f"DELETE FROM {table}")  # noqa: S608 - as above
     tx.execute(f"INSERT INTO {table} (version_num) VALUES (:newest)", newest=missing[-1])  # noqa: S608 - as above
 

@@ -203,7 +203,7 @@ async def test_end_that_was_not_recorded_before_a_kill_is_recorded_with_its_time
     async with mesh_of(tmp_path) as (mesh, _):
         ended = mesh.requests.find(task_id, time.monotonic())
         assert isinstance(ended, EndedRequest)
-        assert ended.ended_wall.timestamp() == pytest.approx(task.end_time.ToNanoseconds() / 1e9, abs=0.002)
+        assert ended.ended_at == pytest.approx(task.end_time.ToNanoseconds() / 1e9, abs=0.002)
     async with mesh_of(tmp_path, keep_records_seconds=1e-6) as (mesh, _):
         assert mesh.requests.find(task_id, time.monotonic()) is None, "it was recorded and counted again"
 

@@ -60,6 +60,6 @@ def set_seconds(duration: Duration, seconds: float) -> None:
     duration.seconds, duration.nanos = nanos // NANOSECONDS, nanos % NANOSECONDS
 
 
-def seconds_of(duration: Duration) -> float:
-    """Returns a duration in seconds."""
+def seconds_of(duration: Duration | Timestamp) -> float:
+    """Returns a duration, or the time since the epoch, in seconds."""
     return (duration.seconds * NANOSECONDS + duration.nanos) / NANOSECONDS

@@ -1,0 +1,9 @@
+-- These are in the record.
+ALTER TABLE request_records DROP COLUMN client_id;
+ALTER TABLE request_records DROP COLUMN target;
+ALTER TABLE request_records DROP COLUMN asked_model;
+ALTER TABLE request_records DROP COLUMN priority;
+ALTER TABLE request_records DROP COLUMN message;
+ALTER TABLE request_records DROP COLUMN cancelled_by;
+ALTER TABLE request_records DROP COLUMN decisions;
+ALTER TABLE request_records DROP COLUMN receipt;
