@@ -40,12 +40,14 @@ from router_svc.policy.router_request import MEDIA_UNITS, Request
 from router_svc.policy.scheduler import Scheduler
 from router_svc.receipt_counts import ReceiptCounts
 from router_svc.request_log import RequestLog, RequestLogLimits
+from router_svc.request_record import was_left
 from router_svc.spans import WakeSpans
 from router_svc.usage import UsageRecorder
 from weft.api.common.v1 import receipt_pb2
 from weft.api.common.v1.rate_limit_pb2 import RateLimitStatus
 from weft.api.registry.v1.tenant_pb2 import Tenant
 from weft.api.router.v1 import placement_service_pb2 as pb
+from weft.api.router.v1 import request_pb2
 from weft.api.runner.v1 import ticket_pb2
 from weft.dispatch import placement
 from weft.dispatch.fleet import FleetView, RunnerView
@@ -461,18 +463,21 @@ class SchedulingLoop:
         found = self._deps.records.requests.find(request.request_id, self._clock.monotonic(), request.tenant)
         return found is not None
 
-    def recover(self, lost: PlacementRequest, receipt: receipt_pb2.Receipt) -> bool:
+    def recover(
+        self, lost: PlacementRequest, receipt: receipt_pb2.Receipt, stored: request_pb2.RequestRecord | None
+    ) -> bool:
         """Record and count the end of a request that lost its router; returns False if the end is already known.
 
-        Fair-share accounts and limits do not change, as they count when a request is granted.
+        `stored`: its record in the database; None: none, or in memory. Fair-share accounts and limits do not change, as
+        they count when a request is granted.
         """
         records, now = self._deps.records, self._clock.monotonic()
         requests = records.requests
         if not requests.lacks_end(lost.request_id, lost.tenant):
             return False
-        before = requests.recover(lost, receipt, now, self._clock.utc_now())
-        known = lost if before is None else replace(lost, model=before.read().target)
-        was_counted = before is not None and before.was_left
+        before = requests.recover(lost, receipt, now, self._clock.utc_now(), stored)
+        known = lost if before is None else replace(lost, model=before.target)
+        was_counted = before is not None and was_left(before)
         records.usage.note_recovered(known, receipt, self._mesh.view, was_counted=was_counted)
         log.info(
             "the end of a lost request became known",

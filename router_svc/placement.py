@@ -75,16 +75,14 @@ class LocalPlacement(RouterPort):
 
     @override
     async def report_end(self, request: PlacementRequest, receipt: receipt_pb2.Receipt) -> bool:
-        if self._loop.lacks_end(request) and not await self._is_written(request):
-            return self._loop.recover(request, receipt)
-        return False
-
-    async def _is_written(self, request: PlacementRequest) -> bool:
-        """Whether the end of a request is in the database, from this router or another."""
-        if self._history is None or self._loop.remembers(request):
+        if not self._loop.lacks_end(request):
             return False
-        found = await self._history.find(request.request_id, request.tenant)
-        return found is not None and bool(found.state) and not is_lost(found)
+        stored = None
+        if self._history is not None and not self._loop.remembers(request):
+            stored = await self._history.find(request.request_id, request.tenant)
+            if stored is not None and stored.state and not is_lost(stored):
+                return False
+        return self._loop.recover(request, receipt, stored)
 
 
 class LocalPlace(Placement):

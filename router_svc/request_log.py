@@ -1,8 +1,8 @@
 """The request log: what a router remembers of requests, bounded, in memory and cheap to write.
 
 Arrivals and decisions are stored as they are; the end of a request serializes them. Messages are created when they are
-read (`router_svc.request_servicer`). `router_svc.durable.request_records` writes the log to the router's database and
-restores it from there.
+read (`router_svc.request_servicer`). `router_svc.durable.request_records` writes the log to the router's database,
+which has those from before a restart.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ from weft.kernel.time.clock import Clock
 from weft.kernel.time.timestamps import datetime_of, seconds_of, stamp_of
 
 FIRST_RECOVERED_KEY = -1_000_000_000
-"""Keys of requests from an earlier run without a record here; those of restored requests are above it."""
+"""Keys of tasks, and of requests from an earlier run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,16 +154,9 @@ class RequestLog:
         self.oldest_number = 1
         """Requests that ended with this number or a later one are all in memory."""
 
-    def restore(self, ended: Iterable[EndedRequest], next_number: int) -> None:
-        """Restore requests that ended before a restart, in that order. Call it once, before the first arrival.
-
-        Their keys are below 0 to differ from those of this run.
-        """
-        for known in ended:
-            self._ended[known.key] = known
-            self._newest[known.request_id] = self._newest_of_tenant[known.tenant, known.request_id] = known.key
-        self._next_number = next_number
-        self.oldest_number = next((known.number for known in self._ended.values()), next_number)
+    def number_from(self, number: int) -> None:
+        """Number the ends from here on. Call it once, before the first arrival."""
+        self._next_number = self.oldest_number = number
 
     def is_under_way(self, key: int) -> bool:
         """Whether a request has not ended."""
@@ -179,8 +172,6 @@ class RequestLog:
         if spec.task_id:
             # A task that ended meanwhile needs no record of its last offer.
             return
-        if spec.age_seconds > 0.0:
-            self._forget_lost(spec)
         if len(self._under_way) < self.limits.max_under_way:
             key = request.key
             self._under_way[key] = request
@@ -320,18 +311,24 @@ class RequestLog:
         """Whether the end of the newest request with this id is unknown here; the end of one under way is to come."""
         key = self._newest_of_tenant.get((tenant, request_id))
         ended = None if key is None else self._ended.get(key)
-        return key is None or (ended is not None and ended.lacks_end)
+        return key is None or (ended is not None and was_left(ended.read()))
 
     def recover(
-        self, lost: PlacementRequest, receipt: receipt_pb2.Receipt, now: float, wall: datetime
-    ) -> EndedRequest | None:
+        self,
+        lost: PlacementRequest,
+        receipt: receipt_pb2.Receipt,
+        now: float,
+        wall: datetime,
+        stored: pb.RequestRecord | None = None,
+    ) -> pb.RequestRecord | None:
         """Record the end of a lost request that became known later; returns its previous record. None: there was none.
 
-        Requires `lacks_end`.
+        `stored`: its record in the database, if memory has none. Requires `lacks_end`.
         """
         key = self._newest_of_tenant.get((lost.tenant, lost.request_id))
-        before = None if key is None else self._ended.pop(key)
-        record = begun_record(lost, wall - timedelta(seconds=lost.age_seconds)) if before is None else before.read()
+        before = stored if key is None else self._ended.pop(key).read()
+        record = pb.RequestRecord()
+        record.CopyFrom(before or begun_record(lost, wall - timedelta(seconds=lost.age_seconds)))
         took = timedelta(seconds=receipt.total_time.ToNanoseconds() / 1e9)
         record.reason = Reason.UNSPECIFIED.value  # type: ignore[assignment]  # its receipt says more
         record.message = receipt.attempts[-1].message if receipt.attempts else ""
@@ -519,19 +516,12 @@ class RequestLog:
             record=record.SerializeToString(),
             forget_at=forget_at,
             quotes_content=receipt is not None and _quotes_content(receipt),
-            was_left=key >= 0 and was_left(record),
         )
 
     def _note_ended(self, ended: EndedRequest) -> None:
         self.unwritten.note_end(ended)
         if self._watches:
             self._mark(ended.key, ended.tenant)
-
-    def _forget_lost(self, request: PlacementRequest) -> None:
-        """Remove a lost request because it was placed again."""
-        key = self._newest_of_tenant.get((request.tenant, request.request_id))
-        if key is not None and key in self._ended and self._ended[key].is_lost:
-            del self._ended[key]
 
     def _forget_old(self, now: float) -> None:
         if now < self._forget_at:

@@ -2,7 +2,7 @@
 
 import asyncio
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Protocol
@@ -44,18 +44,6 @@ class EndedRequest(msgspec.Struct, gc=False, kw_only=True):
     quotes_content: bool = False
     """Whether the receipt may quote content (signals, warnings, engine log lines), which is not stored for a
     restart."""
-    was_left: bool = False
-    """See the function; of requests that ended in this process."""
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether its router ended before its end was recorded."""
-        return self.reason is Reason.ROUTER_LOST
-
-    @property
-    def lacks_end(self) -> bool:
-        """Whether its outcome is unknown: it was lost, or its dispatcher left."""
-        return self.is_lost or self.was_left
 
     def read(self) -> pb.RequestRecord:
         """Return its record."""
@@ -200,9 +188,12 @@ class RequestHistory(Protocol):
         ...
 
     async def older(
-        self, limit: int, tenant: str, selection: Selection, before_number: int
+        self, limit: int, tenant: str, selection: Selection, before_number: int, placed_again: Collection[str]
     ) -> tuple[Sequence[pb.RequestRecord], int]:
-        """Return ended requests before a number, last first, and their total number."""
+        """Return ended requests before a number, last first, and their total number.
+
+        Lost ones with an id in `placed_again` are left out.
+        """
         ...
 
 

@@ -173,14 +173,19 @@ class RequestServicer(AnsweringServicer, request_service_pb2_grpc.RequestService
         if entry is None:
             for task in await self._journaled(request_id, tenant):
                 entry = entry or self._log.find(task.id, self._clock.monotonic(), task.tenant)
-        record = await self._stored(request_id, tenant) if entry is None else request_record(entry, with_decisions=True)
+        if entry is None:
+            record = await self._stored(request_id, tenant, not_remembered)
+        else:
+            record = request_record(entry, with_decisions=True)
         return pb.GetRequestResponse(request=shown_to(caller(), record))
 
-    async def _stored(self, request_id: str, tenant: str) -> request_pb2.RequestRecord:
-        """Return a request from the database. Raises NOT_FOUND; SERVICE_UNAVAILABLE if it may be running elsewhere."""
+    async def _stored(
+        self, request_id: str, tenant: str, unknown: Callable[[str], WeftError]
+    ) -> request_pb2.RequestRecord:
+        """Return a request from the database. Raises `unknown`, and SERVICE_UNAVAILABLE."""
         record = None if self._history is None else await self._history.find(request_id, tenant)
         if record is None:
-            raise not_remembered(request_id)
+            raise unknown(request_id)
         if not record.state:
             # If it were under way it would be in memory, so its end was dropped before it was written.
             mark_lost(record, datetime_of(record.arrive_time), "the end of the request could not be recorded")
@@ -202,7 +207,9 @@ class RequestServicer(AnsweringServicer, request_service_pb2_grpc.RequestService
         records, unwritten, is_missing = _records_of(entries), self._log.unwritten.dropped_count, False
         if self._history is not None:
             try:
-                older = await self._history.older(most - len(entries), tenant, selection, self._log.oldest_number)
+                older = await self._history.older(
+                    most - len(entries), tenant, selection, self._log.oldest_number, self._log.unwritten.placed_again
+                )
             except WeftError:
                 # Requests in memory are still worth showing.
                 is_missing = True
@@ -244,9 +251,9 @@ class RequestServicer(AnsweringServicer, request_service_pb2_grpc.RequestService
         left = ended_limit - known
         if self._history is None or left <= 0:
             return
-        number = self._log.oldest_number
+        number, again = self._log.oldest_number, self._log.unwritten.placed_again
         try:
-            records, _ = await self._history.older(left, tenant, pb.REQUEST_SELECTION_ENDED, number)
+            records, _ = await self._history.older(left, tenant, pb.REQUEST_SELECTION_ENDED, number, again)
         except WeftError as error:
             log.warning("older requests are not watched", reason=error.reason.name)
             return
@@ -353,7 +360,7 @@ class RequestServicer(AnsweringServicer, request_service_pb2_grpc.RequestService
             # The request was not recorded, as too many were under way.
             record = _cancelled_record(request_id, tenant, cancelled_by)
         else:
-            raise not_cancellable(request_id)
+            record = await self._stored(request_id, tenant, not_cancellable)
         if ends and record.cancelled_by:
             await self._audit(record)
         return record

@@ -72,6 +72,11 @@ class UnwrittenRecords:
             self._placed_again.append((spec.tenant, spec.request_id))
             del self._placed_again[: -self._max_ended]
 
+    @property
+    def placed_again(self) -> list[str]:
+        """Ids of requests that are no longer lost."""
+        return [request_id for _, request_id in self._placed_again]
+
     def take(self, limit: int) -> RecordBatch:
         """Return at most `limit` collected records of each kind; the caller writes them or gives them back."""
         begun, ended = list(islice(self._begun, limit)), list(islice(self._ended, limit))

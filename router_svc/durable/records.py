@@ -79,11 +79,10 @@ class RecordService(Service):
         await self._database.open()
         lost = await self.store.mark_lost()
         requests = self._records.requests
-        limits = requests.limits
-        restored = await self.store.load(requests, limits.max_ended, limits.keep_seconds)
+        requests.number_from(await self.store.next_number())
         await self._state.load()
-        if restored or lost:
-            log.info("records restored", requests=len(restored), lost=lost)
+        if lost:
+            log.info("requests were lost", count=lost)
         requests.unwritten.keep(self._settings.max_unwritten)
         self._started_at = self._clock.monotonic()
         self._sweeper.start(immediately=True)

@@ -4,7 +4,7 @@ A request is written once while under way and again when it ends. The next leade
 dead router as lost. No request waits for this.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from router_svc.durable.limits import RecordLimits
 from router_svc.policy.router_request import Request
-from router_svc.request_log import RequestLog, clear_quotes
+from router_svc.request_log import clear_quotes
 from router_svc.request_record import EndedRequest, RequestHistory, begun_record, is_lost, mark_lost, was_left
 from router_svc.store.database import RouterDatabase, time_of
 from router_svc.unwritten_records import RecordBatch
@@ -24,7 +24,7 @@ from weft.api.router.v1.request_service_pb2 import (
     REQUEST_SELECTION_FAILED,
 )
 from weft.durable.requests import Selection
-from weft.kernel.errors.reasons import Reason, reason_of
+from weft.kernel.errors.reasons import Reason
 from weft.kernel.time.clock import CLOCK_MARGIN_SECONDS, Clock
 from weft.kernel.values.names import new_id
 from weft.sql.connections import Tx
@@ -156,33 +156,9 @@ class RequestStore(RequestHistory):
 
     # -- reading
 
-    async def load(self, log: RequestLog, most: int, keep_seconds: float) -> Sequence[EndedRequest]:
-        """Fills a new log with the last ended requests; returns them in order of their ends."""
-        now, wall = self._clock.monotonic(), self._clock.utc_now().timestamp()
-        # All from a number on, also those with an early end, as memory and `older` are divided by number.
-        last = """SELECT * FROM request_records WHERE ended_at IS NOT NULL AND number >=
-            (SELECT min(number) FROM request_records WHERE ended_at >= :oldest) ORDER BY number DESC LIMIT :limit"""
-        number, rows = await self._database.read(
-            lambda tx: (_next_number(tx), tx.rows(last, oldest=wall - keep_seconds, limit=most))
-        )
-        ended = [
-            EndedRequest(
-                key=-place,
-                number=row.number,
-                request_id=row.request_id,
-                tenant=row.tenant,
-                arrived_at=row.arrived_at,
-                ended_at=row.ended_at,
-                reason=reason_of(row.reason),
-                record=row.record,
-                # A clock that was set back must not extend retention.
-                forget_at=now + min(row.ended_at - wall, 0.0) + keep_seconds,
-            )
-            for place, row in enumerate(rows, 1)
-        ]
-        ended.reverse()
-        log.restore(ended, number)
-        return ended
+    async def next_number(self) -> int:
+        """Returns the number of the next end."""
+        return await self._database.read(_next_number)
 
     @override
     async def find(self, request_id: str, tenant: str) -> request_pb2.RequestRecord | None:
@@ -199,10 +175,11 @@ class RequestStore(RequestHistory):
 
     @override
     async def older(
-        self, limit: int, tenant: str, selection: Selection, before_number: int
+        self, limit: int, tenant: str, selection: Selection, before_number: int, placed_again: Collection[str]
     ) -> tuple[Sequence[request_pb2.RequestRecord], int]:
-        wanted = f"FROM request_records WHERE ended_at IS NOT NULL AND number < :before{_SELECTED.get(selection, '')}"
-        values: dict[str, Any] = {"before": before_number}
+        wanted = f"""FROM request_records WHERE ended_at IS NOT NULL AND number < :before{_SELECTED.get(selection, "")}
+            AND NOT (reason = {_LOST} AND request_id IN :again)"""
+        values: dict[str, Any] = {"before": before_number, "again": list(placed_again)}
         if tenant:
             wanted, values = f"{wanted} AND tenant = :tenant", values | {"tenant": tenant}
         page = f"SELECT record {wanted} ORDER BY ended_at DESC, number DESC LIMIT :limit"
