@@ -1,8 +1,7 @@
-"""Error texts for invalid values of a configuration: what is expected, the value, an example, and the line."""
+"""Error texts for invalid values of a configuration: what is expected, the value, the closest name, and the line."""
 
 import json
 import re
-import shlex
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -18,7 +17,7 @@ from weft.kernel.values.names import close_names
 from weft_app.config.config import NamesTwiceError
 from weft_app.config.document import PathSteps, place_of, sources, value_of
 from weft_app.config.runners import OF_RUNTIME
-from weft_app.config.settings_tree import REQUIRED, Setting, names_at, plain_value, settings_of, settings_on
+from weft_app.config.settings_tree import names_at, settings_on
 
 UNKNOWN_NAME = "unexpected_keyword_argument"
 """pydantic's error type for a name that a dataclass does not have."""
@@ -27,22 +26,24 @@ _NAMES_ELSEWHERE: Mapping[str, str] = MappingProxyType({"http_port": "port", "li
 MAX_SHOWN_CHARS = 40
 """Maximum length of a shown value."""
 _MISSING = object()
-_UNIT_SUFFIXES = {"_seconds": ("s", "sec", "second", "seconds"), "_mb": ("mb", "mib", "m")}
-"""Units that users append to a number although the setting's name contains the unit."""
-_QUANTITY = re.compile(r"\s*(-?\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 _QUOTED = re.compile(r"'([^']*)'")
-_LISTS = frozenset({"tuple_type", "list_type", "frozen_set_type"})
-_MAPPINGS = frozenset({"dict_type", "dataclass_type"})
-_NUMBERS = frozenset({"int_type", "int_from_float", "float_type"})
-_TYPES = _LISTS | _MAPPINGS | _NUMBERS | {"bool_type", "string_type"}
+_TYPES = {
+    **dict.fromkeys(("tuple_type", "list_type", "frozen_set_type"), "a list"),
+    **dict.fromkeys(("dict_type", "dataclass_type"), "a mapping of names to values"),
+    **dict.fromkeys(("int_type", "int_from_float"), "a whole number"),
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "a text",
+}
+"""What is expected, by pydantic's error type."""
 _LIMITS = {
     "greater_than": "must be more than {gt}{given}",
     "greater_than_equal": "must be at least {ge}{given}",
     "less_than": "must be less than {lt}{given}",
     "less_than_equal": "must be at most {le}{given}",
-    "missing": "is missing{example}",
+    "missing": "is missing",
     "finite_number": "must be a finite number{given}",
-    "too_short": "must have {min_length} or more items{example}",
+    "too_short": "must have {min_length} or more items",
     "too_long": "must have at most {max_length} items, and has {actual_length}",
     "string_too_short": "must have {min_length} or more characters",
     "string_too_long": "must have at most {max_length} characters",
@@ -148,22 +149,20 @@ def _where_named(document: Mapping[str, Any], names: frozenset[str], path: Path 
 def _message(kind: type, steps: PathSteps, details: ErrorDetails, item: Any) -> str:
     """Returns the message for a value, without its position."""
     error, context = details["type"], details.get("ctx", {})
-    settings = settings_on(kind, steps)
-    setting = settings[-1] if settings else None
-    given = _Shown(value_of(item), is_secret=any(each.is_secret for each in settings))
+    given = _Shown(value_of(item), is_secret=any(each.is_secret for each in settings_on(kind, steps)))
     if error == UNKNOWN_NAME:
         known = names_at(kind, steps[:-1])
         meant = _NAMES_ELSEWHERE.get(str(steps[-1]), "") if len(steps) == 1 else ""
         return f"is not a setting{_close(meant if meant in known else steps[-1], known)}"
     if error in _LIMITS:
-        return _LIMITS[error].format(**context, given=given, example=_such_as(setting))
+        return _LIMITS[error].format(**context, given=given)
     if error in ("literal_error", "enum"):
         return f"must be {context['expected']}{given}{_close(given.value, _QUOTED.findall(context['expected']))}"
     if error not in _TYPES:
         return plain_words(details["msg"])
     if given.value is None:
-        return f"has no value: write one{_such_as(setting)}, or remove the line"
-    return _wrong_type(error, str(steps[-1]) if steps else "", setting, given)
+        return "has no value: write one, or remove the line"
+    return f"must be {_TYPES[error]}{given}"
 
 
 def _close(name: Any, names: Sequence[str]) -> str:
@@ -190,95 +189,6 @@ class _Shown:
             case bool() | int() | float():
                 found = "not" if self.is_secret else json.dumps(self.value)
         return f", and is {found}" if found else ""
-
-
-def _wrong_type(error: str, name: str, setting: Setting | None, given: _Shown) -> str:
-    if error in _LISTS:
-        return f"must be a list{given}{_as_list(name, setting, given)}"
-    if error in _MAPPINGS:
-        return f"must be a mapping of names to values{given}{_as_mapping(setting, given.value)}"
-    if error in _NUMBERS:
-        whole = "a number" if error == "float_type" else "a whole number"
-        return f"must be {whole}{given}{_as_number(name, setting, given.value)}"
-    if error == "bool_type":
-        quoted = isinstance(given.value, str) and given.value.lower() in ("true", "false", "yes", "no", "on", "off")
-        return f"must be true or false{given}" + ("; remove the quotes" if quoted else "")
-    quotable = isinstance(given.value, (bool, int, float))
-    return f"must be a text{given}" + ("; put it in quotes" if quotable else "")
-
-
-def _as_list(name: str, setting: Setting | None, given: _Shown) -> str:
-    """Returns the value, or an example, as a list."""
-    items = given.value
-    if isinstance(items, str) and not given.is_secret and not (setting and setting.sections):
-        return f"; write `{name}: {_shortened(json.dumps(_words_of(items)))}`"
-    if not isinstance(items, Mapping):
-        return _such_as(setting)
-    first = next(iter(items), "name")
-    value = value_of(items.get("name")) if "name" in items else first
-    return f'; begin each item with "- ", as in `- name: {value}`'
-
-
-def _words_of(command: str) -> list[str]:
-    try:
-        return shlex.split(command)
-    except ValueError:  # a quote that is not closed, or a backslash at the end
-        return [command]
-
-
-def _as_mapping(setting: Setting | None, given: Any) -> str:
-    """Returns the value, or an example, as a mapping."""
-    if isinstance(given, str) and setting is not None and _takes_name(setting):
-        return f", such as `{{name: {given}}}`" if len(given) <= MAX_SHOWN_CHARS else ", such as `{name: mine}`"
-    sections = setting.sections if setting is not None else ()
-    known = next((each for section in sections for each in settings_of(section) if _example(each)), None)
-    return f", such as `{setting.name}: {{{_example(known)}}}`" if setting is not None and known is not None else ""
-
-
-def _takes_name(setting: Setting) -> bool:
-    return any(each.name == "name" for section in setting.sections for each in settings_of(section))
-
-
-def _as_number(name: str, setting: Setting | None, given: Any) -> str:
-    """Returns the text as a number if it begins with one."""
-    quantity = _QUANTITY.fullmatch(given) if isinstance(given, str) else None
-    if quantity is None:
-        return _such_as(setting)
-    number, unit = quantity.groups()
-    if not unit:
-        return f"; remove the quotes: `{name}: {number}`"
-    for suffix, units in _UNIT_SUFFIXES.items():
-        if name.endswith(suffix) and unit.lower() in units:
-            return f"; its unit is in its name: `{name}: {number}`"
-    return _such_as(setting)
-
-
-def _such_as(setting: Setting | None) -> str:
-    example = _example(setting) if setting is not None else ""
-    return f", such as `{example}`" if example else ""
-
-
-def _example(setting: Setting) -> str:
-    """Returns a line of weft.yaml with this setting; empty if its default is not a useful example."""
-    if setting.name in _EXAMPLES:
-        return f"{setting.name}: {_EXAMPLES[setting.name]}"
-    default = None if setting.default is REQUIRED else plain_value(setting.default)
-    if default in (None, "", [], {}) or isinstance(default, Mapping) or setting.is_secret:
-        return ""
-    if isinstance(default, float) and default.is_integer():
-        default = int(default)
-    return f"{setting.name}: {_shortened(json.dumps(default) if not isinstance(default, str) else default)}"
-
-
-_EXAMPLES = {
-    "runners": "[{name: local, models: [{name: qwen, path: /models/qwen.gguf}]}]",
-    "models": "[{name: qwen, path: /models/qwen.gguf}]",
-    "name": "qwen",
-    "path": "/models/qwen.gguf",
-    "url": "http://127.0.0.1:8000/v1",
-    "command": '["llama-server", "--jinja"]',
-}
-"""Examples for common settings without a default."""
 
 
 def _shortened(text: str) -> str:

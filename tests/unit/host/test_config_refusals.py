@@ -1,4 +1,4 @@
-"""What weft.yaml is refused with: the field, its line, what is expected, and how it is written."""
+"""What weft.yaml is refused with: the field, its line, what is expected, and the closest name."""
 
 from pathlib import Path
 
@@ -30,34 +30,32 @@ def refused(folder: Path, text: str) -> FieldError:
         (
             "runners:\n  local:\n    models: []\n",
             "runners",
-            'a mapping; begin each item with "- ", as in `- name: local`',
+            "must be a list, and is a mapping",
             1,
         ),
-        (f"runners:\n  name: gpu\n  {MODEL}", "runners", "must be a list, and is a mapping; begin each item with", 1),
+        (f"runners:\n  name: gpu\n  {MODEL}", "runners", "must be a list, and is a mapping", 1),
         (f"{GPU}    models:\n      name: m\n", "runners.0.models", "must be a list, and is a mapping", 3),
         (
             f"{GPU}    models: m.gguf\n",
             "runners.0.models",
-            "such as `models: [{name: qwen, path: /models/qwen.gguf}]`",
+            'must be a list, and is the text "m.gguf"',
             3,
         ),
-        (f"{GPU}    command: server --x\n    {MODEL}", "runners.0.command", 'write `command: ["server", "--x"]`', 3),
-        (f"{GPU}    command: 'server \\'\n    {MODEL}", "runners.0.command", r'write `command: ["server \\"]`', 3),
+        (f"{GPU}    command: server --x\n    {MODEL}", "runners.0.command", 'a list, and is the text "server --x"', 3),
         # a text or a list where a mapping belongs
         (
             f"{GPU}    models:\n      - m.gguf\n",
             "runners.0.models.0",
-            'and is the text "m.gguf", such as `{name: m.gguf}`',
+            'must be a mapping of names to values, and is the text "m.gguf"',
             4,
         ),
-        ("port: 1\nrunners: [gpu]\n", "runners.0", "such as `{name: gpu}`", 2),
         (
             "log: debug\n",
             "log",
-            'a mapping of names to values, and is the text "debug", such as `log: {level: info}`',
+            'must be a mapping of names to values, and is the text "debug"',
             1,
         ),
-        ("router: [1]\n", "router", "must be a mapping of names to values, and is a list, such as `router: {", 1),
+        ("router: [1]\n", "router", "must be a mapping of names to values, and is a list", 1),
         # a variable, which weft does not expand
         (
             f"{HTTP}      - {{name: m, url: 'http://${{MODEL_HOST}}:8000'}}\n",
@@ -69,28 +67,22 @@ def refused(folder: Path, text: str) -> FieldError:
         (
             "host: '::1'\nport: '8080'\n",
             "port",
-            'a whole number, and is the text "8080"; remove the quotes: `port: 8080`',
+            'must be a whole number, and is the text "8080"',
             2,
         ),
-        ("port: http\n", "port", 'must be a whole number, and is the text "http", such as `port: 8080`', 1),
+        ("port: http\n", "port", 'must be a whole number, and is the text "http"', 1),
         ("port: 80.5\n", "port", "must be a whole number, and is 80.5", 1),
         ("port: yes\n", "port", "must be a whole number, and is true", 1),
         ("port: 99999\n", "port", "must be at most 65535, and is 99999", 1),
-        ("drain_seconds: 10s\n", "drain_seconds", "its unit is in its name: `drain_seconds: 10`", 1),
-        (
-            "drain_seconds: 1m\n",
-            "drain_seconds",
-            'must be a number, and is the text "1m", such as `drain_seconds: 10`',
-            1,
-        ),
+        ("drain_seconds: 10s\n", "drain_seconds", 'must be a number, and is the text "10s"', 1),
         ("drain_seconds: .inf\n", "drain_seconds", "must be a finite number", 1),
         (
             "auth:\n  required: 'yes'\n",
             "auth.required",
-            'must be true or false, and is the text "yes"; remove the quotes',
+            'must be true or false, and is the text "yes"',
             2,
         ),
-        ("host: 127\n", "host", "must be a text, and is 127; put it in quotes", 1),
+        ("host: 127\n", "host", "must be a text, and is 127", 1),
         (
             "log:\n  level: warn\n",
             "log.level",
@@ -104,9 +96,9 @@ def refused(folder: Path, text: str) -> FieldError:
             4,
         ),
         # nothing where something belongs
-        ("port:\n", "port", "has no value: write one, such as `port: 8080`, or remove the line", 1),
-        (GPU, "runners.0.models", "is missing, such as `models: [{name: qwen, path: /models/qwen.gguf}]`", 2),
-        (f"{GPU}    models: []\n", "runners.0.models", "must have 1 or more items, such as `models: [", 3),
+        ("port:\n", "port", "has no value: write one, or remove the line", 1),
+        (GPU, "runners.0.models", "is missing", 2),
+        (f"{GPU}    models: []\n", "runners.0.models", "must have 1 or more items", 3),
         # a home that is not known
         (
             f"{GPU}    models: [{{name: m, path: ~nobody-here/m.gguf}}]\n",
@@ -145,10 +137,10 @@ def refused(folder: Path, text: str) -> FieldError:
             None,
         ),
         # a key that is no text
-        ("1: 2\n", "1", "must be a text; put it in quotes", 1),
+        ("1: 2\n", "1", "must be a text", 1),
     ],
 )
-def test_mistake_is_reported_with_its_line_the_expected_value_and_an_example(
+def test_mistake_is_reported_with_its_line_and_the_expected_value(
     tmp_path: Path, text: str, field: str, words: str, line: int | None
 ) -> None:
     error = refused(tmp_path, text)
