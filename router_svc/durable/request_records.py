@@ -177,9 +177,12 @@ class RequestStore(RequestHistory):
     async def older(
         self, limit: int, tenant: str, selection: Selection, before_number: int, placed_again: Collection[str]
     ) -> tuple[Sequence[request_pb2.RequestRecord], int]:
-        wanted = f"""FROM request_records WHERE ended_at IS NOT NULL AND number < :before{_SELECTED.get(selection, "")}
-            AND NOT (reason = {_LOST} AND request_id IN :again)"""
-        values: dict[str, Any] = {"before": before_number, "again": list(placed_again)}
+        wanted = f"FROM request_records WHERE ended_at IS NOT NULL AND number < :before{_SELECTED.get(selection, '')}"
+        values: dict[str, Any] = {"before": before_number}
+        if placed_again:
+            # Otherwise an index has all that is counted.
+            wanted += f" AND NOT (reason = {_LOST} AND request_id IN :again)"
+            values["again"] = list(placed_again)
         if tenant:
             wanted, values = f"{wanted} AND tenant = :tenant", values | {"tenant": tenant}
         page = f"SELECT record {wanted} ORDER BY ended_at DESC, number DESC LIMIT :limit"
