@@ -50,8 +50,6 @@ from gateway.result_links import ResultLinks
 from gateway.routing import ApiRouter, DeferredApi, EdgeApp
 from gateway.tasks.task_apis import TaskApis, task_apis_of
 from gateway.tasks.task_endpoints import TASKS
-from gateway.trials.pairs import TrialPairs
-from gateway.trials.trial_endpoints import TRIALS
 from gateway.visible_names import with_visible_names
 from gateway.watch.sources import tasks_of_tenant
 from gateway.workbench.page_files import PageFiles
@@ -150,8 +148,6 @@ def app_over(deps: GatewayDeps, ports: GatewayPorts, running: RunningResponses |
     _serve_management(app, ports)
     if tasks is not None:
         app.serve(TASKS, {TaskClient: tasks, TaskApis: task_apis_of(deps)})
-        if ports.trials is not None:
-            app.serve(TRIALS, {TrialPairs: TrialPairs(tasks), "trials": ports.trials})
     _serve_files_and_batches(app, deps, ports)
     pdf_texts = ConcurrencyLimit(MAX_PDFS, "PDFs are being read already")
     app.serve(WORKBENCH, {PageFiles: PageFiles(), "pdf_texts": pdf_texts, "join commands": ports.join_command})

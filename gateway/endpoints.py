@@ -14,7 +14,6 @@ from gateway.responses.response_endpoints import RESPONSES
 from gateway.routing import OPENAPI, ApiRouter, get_docs, get_openapi, needs_of, routes_of
 from gateway.runner_api.runner_api_endpoints import RUNNER_OPERATIONS, RUNNER_STATE
 from gateway.tasks.task_endpoints import TASKS
-from gateway.trials.trial_endpoints import TRIALS
 from gateway.watch import watch_handlers as watching
 from gateway.workbench.pdf_text import PDF, PdfText, extract_pdf_text
 from gateway.workbench.serving import get_caller, get_page, redirect_to_page
@@ -60,7 +59,6 @@ GATEWAY_ROUTERS: tuple[ApiRouter, ...] = (
     QUOTES,
     USAGE,
     TASKS,
-    TRIALS,
     FILES,
     RESULTS,
     BATCHES,

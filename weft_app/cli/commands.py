@@ -110,8 +110,6 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "create": "Create a model that the mesh itself serves from a provider, without a runner in weft.yaml.",
         "estimate": "Show the estimated memory of a model, and the source of the estimate.",
         "quote": "Show when each place of the mesh would answer a prompt, without sending it.",
-        "tune": "Find the best load parameters of a model for its machine, by measuring while it is idle.",
-        "trial": "Compare two models by requests of a tenant, and switch an alias between them.",
         "flush": "Drop cached prefixes. Running requests keep theirs until they end.",
     },
     "config": {
@@ -134,7 +132,6 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
 EXAMPLES: Mapping[str, str] = {
     "media": "weft media image 'a lighthouse at night' -o lighthouse.png",
     "models": "weft models ls",
-    "models trial": "weft models trial start qwen3-8b --against chat --share 10%",
     "batch": "weft batch submit requests.jsonl --watch",
     "mesh": "weft mesh reload --dry-run",
     "mesh lease": "weft mesh lease list",
@@ -172,7 +169,6 @@ _PLACES: Mapping[str, str] = {
     "models create": "create:create_model",
     "models flush": "operations:flush",
     "models quote": "quote:quote",
-    "models tune": "tune:tune",
     "config diff": "declare:diff",
     "config envoy": "edge:config",
     "keys secret": "secrets:app",

@@ -18,8 +18,8 @@ from weft_app.cli.operations import begin, follow
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption, ended_by_signals
 from weft_app.cli.output import custom_columns, print_document, print_table
 from weft_app.cli.terminal import is_err_terminal, note, say
-from weft_app.cli.tuning_run import TunedModel, TuningReport, TuningRun, find_model
-from weft_app.cli.tuning_search import TuningSearch
+from weft_extensions.tune.tuning_run import TunedModel, TuningReport, TuningRun, find_model
+from weft_extensions.tune.tuning_search import TuningSearch
 
 DEFAULT_MINUTES = 10.0
 DEFAULT_AGREEMENT = 0.9

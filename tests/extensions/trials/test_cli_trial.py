@@ -10,7 +10,7 @@ from weft.api.registry.v1.trial_pb2 import Trial, TrialManifest, Verdict
 from weft.documents.codec import document_of
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import declared_document
-from weft_app.cli.trial import report_text
+from weft_extensions.trials.command import report_text
 
 pytest_plugins = ("cli_mesh",)
 START = ("models", "trial", "start", "qwen-2", "--tenant", "acme", "--against")

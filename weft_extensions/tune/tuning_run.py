@@ -33,7 +33,7 @@ from weft.kernel.values.names import new_id
 from weft_app.cli.mesh_api import Document, MeshApi, connect
 from weft_app.cli.operations import begin, follow, instance_of
 from weft_app.cli.options import naming_fields
-from weft_app.cli.tuning_search import TuningSearch
+from weft_extensions.tune.tuning_search import TuningSearch
 
 CLIENT_ID = "weft-tune"
 POLL_SECONDS = 0.25

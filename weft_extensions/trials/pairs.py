@@ -10,7 +10,6 @@ from google.protobuf.message import DecodeError
 
 from gateway.answers.answer_builder import CalledTool, add_call
 from gateway.tasks.task_handlers import outputs_of
-from gateway.trials.comparison import Answer, ToolCall, check_pair
 from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.api.common.v1.chat_pb2 import ChatPayload
 from weft.api.common.v1.completion_pb2 import CompletionPayload
@@ -27,6 +26,7 @@ from weft.kernel.errors.reasons import Reason
 from weft.kernel.schemas.value_check import ValueCheck
 from weft.kernel.text.json_objects import plain_object
 from weft.kernel.time.timestamps import optional_seconds, seconds_of
+from weft_extensions.trials.comparison import Answer, ToolCall, check_pair
 
 MAX_CHECKS = 10_000
 """Maximum number of pairs whose checks are kept in memory; they never change."""

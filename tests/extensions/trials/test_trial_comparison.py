@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from gateway.trials.comparison import Answer, ToolCall, check_pair, summarize
-from gateway.trials.pairs import matches
 from weft.api.gateway.v1.trial_report_pb2 import TrialPair, TrialSpeed
 from weft.api.registry.v1.trial_pb2 import VERDICT_AGAINST, VERDICT_CANDIDATE, VERDICT_SAME
 from weft.kernel.schemas.value_check import UncheckedError
+from weft_extensions.trials.comparison import Answer, ToolCall, check_pair, summarize
+from weft_extensions.trials.pairs import matches
 
 OLD = Answer("old", (), 101, 0.5, 10.0)
 NEW = Answer("new", (), 51, 0.2, 20.0)

@@ -7,9 +7,9 @@ import pytest
 from runner_svc.policy.tuning import Space
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
-from weft_app.cli.tune import outcome
-from weft_app.cli.tuning_run import TunedModel, TuningReport
-from weft_app.cli.tuning_search import TuningSearch
+from weft_extensions.tune.command import outcome
+from weft_extensions.tune.tuning_run import TunedModel, TuningReport
+from weft_extensions.tune.tuning_search import TuningSearch
 
 SPACE: Space = {"threads": (1, 2), "flash_attention": ("on", "off")}
 

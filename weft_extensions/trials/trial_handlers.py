@@ -13,8 +13,6 @@ from gateway.operation_client import read_body
 from gateway.registry_client import RegistryService
 from gateway.request_facts import facts_of
 from gateway.routing import collaborator
-from gateway.trials.comparison import summarize
-from gateway.trials.pairs import Pair, TrialPairs, shown_pair
 from weft.api.gateway.v1.trial_report_pb2 import TrialReport
 from weft.api.registry.v1.trial_pb2 import Trial, Verdict
 from weft.api.registry.v1.trial_service_pb2 import JudgePairRequest, JudgePairResponse
@@ -24,6 +22,8 @@ from weft.documents.resource_kinds import ResourceKind
 from weft.durable.trials import REQUEST_KEY, is_candidate_first
 from weft.kernel.values.names import MAX_NAME_CHARS, MAX_REQUEST_ID_CHARS, require_token
 from weft.kernel.values.unknown_names import unknown_name
+from weft_extensions.trials.comparison import summarize
+from weft_extensions.trials.pairs import Pair, TrialPairs, shown_pair
 
 SURFACE = "trials"
 

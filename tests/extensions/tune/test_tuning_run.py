@@ -17,9 +17,11 @@ from runner_svc.policy.tuning import Figures, Trial, TrialEnd
 from weft.documents.operation_actions import LoadSettings, load_action
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
-from weft_app.cli import tune, tuning_run, verbs
+from weft_app.cli import verbs
 from weft_app.cli.main import app
-from weft_app.cli.tuning_run import TunedModel, TuningReport, TuningRun
+from weft_extensions.tune import command as tune
+from weft_extensions.tune import tuning_run
+from weft_extensions.tune.tuning_run import TunedModel, TuningReport, TuningRun
 
 MODEL = TunedModel(
     name="m", runner="r", runtime="fake", options={}, space={"threads": (1, 2)}, elsewhere=frozenset(), was_loaded=True
