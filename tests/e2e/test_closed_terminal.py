@@ -114,7 +114,13 @@ async def test_mesh_under_nohup_survives_a_hangup(tmp_path: Path) -> None:
         assert mesh.process.poll() is None
 
 
-@pytest.mark.parametrize("service", ["registry", "router", "gateway", "runner"])
+@pytest.mark.parametrize(
+    "service",
+    [
+        "registry",
+        *(pytest.param(name, marks=pytest.mark.nightly("another service")) for name in ("router", "gateway", "runner")),
+    ],
+)
 async def test_service_drains_on_sighup_as_on_sigterm(tmp_path: Path, service: str) -> None:
     config = write_config(tmp_path, fake_runner("a"))
     process = await asyncio.create_subprocess_exec(

@@ -16,10 +16,9 @@ pytestmark = pytest.mark.slow("starts meshes")
 UP = ("up", "-d", "--no-demo", "--discover", "no", "--port", "0")
 
 
-@pytest.mark.parametrize("name", ["pct%20", "hash#1", "q?x", "ü"])
-async def test_commands_find_a_mesh_if_its_home_contains_url_characters(tmp_path: Path, name: str) -> None:
+async def test_commands_find_a_mesh_if_its_home_contains_url_characters(tmp_path: Path) -> None:
     """'%' was refused as in use; with '#' and '?' the start hung, and no command found the mesh."""
-    home = tmp_path / name
+    home = tmp_path / "pct%20 q?x hash#1 ü"
     code, _, error = await run_weft(*UP, home=home)
     assert code == EXIT_OK, error
     try:
@@ -38,14 +37,10 @@ WITHOUT_A_PASSWD_ENTRY = "unshare --user --map-user=12345"
 @pytest.mark.parametrize(
     "shell",
     [
-        '"$@" >&-',
-        '"$@" > /dev/full',
-        '"$@" <&- >&- 2>&-',
-        'cd gone; rmdir ../gone; "$@"',
-        'umask 000; "$@"',
-        'umask 077; "$@"',
-        'TZ=Pacific/Chatham LC_ALL=tr_TR.ISO-8859-9 "$@"',
-        'LC_ALL=C PYTHONCOERCECLOCALE=0 PYTHONUTF8=0 "$@"',
+        'umask 077; "$@" <&- >&- 2>&-',
+        'umask 000; "$@" > /dev/full',
+        'cd gone; rmdir ../gone; TZ=Pacific/Chatham LC_ALL=tr_TR.ISO-8859-9 "$@"',
+        'LC_ALL=C PYTHONCOERCECLOCALE=0 PYTHONUTF8=0 "$@" >&-',
         f'unset HOME; {WITHOUT_A_PASSWD_ENTRY} true && set -- {WITHOUT_A_PASSWD_ENTRY} "$@"; "$@"',
     ],
 )

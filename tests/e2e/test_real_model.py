@@ -16,7 +16,6 @@ from weft_app.compose.demo import DEMO_MODEL
 pytestmark = pytest.mark.real
 
 PROMPT: list[Message] = [{"role": "user", "content": "Write one sentence about the sea."}]
-QUESTION = "What is the capital of France? Answer with one word."
 ENDLESS = {"ignore_eos": True}
 """A parameter of llama.cpp: an answer ends at its limit of tokens."""
 
@@ -41,23 +40,6 @@ def _ask(client: openai.OpenAI, **options: object) -> openai.types.chat.ChatComp
     )
 
 
-@pytest.mark.parametrize(
-    "about",
-    [
-        {},
-        {"messages": [{"role": "system", "content": "Be terse."}, {"role": "user", "content": "Crème brûlée 🦊?"}]},
-    ],
-    ids=["a question", "with a system prompt and characters of several bytes"],
-)
-def test_token_counts_match_the_model(client: openai.OpenAI, about: dict[str, object]) -> None:
-    asked = {"model": DEMO_MODEL, "messages": PROMPT, **about}
-    counted = client.post("/tokenize", cast_to=object, body=asked)
-    assert isinstance(counted, dict)
-    answer = client.post("/chat/completions", cast_to=object, body={**asked, "max_tokens": 1})
-    assert isinstance(answer, dict)
-    assert counted["count"] == len(counted["tokens"]) == answer["usage"]["prompt_tokens"] > 10
-
-
 def test_tokenize_matches_embedding_tokens_and_detokenizes_to_the_text(client: openai.OpenAI) -> None:
     text = "The sea is wide, and naïve foxes 🦊 swim in it."
     counted = client.post("/tokenize", cast_to=object, body={"model": DEMO_MODEL, "content": text, "with_pieces": True})
@@ -68,24 +50,6 @@ def test_tokenize_matches_embedding_tokens_and_detokenizes_to_the_text(client: o
     assert b"".join(pieces).decode() == text
     vectors = client.embeddings.create(model=DEMO_MODEL, input=text)
     assert counted["count"] == vectors.usage.prompt_tokens
-
-
-def test_stream_chunks_concatenate_to_the_answer(client: openai.OpenAI) -> None:
-    with client.chat.completions.stream(
-        model=DEMO_MODEL,
-        messages=[{"role": "user", "content": PROMPT[0]["content"]}],
-        max_tokens=24,
-        temperature=0.0,
-        stream_options={"include_usage": True},
-        extra_body=WITHOUT_END,
-    ) as stream:
-        pieces = [event.delta for event in stream if event.type == "content.delta" and event.delta]
-        final = stream.current_completion_snapshot
-    assert len(pieces) >= 3
-    assert "".join(pieces) == final.choices[0].message.content
-    assert final.usage is not None
-    assert final.usage.completion_tokens == 24
-    assert len(pieces) <= 24
 
 
 def test_stop_string_ends_the_answer_and_is_excluded(client: openai.OpenAI) -> None:
@@ -120,19 +84,6 @@ def test_json_schema_is_enforced(client: openai.OpenAI) -> None:
     assert isinstance(document["age"], int)
 
 
-def test_text_completions_and_embeddings_work_on_the_same_model(client: openai.OpenAI) -> None:
-    prompt = "The capital of France is"
-    completion = client.completions.create(model=DEMO_MODEL, prompt=prompt, max_tokens=5, extra_body=WITHOUT_END)
-    assert completion.choices[0].text
-    assert completion.usage is not None
-    assert completion.usage.completion_tokens == 5
-    vectors = client.embeddings.create(model=DEMO_MODEL, input=["a cat", "a kitten", "share prices fell"]).data
-    assert [vector.index for vector in vectors] == [0, 1, 2]
-    assert len(vectors[0].embedding) == 576
-    floats = client.embeddings.create(model=DEMO_MODEL, input="a cat", encoding_format="float").data[0].embedding
-    assert floats == pytest.approx(vectors[0].embedding, abs=1e-4)
-
-
 def test_grpc_client_calls_the_inference_service_directly(mesh: MeshProcess) -> None:
     with connect(mesh.grpc) as client:
         events = list(client.chat(DEMO_MODEL, PROMPT, max_tokens=16, timeout=60.0, extra_parameters=ENDLESS))
@@ -149,14 +100,6 @@ def test_grpc_client_calls_the_inference_service_directly(mesh: MeshProcess) -> 
     assert receipt.host
     assert not receipt.left_premises
     assert [len(vector) for vector in vectors] == [576, 576]
-
-
-async def test_chat_command_answers_a_typed_and_a_piped_question(mesh: MeshProcess) -> None:
-    shortly = ("--max-tokens", "16", "--temperature", "0")
-    code, out, err = await run_weft("chat", DEMO_MODEL, "-m", QUESTION, *shortly, home=mesh.home)
-    assert (code, "Paris" in out, "tokens/s" in err) == (0, True, True), err
-    code, out, _ = await run_weft("chat", DEMO_MODEL, *shortly, home=mesh.home, stdin=QUESTION.encode())
-    assert (code, "Paris" in out) == (0, True)
 
 
 async def test_demo_command_starts_chats_and_stops(tmp_path: Path) -> None:

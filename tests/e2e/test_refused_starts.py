@@ -15,7 +15,7 @@ IN_MOUNTS = warm("kit.in_mounts")
 FAILED, USAGE = 1, 2
 SMALL_DISK_BYTES = 40 * 1024
 """Enough for the folders and locks of a home, and too little for a database."""
-COMMANDS = [["up"], *(["serve", service] for service in ("registry", "router", "gateway", "runner"))]
+SERVICES = ("registry", "router", "gateway", "runner")
 
 
 async def _start(
@@ -55,7 +55,14 @@ needs_mounts = pytest.mark.skipif(not _can_mount(), reason="no mount namespaces 
 
 
 @needs_mounts
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["up"],
+        *(pytest.param(["serve", each], marks=pytest.mark.nightly("the same, another command")) for each in SERVICES),
+    ],
+    ids=" ".join,
+)
 async def test_read_only_home_fails_with_one_sentence(tmp_path: Path, command: list[str]) -> None:
     home = tmp_path / "home"
     for folder in ("run", "state", "logs"):

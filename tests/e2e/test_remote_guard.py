@@ -124,15 +124,6 @@ def _untouched(provider: CountingProvider) -> bool:
     return (provider.connection_count, provider.byte_count) == (0, 0)
 
 
-async def test_provider_model_is_rejected_without_allow_remote_and_sends_no_byte(
-    mesh: MeshProcess, provider: CountingProvider
-) -> None:
-    answer = await _ask(mesh, CLOUD)
-    assert (answer.status, answer.body["error"]["code"]) == (403, "permission_denied")
-    assert not await _left_premises(mesh, answer)
-    assert _untouched(provider)
-
-
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -185,16 +176,6 @@ async def test_local_only_tenant_stays_local_regardless_of_request_options(
     assert _untouched(provider)
     assert (await _ask(mesh, CLOUD, tenant="cloudy")).status == 200
     assert len(provider.requests) == 1
-
-
-async def test_route_with_a_broken_local_model_stays_local_without_a_permit(
-    mesh: MeshProcess, provider: CountingProvider
-) -> None:
-    async with _broken_local(mesh):
-        answer = await _ask(mesh, "route/careful")
-        assert answer.status >= 400
-        assert _untouched(provider)
-    await _until_local_answers(mesh)
 
 
 async def test_route_does_not_fall_back_to_a_remote_provider_when_the_guard_is_on(
