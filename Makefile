@@ -22,6 +22,9 @@ PACKAGES := weft weft_app weft_testing gateway registry_svc router_svc runner_sv
 TESTS := tests examples/runtime_plugin/tests
 # Named, as each worker would import all other modules only to deselect their tests: a quarter of its start.
 FAST_TESTS := $(addprefix tests/,unit contract component baseline clients e2e/test_main_path.py runtimes/test_native_builds.py)
+# All but unit tests without a mark of this tier: each worker would import twelve thousand to run a hundred.
+SLOW_TESTS = $(filter-out tests/unit/,$(wildcard tests/*/)) examples/runtime_plugin/tests \
+  $(sort $(shell grep -rl 'mark\.slow' --include='test_*.py' tests/unit))
 COMPILED := $(BIN)/python -m compileall -q -j 0 -x '/(test_[^/]*|conftest)\.py$$' $(PACKAGES) $(TESTS) \
   && PYTHONPATH=tests $(BIN)/python -m kit.rewritten_modules $(TESTS)
 SIDE_BY_SIDE := --dist loadfile --no-loadscope-reorder -n
@@ -44,7 +47,7 @@ test: $(VENV)/.dev ## run the fast tests and one path with a real model; a test 
 
 test-slow: $(VENV)/.dev ## run the tests that start meshes, real engines, PostgreSQL or many processes
 	@$(COMPILED)
-	@$(PYTEST) $(SIDE_BY_SIDE) $(SLOW_WORKERS) -m "slow and not nightly" $(ARGS)
+	@$(PYTEST) $(SIDE_BY_SIDE) $(SLOW_WORKERS) -m "slow and not nightly" $(ARGS) $(if $(filter tests/%,$(ARGS)),,$(SLOW_TESTS))
 
 test-nightly: $(VENV)/.dev ## run simulator statistics, storms, torture, and properties with 500 examples
 	@$(COMPILED)
