@@ -10,14 +10,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.admin.admin_endpoints import ADMIN, CAPTURES, JOIN_TOKENS, KEYS, REQUESTS, SECRETS, USAGE
 from gateway.admin.admin_operations import AdminPorts
-from gateway.anthropic.anthropic_endpoints import ANTHROPIC
 from gateway.auth.authentication import Gate
 from gateway.auth.rate_limits import TenantRateLimits
-from gateway.batches.batch_endpoints import BATCHES, FILES, RESULTS
-from gateway.batches.creation import BatchCreator
 from gateway.batches.finishing import BatchFinisher
 from gateway.deps import GatewayDeps, InferenceDeps
-from gateway.endpoints import DOCUMENT, GATEWAY_ROUTERS, WATCH, WORKBENCH
+from gateway.endpoints import DEFERRED_APIS, DOCUMENT, GATEWAY_ROUTERS, WATCH, WORKBENCH
 from gateway.errors import (
     ClientGoneError,
     Dialect,
@@ -57,7 +54,6 @@ from gateway.workbench.pdf_text import MAX_CONCURRENT as MAX_PDFS
 from weft.dispatch.call import LayeredDispatcher
 from weft.dispatch.fleet import FleetSource
 from weft.dispatch.quoter import Quoter
-from weft.durable.batches import BatchClient, FileClient
 from weft.durable.durable_call import durable_calls
 from weft.durable.journal_policy import JournalPolicy
 from weft.durable.requests import RequestClient
@@ -138,8 +134,7 @@ def app_over(deps: GatewayDeps, ports: GatewayPorts, running: RunningResponses |
     tasks = ports.tasks
     app = bare_app("weft gateway", deps, GATEWAY_ROUTERS)
     given: dict[type, object] = {InferenceDeps: deps, GatewayDeps: deps}
-    for router in (OPENAI, ANTHROPIC):
-        app.serve(router, given)
+    app.serve(OPENAI, given)
     app.serve(RESPONSES, {Responses: responses_of(deps, ports.responses, tasks, running)})
     for router in (RESOURCES, SETTINGS, HEALTH, PROBES, METRICS):
         app.serve(router, given)
@@ -148,13 +143,11 @@ def app_over(deps: GatewayDeps, ports: GatewayPorts, running: RunningResponses |
     _serve_management(app, ports)
     if tasks is not None:
         app.serve(TASKS, {TaskClient: tasks, TaskApis: task_apis_of(deps)})
-    _serve_files_and_batches(app, deps, ports)
     pdf_texts = ConcurrencyLimit(MAX_PDFS, "PDFs are being read already")
     app.serve(WORKBENCH, {PageFiles: PageFiles(), "pdf_texts": pdf_texts, "join commands": ports.join_command})
     app.serve(DOCUMENT)
-    for extension in ports.extensions:
-        for hook in extension.apis:
-            app.defer(DeferredApi(name=extension.name, paths=hook.paths, load=partial(_loaded, hook, deps, ports)))
+    for hook in (*DEFERRED_APIS, *(hook for extension in ports.extensions for hook in extension.apis)):
+        app.defer(DeferredApi(name=hook.place, paths=hook.paths, load=partial(_loaded, hook, deps, ports)))
     return app
 
 
@@ -190,20 +183,6 @@ def _serve_management(app: EdgeApp, ports: GatewayPorts) -> None:
     for router, given in routes:
         if None not in given.values():
             app.serve(router, given)
-
-
-def _serve_files_and_batches(app: EdgeApp, deps: GatewayDeps, ports: GatewayPorts) -> None:
-    if ports.files is None:
-        return
-    bounds = deps.config.batches
-    uploads = ConcurrencyLimit(bounds.max_uploads, "files are being uploaded already (max_uploads)")
-    app.serve(FILES, {FileClient: ports.files, "uploads": uploads})
-    if deps.links is not None:
-        app.serve(RESULTS, {ResultLinks: deps.links})
-    if ports.batches is not None:
-        creator = BatchCreator(ports.files, ports.batches, task_apis_of(deps), deps=deps)
-        creations = ConcurrencyLimit(bounds.max_creations, "batches are being created already (max_creations)")
-        app.serve(BATCHES, {BatchClient: ports.batches, BatchCreator: creator, "creations": creations})
 
 
 def media_source(config: MediaConfig, clock: Clock) -> MediaSource:

@@ -1,10 +1,8 @@
-"""All HTTP endpoints of a gateway and of a runner. Each API declares its own (`openai/openai_endpoints`)."""
+"""All HTTP endpoints of a gateway. Each API declares its own (`openai/openai_endpoints`)."""
 
 from collections.abc import Iterable
 
 from gateway.admin.admin_endpoints import ADMIN, CAPTURES, JOIN_TOKENS, KEYS, REQUESTS, SECRETS, USAGE
-from gateway.anthropic.anthropic_endpoints import ANTHROPIC
-from gateway.batches.batch_endpoints import BATCHES, FILES, RESULTS
 from gateway.gateway_health import HEALTH, METRICS, PROBES
 from gateway.http_api import HttpApi
 from gateway.openai.openai_endpoints import OPENAI, QUOTES
@@ -12,12 +10,11 @@ from gateway.openapi import answers, answers_events, bytes_body, shown_path
 from gateway.resources.resource_endpoints import RESOURCES, SETTINGS
 from gateway.responses.response_endpoints import RESPONSES
 from gateway.routing import OPENAPI, ApiRouter, get_docs, get_openapi, needs_of, routes_of
-from gateway.runner_api.runner_api_endpoints import RUNNER_OPERATIONS, RUNNER_STATE
 from gateway.tasks.task_endpoints import TASKS
 from gateway.watch import watch_handlers as watching
 from gateway.workbench.pdf_text import PDF, PdfText, extract_pdf_text
 from gateway.workbench.serving import get_caller, get_page, redirect_to_page
-from weft.extension import Extension, load_hook
+from weft.extension import ApiHook, Extension, load_hook
 from weft.kernel.access.principal import USE_MODELS, VIEW_MODELS
 
 WATCH = ApiRouter("resources")
@@ -42,7 +39,6 @@ WORKBENCH.add_post("/api/v1/pdf-text", USE_MODELS, extract_pdf_text, bytes_body(
 
 GATEWAY_ROUTERS: tuple[ApiRouter, ...] = (
     OPENAI,
-    ANTHROPIC,
     RESPONSES,
     RESOURCES,
     WATCH,
@@ -59,27 +55,30 @@ GATEWAY_ROUTERS: tuple[ApiRouter, ...] = (
     QUOTES,
     USAGE,
     TASKS,
-    FILES,
-    RESULTS,
-    BATCHES,
     WORKBENCH,
     DOCUMENT,
 )
-"""Every endpoint of a gateway but those of extensions. Those without their collaborators are not served."""
-RUNNER_ROUTERS: tuple[ApiRouter, ...] = (RUNNER_OPERATIONS, OPENAI, RUNNER_STATE, PROBES, METRICS, DOCUMENT)
-"""Every endpoint of a runner's API: its own, and those of the gateway that also apply to one runner."""
+"""The endpoints that each gateway needs. Those without their collaborators are not served."""
+_BATCHES = "gateway.batches.batch_endpoints"
+DEFERRED_APIS = (
+    ApiHook(place="gateway.anthropic.anthropic_endpoints:API", paths=("/v1/messages", "/v1/messages/")),
+    ApiHook(place=f"{_BATCHES}:FILE_API", paths=("/v1/files", "/v1/files/")),
+    ApiHook(place=f"{_BATCHES}:RESULT_API", paths=("/v1/results/",)),
+    ApiHook(place=f"{_BATCHES}:BATCH_API", paths=("/v1/batches", "/v1/batches/")),
+)
+"""APIs of the core that many meshes never use, imported at their first request as those of extensions are."""
 
 
 def gateway_routers(extensions: Iterable[Extension]) -> tuple[ApiRouter, ...]:
     """Returns the endpoints of a gateway with these extensions. Imports their APIs."""
-    hooks = (hook for extension in extensions for hook in extension.apis)
+    hooks = (*DEFERRED_APIS, *(hook for extension in extensions for hook in extension.apis))
     return (*GATEWAY_ROUTERS, *(load_hook(hook.place, HttpApi).router for hook in hooks))
 
 
-def docs_table(extensions: Iterable[Extension]) -> str:
-    """Returns the table of endpoints in the documentation."""
+def docs_table(extensions: Iterable[Extension], of_runner: Iterable[ApiRouter]) -> str:
+    """Returns the table of endpoints in the documentation; `of_runner`: those of a runner's API."""
     servers: dict[tuple[str, str, str], list[str]] = {}
-    for routers, server in ((gateway_routers(extensions), "gateway"), (RUNNER_ROUTERS, "runner")):
+    for routers, server in ((gateway_routers(extensions), "gateway"), (tuple(of_runner), "runner")):
         routes = [(route, method) for route in routes_of(routers) for method in route.methods or ()]
         heads = {route.path for route, method in routes if method == "HEAD"}
         for route, method in routes:

@@ -237,7 +237,7 @@ class EdgeApp(FastAPI):
     ) -> None:
         """`edge`: returns the middleware around the routes, which answers errors.
 
-        `routers`: all that the API can have. The OpenAPI document has their schemas, served or not.
+        `routers`: what the API can have. The OpenAPI document has the schemas of these and of those that are served.
         """
         super().__init__(
             title=title,
@@ -352,7 +352,7 @@ class EdgeApp(FastAPI):
         """Returns the OpenAPI document; the first call builds it, in about 0.1 s."""
         if self.openapi_schema is None:
             document = super().openapi()
-            add_schemas(document, published_schemas(self._routers))
+            add_schemas(document, published_schemas((*self._routers, *self.served)))
         return super().openapi()
 
     async def document(self) -> bytes:

@@ -4,12 +4,12 @@ from gateway.app import bare_app
 from gateway.auth.authentication import Gate
 from gateway.auth.rate_limits import TenantRateLimits
 from gateway.deps import InferenceDeps
-from gateway.endpoints import DOCUMENT, RUNNER_ROUTERS
+from gateway.endpoints import DOCUMENT
 from gateway.gateway_health import METRICS, PROBES
 from gateway.gateway_metrics import GatewayMetrics
 from gateway.http.server import AppServer
 from gateway.openai.openai_endpoints import OPENAI
-from gateway.routing import EdgeApp
+from gateway.routing import ApiRouter, EdgeApp
 from gateway.runner_api.deps import RunnerApiConfig, RunnerApiDeps, RunnerApiPorts
 from gateway.runner_api.facts import KeptDevices
 from gateway.runner_api.runner_api_endpoints import RUNNER_OPERATIONS, RUNNER_STATE
@@ -20,6 +20,9 @@ from weft.kernel.services.service_lifecycle import Service
 from weft.kernel.telemetry.metrics_page import MetricsPage
 from weft.kernel.telemetry.tracing import ServiceName
 from weft.kernel.time.clock import Clock, SystemClock
+
+RUNNER_ROUTERS: tuple[ApiRouter, ...] = (RUNNER_OPERATIONS, OPENAI, RUNNER_STATE, PROBES, METRICS, DOCUMENT)
+"""Every endpoint of a runner's API: its own, and those of the gateway that also apply to one runner."""
 
 
 def build(

@@ -18,9 +18,10 @@ from starlette.requests import Request
 
 import weft.api
 from gateway.auth.authentication import HOME_SOCKET, OWN_USER_KEY, Gate
-from gateway.endpoints import RUNNER_ROUTERS, gateway_routers
+from gateway.endpoints import gateway_routers
 from gateway.request_facts import FACTS_KEY, RequestFacts
 from gateway.routing import Needs, needs_of, routes_of
+from gateway.runner_api_service import RUNNER_ROUTERS
 from weft.extension import own_extensions
 from weft.kernel.access.principal import LOCAL, MESH_ACCESS, Principal
 from weft.kernel.access.rpc_auth import AuthInterceptor, UserGuard, access_of, as_caller, caller, checks_kind

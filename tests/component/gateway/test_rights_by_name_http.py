@@ -13,10 +13,11 @@ from kit.keys import Keys, bearer
 from registry_script import ScriptedRegistry
 from task_script import ScriptedTasks
 
-from gateway.endpoints import RUNNER_ROUTERS, gateway_routers
+from gateway.endpoints import gateway_routers
 from gateway.gateway_config import GatewayConfig
 from gateway.openapi import shown_path
 from gateway.routing import needs_of, routes_of
+from gateway.runner_api_service import RUNNER_ROUTERS
 from weft.api.registry.v1.alias_pb2 import Alias, AliasManifest
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.documents.resource_kinds import ResourceKind

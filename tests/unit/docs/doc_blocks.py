@@ -25,9 +25,10 @@ from pydantic import BaseModel, ValidationError
 from starlette.routing import Match
 from typer.main import get_command
 
-from gateway.endpoints import RUNNER_ROUTERS, gateway_routers
+from gateway.endpoints import gateway_routers
 from gateway.openapi import Schema
 from gateway.routing import routes_of
+from gateway.runner_api_service import RUNNER_ROUTERS
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.yaml_documents import read_documents
 from weft.extension import own_extensions

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 import pytest
 from starlette.routing import Match
 
-from gateway.endpoints import RUNNER_ROUTERS, docs_table, gateway_routers
+from gateway.endpoints import docs_table, gateway_routers
 from gateway.routing import ApiRouter, routes_of
+from gateway.runner_api_service import RUNNER_ROUTERS
 from weft.extension import own_extensions
 
 
 def test_endpoint_table_shows_who_serves_an_endpoint_and_what_it_needs() -> None:
-    rows = docs_table(own_extensions()).splitlines()
+    rows = docs_table(own_extensions(), RUNNER_ROUTERS).splitlines()
     assert "| `POST /v1/chat/completions` | `inference:create` | gateway, runner |" in rows
     assert "| `GET, HEAD /livez` | `none` | gateway, runner |" in rows
 
