@@ -21,7 +21,7 @@ PYTEST := env -u PYTHONDONTWRITEBYTECODE GRPC_ENABLE_FORK_SUPPORT=0 $(BIN)/pytho
 PACKAGES := weft weft_app weft_testing gateway registry_svc router_svc runner_svc weft_extensions
 TESTS := tests examples/runtime_plugin/tests
 # Named, as each worker would import all other modules only to deselect their tests: a quarter of its start.
-FAST_TESTS := $(addprefix tests/,unit contract component baseline clients e2e/test_main_path.py runtimes/test_native_builds.py)
+FAST_TESTS := $(addprefix tests/,unit contract component extensions baseline clients e2e/test_main_path.py runtimes/test_native_builds.py)
 # All but unit tests without a mark of this tier: each worker would import twelve thousand to run a hundred.
 SLOW_TESTS = $(filter-out tests/unit/,$(wildcard tests/*/)) examples/runtime_plugin/tests \
   $(sort $(shell grep -rl 'mark\.slow' --include='test_*.py' tests/unit))

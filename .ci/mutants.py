@@ -32,7 +32,7 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.And: ast.Or, ast.Or: ast.And,
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add,
 }  # fmt: skip
-TEST_FOLDERS = ("tests/unit", "tests/component", "tests/contract")
+TEST_FOLDERS = ("tests/unit", "tests/component", "tests/contract", "tests/extensions")
 SECONDS_PER_FAULT = 300
 
 
