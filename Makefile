@@ -131,6 +131,7 @@ verify: $(PROTOS_VENV)/.done $(VENV)/.dev ## regenerate contracts and reference 
 docs: $(VENV)/.up ## write the reference (settings, fields, endpoints, metrics ...) from code into docs/reference
 	@PYTHONPATH=docs/site $(BIN)/python -m reference_pages docs/reference
 	@$(BIN)/python docs/site/routing_picture.py
+	@$(BIN)/python docs/site/import_diagram.py
 
 envoy: $(VENV)/.dev ## write deploy/envoy/edge.yaml by the command in its first line
 	@for file in deploy/envoy/edge.yaml; do \
