@@ -1,0 +1,1 @@
+"""Greets over HTTP and in a terminal."""
