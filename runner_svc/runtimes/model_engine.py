@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -75,6 +75,8 @@ class ModelContext:
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)
     """Environment variables with API keys, and for starting engines."""
     environments: EnvironmentFolder = field(default_factory=EnvironmentFolder)
+    disabled: Collection[str] = ()
+    """Extensions that are disabled."""
     trained_context_tokens: int = 0
     """Trained context from the model's file, the maximum for a load; 0: unknown."""
     shape: ModelShape | None = None

@@ -1,7 +1,7 @@
 """The descriptor of a runtime: all facts about one kind of engine.
 
-`runner_svc.runtimes.table` finds the descriptors in the folders next to this file, and in other packages' entry points
-of the group `weft.runtimes`. Loading a descriptor is cheap; `build` imports the engine's modules.
+`runner_svc.runtimes.table` finds the descriptors in the folders next to this file, and those of extensions by their
+`RuntimeHook`. Loading a descriptor is cheap; `build` imports the engine's modules.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

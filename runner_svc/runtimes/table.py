@@ -1,17 +1,13 @@
-"""The table of runtimes and their environments: those in the folders here, and those of other packages.
+"""The table of runtimes and their environments: those in the folders here, and those of extensions.
 
-Another package adds a runtime with an entry point from the runtime's name to its descriptor:
-
-    [project.entry-points."weft.runtimes"]
-    my_engine = "my_package.runtime:RUNTIME"
+An extension adds one by a `weft.extension.RuntimeHook`, which names the place of its descriptor.
 """
 
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,7 +15,15 @@ from typing import Any
 from runner_svc.environments.environment import EngineEnvironment
 from runner_svc.policy.engine_choice import WeightFormat
 from runner_svc.runtimes.runtime import Runtime
-from weft.kernel.errors.error_tree import FieldError, WeftError, invalid_field
+from weft.extension import (
+    Extension,
+    RuntimeHook,
+    all_extensions,
+    disabled_extensions,
+    installed_extensions,
+    own_extensions,
+)
+from weft.kernel.errors.error_tree import WeftError, invalid_field
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.values.names import close_names
 
@@ -38,7 +42,6 @@ RUNTIME_OF_FORMAT = MappingProxyType(
     }
 )
 """Runtime of a runner whose configuration names weights but no runtime."""
-ENTRY_POINT_GROUP = "weft.runtimes"
 AnyRuntime = Runtime[Any]
 
 
@@ -55,11 +58,20 @@ class InstalledRuntime:
     """Why it is unusable."""
 
 
-def built_in_names() -> tuple[str, ...]:
-    """Returns the names of weft's own runtimes: the folders here that contain a descriptor."""
+@lru_cache
+def _places() -> Mapping[str, str]:
+    """Returns the places of the descriptors of weft's own runtimes, by name: in the folders here, and in extensions."""
     here = Path(__file__).parent
     folders = (module.name for module in pkgutil.iter_modules([str(here)]) if module.ispkg)
-    return tuple(sorted(name for name in folders if (here / name / "runtime.py").is_file()))
+    names = [name for name in folders if (here / name / "runtime.py").is_file()]
+    places = {name: f"runner_svc.runtimes.{name}.runtime:RUNTIME" for name in names}
+    places |= {hook.name: hook.place for each in own_extensions() for hook in each.runtimes}
+    return {name: places[name] for name in sorted(places)}
+
+
+def built_in_names() -> tuple[str, ...]:
+    """Returns the names of weft's own runtimes, those of its extensions included."""
+    return tuple(_places())
 
 
 def built_in() -> tuple[AnyRuntime, ...]:
@@ -70,11 +82,13 @@ def built_in() -> tuple[AnyRuntime, ...]:
 @lru_cache
 def installed() -> tuple[InstalledRuntime, ...]:
     """Returns the runtimes of other packages, including unusable ones. Imports them; never raises."""
-    found = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda each: (each.name, _package_of(each)))
+    found = [
+        (each.package, hook) for each in installed_extensions() if each.extension for hook in each.extension.runtimes
+    ]
     packages: dict[str, list[str]] = {}
-    for each in found:
-        packages.setdefault(each.name, []).append(_package_of(each))
-    return tuple(_inspect(each, packages[each.name]) for each in found)
+    for package, hook in found:
+        packages.setdefault(hook.name, []).append(package)
+    return tuple(_inspect(hook, package, packages[hook.name]) for package, hook in found)
 
 
 def find_runtime(name: str) -> AnyRuntime | None:
@@ -93,8 +107,13 @@ def require_runtime(name: str, field: str = "runtime") -> AnyRuntime:
     for each in installed():
         if each.name == name:
             raise invalid_field(field, f"the runtime {name} of {each.package} cannot be used: {each.fault}")
+    unusable = [
+        f"the extension of {each.package} cannot be used: {each.fault}" for each in installed_extensions() if each.fault
+    ]
     close = close_names(name, usable_names(), most=2)
-    raise invalid_field(field, f"must be one of: {', '.join(usable_names())}" + (f"; {close}" if close else ""))
+    raise invalid_field(
+        field, "; ".join([f"must be one of: {', '.join(usable_names())}", *filter(None, [close, *unusable])])
+    )
 
 
 def usable_names() -> tuple[str, ...]:
@@ -102,48 +121,56 @@ def usable_names() -> tuple[str, ...]:
     return (*built_in_names(), *(each.name for each in installed() if each.runtime is not None))
 
 
+def why_off(name: str, disabled: Collection[str]) -> str:
+    """Returns why a runtime cannot be used if these extensions are disabled; empty: it can."""
+    if _places().get(name, "").startswith("runner_svc."):
+        return ""
+    found = all_extensions()
+    off = disabled_extensions(found, disabled)
+    for each in found:
+        if each.name in off and name in _names_of(each):
+            return f"the runtime {name} belongs to the extension {each.name}, which is off: {off[each.name]}"
+    return ""
+
+
+def _names_of(extension: Extension) -> list[str]:
+    return [hook.name for hook in extension.runtimes]
+
+
 @lru_cache
 def _load_built_in(name: str) -> AnyRuntime:
-    runtime = import_module(f"runner_svc.runtimes.{name}.runtime").RUNTIME
+    runtime = _load(_places()[name])
     if not isinstance(runtime, Runtime) or runtime.name != name:
-        raise WeftError(Reason.INTERNAL, f"runner_svc/runtimes/{name} does not describe a runtime of that name")
+        raise WeftError(Reason.INTERNAL, f"{_places()[name]} does not describe a runtime named {name}")
     return runtime
 
 
-def _package_of(point: EntryPoint) -> str:
-    return f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
+def _load(place: str) -> object:
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
 
 
-def _inspect(point: EntryPoint, packages: list[str]) -> InstalledRuntime:
-    package = _package_of(point)
+def _inspect(hook: RuntimeHook, package: str, packages: list[str]) -> InstalledRuntime:
+    if hook.name in built_in_names():
+        fault, found = "weft has a runtime of this name; the package must choose another", None
+    elif len(packages) > 1:
+        fault, found = f"{' and '.join(packages)} have it; uninstall all but one", None
+    else:
+        fault, found = _loaded(hook)
+    return InstalledRuntime(name=hook.name, package=package, runtime=found, fault=fault)
+
+
+def _loaded(hook: RuntimeHook) -> tuple[str, AnyRuntime | None]:
     try:
-        return InstalledRuntime(name=point.name, package=package, runtime=_load(point, packages))
-    except FieldError as refused:
-        fault = refused.message.removeprefix(f"{refused.field}: ")
-        return InstalledRuntime(name=point.name, package=package, runtime=None, fault=fault)
-
-
-def _load(point: EntryPoint, packages: list[str]) -> AnyRuntime:
-    if point.name in built_in_names():
-        raise invalid_field(point.name, "weft has a runtime of this name; the package must choose another")
-    if len(packages) > 1:
-        raise invalid_field(point.name, f"{' and '.join(packages)} declare it; uninstall all but one")
-    try:
-        runtime = point.load()
-    except Exception as error:  # importing another package may raise anything
+        runtime = _load(hook.place)
+    except Exception as error:  # noqa: BLE001 - importing another package may raise anything
         why = " ".join(str(error).split())
-        raise invalid_field(point.name, f"{point.value} cannot be imported: {type(error).__name__}: {why}") from error
-    for problem in _problems(runtime, point):
-        raise invalid_field(point.name, problem)
-    assert isinstance(runtime, Runtime)
-    return runtime
-
-
-def _problems(runtime: object, point: EntryPoint) -> Iterator[str]:
+        return f"{hook.place} cannot be imported: {type(error).__name__}: {why}", None
     if not isinstance(runtime, Runtime):
-        yield f"{point.value} is a {type(runtime).__name__}, and must be a runner_svc.runtimes.runtime.Runtime"
-    elif runtime.name != point.name:
-        yield f"{point.value} calls itself {runtime.name}; the entry point must have the same name"
+        return f"{hook.place} is a {type(runtime).__name__}, and must be a runner_svc.runtimes.runtime.Runtime", None
+    if runtime.name != hook.name:
+        return f"{hook.place} calls itself {runtime.name}; the hook must have the same name", None
+    return "", runtime
 
 
 def environments() -> tuple[EngineEnvironment, ...]:

@@ -8,7 +8,7 @@ import zipfile
 from base64 import urlsafe_b64encode
 from pathlib import Path
 
-from kit.runtime_plugin import write_distribution
+from kit.runtime_plugin import install_runtime
 
 NAME = "gravel"
 WHEEL = "pebble-1.0-py3-none-any.whl"
@@ -59,7 +59,7 @@ def install_gravel(site: Path, lock: str = "") -> Path:
     (package / NAME).mkdir(parents=True)
     (package / "runtime.py").write_text(_RUNTIME, "utf-8")
     (package / "__init__.py").touch()
-    write_distribution(site, "weft-gravel", "1.0", {f"weft.runtimes:{NAME}": "weft_gravel.runtime:RUNTIME"})
+    install_runtime(site, "weft-gravel", NAME, "weft_gravel.runtime:RUNTIME")
     path = package / NAME / "cpu.lock"
     path.write_text(lock, "utf-8")
     return path

@@ -27,7 +27,7 @@ from runner_svc.runtimes.runtime_settings import (
     StartedModelSettings,
     UpstreamSettings,
 )
-from runner_svc.runtimes.table import DEFAULT_RUNTIME, built_in_names, installed, require_runtime
+from runner_svc.runtimes.table import DEFAULT_RUNTIME, installed, require_runtime, usable_names, why_off
 from weft.client._home import ADDRESS_VARIABLES
 from weft.documents.resource_kinds import ResourceKind
 from weft.extension import all_extensions, disabled_extensions, installed_extensions
@@ -78,6 +78,7 @@ from weft_app.compose.environment import environment_of_mesh
 from weft_app.compose.home import MAX_SOCKET_PATH_BYTES, WeftHome, has_started, is_socket_address
 from weft_app.config.config import CONFIG_NAME, WeftConfig
 from weft_app.config.loader import load_files
+from weft_app.config.runners import with_engines
 from weft_app.edge.binary import INSTALL, envoy_binary
 
 if TYPE_CHECKING:
@@ -179,6 +180,8 @@ def examine(
         yield failed("configuration", error.message, "correct the file")
         return
     running = _running(home)
+    on = config.runners and tuple(with_engines(config.runners, config.extensions.disabled))
+    usable = replace(config, runners=on)
     checks: list[Callable[[], Iterable[Finding]]] = [
         lambda: [_startable(config, home, files)],
         lambda: _memory(home),
@@ -188,17 +191,17 @@ def examine(
         lambda: registry_findings(config.addresses.registry or os.environ.get(ADDRESS_VARIABLES["registry"])),
         lambda: _keys(config),
         lambda: _extensions(config),
-        _runtimes,
-        lambda: _runners(config, home),
-        lambda: _servers(config),
+        lambda: _runtimes(config),
+        lambda: _runners(usable, home),
+        lambda: _servers(usable),
         lambda: _followed(config),
         lambda: accelerator_findings(sys.platform, platform.machine(), read_within(DRIVER_SECONDS), Path("/sys")),
-        lambda: _requirements(config, home.environments),
-        lambda: _engine_choices(config, home.environments),
+        lambda: _requirements(usable, home.environments),
+        lambda: _engine_choices(usable, home.environments),
         lambda: _edge(config),
         lambda: certificate_findings(config),
-        lambda: _programs(config),
-        lambda: _withheld(config, os.environ),
+        lambda: _programs(usable),
+        lambda: _withheld(usable, os.environ),
         lambda: port_findings(config, running),
         lambda: _engines(home) if running is not None else (),
         lambda: _central_models(home),
@@ -338,11 +341,15 @@ def _runners(config: WeftConfig, home: WeftHome) -> Iterator[Finding]:
                 yield failed("loads", f"{model.name}: {model.lack.message}", "loads fail until this is installed")
 
 
-def _runtimes() -> Iterator[Finding]:
-    """Yields the available runtimes, and unusable ones of other packages."""
-    others = installed()
-    usable = [f"{each.name} ({each.package})" for each in others if each.runtime is not None]
-    yield ok("runtimes", ", ".join([*built_in_names(), *usable]))
+def _runtimes(config: WeftConfig) -> Iterator[Finding]:
+    """Yields the available runtimes, runners whose runtime is off, and unusable runtimes of other packages."""
+    others, disabled = installed(), config.extensions.disabled
+    packages = {each.name: f"{each.name} ({each.package})" for each in others if each.runtime is not None}
+    usable = [name for name in usable_names() if not why_off(name, disabled)]
+    yield ok("runtimes", ", ".join(packages.get(name, name) for name in usable))
+    for runner in config.runners or ():
+        if why := why_off(runner.runtime, disabled):
+            yield warning("runtimes", f"{runner.name} serves no models: {why}", "remove it from extensions.disabled")
     for each in others:
         if each.runtime is None:
             yield failed("runtimes", f"{each.name} of {each.package}: {each.fault}", "update or uninstall that package")

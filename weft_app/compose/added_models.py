@@ -12,7 +12,6 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from typing_extensions import override
 
 from runner_svc.added_models import MAX_REASONS, AddRequest, ModelAdder, ShowPull, added_model
-from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.instance.instance_settings import ServedModel
 from runner_svc.model_store.found import FoundFiles
 from runner_svc.model_store.store import FORMS
@@ -25,9 +24,10 @@ from runner_svc.policy.engine_choice import (
 )
 from runner_svc.policy.repository_files import ModelForm
 from runner_svc.runner_settings import RunnerSettings
+from runner_svc.runtimes.model_engine import ModelContext
 from runner_svc.runtimes.runtime import Runtime
 from runner_svc.runtimes.runtime_settings import ModelSettings
-from runner_svc.runtimes.table import find_runtime, usable_names
+from runner_svc.runtimes.table import find_runtime, usable_names, why_off
 from weft.api.runner.v1 import added_model_pb2, model_store_pb2
 from weft.kernel.errors.error_tree import WeftError, invalid_field
 from weft.kernel.errors.reasons import Reason
@@ -51,12 +51,12 @@ class SectionAdder(ModelAdder):
         self,
         section: RunnerSettings,
         sources: ModelSources,
-        environments: EnvironmentFolder,
+        context: ModelContext,
         build: BuildModel,
     ) -> None:
         self._section = section
         self._sources = sources
-        self._environments = environments
+        self._environments, self._disabled = context.environments, context.disabled
         self._build = build
 
     @override
@@ -75,6 +75,8 @@ class SectionAdder(ModelAdder):
         runtime = find_runtime(added.runtime)
         if runtime is None:
             raise invalid_field("runtime", f"{added.runtime} is not installed any more")
+        if why := why_off(runtime.name, self._disabled):
+            raise invalid_field("runtime", why)
         source = parse_source(added.stored_source, "source")
         return self._served(added, runtime, source, None)
 
@@ -131,7 +133,7 @@ class SectionAdder(ModelAdder):
         return [
             EngineCandidate(name=name, formats=runtime.formats, remedy=self._remedy(runtime))
             for name in usable_names()
-            if (runtime := find_runtime(name)) is not None and runtime.formats
+            if (runtime := find_runtime(name)) is not None and runtime.formats and not why_off(name, self._disabled)
         ]
 
     def _remedy(self, runtime: Runtime[Any]) -> str:

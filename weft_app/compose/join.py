@@ -114,6 +114,7 @@ async def join(plan: JoinPlan, config: WeftConfig, home: WeftHome, report: Calla
             drain_seconds=config.drain_seconds,
             accelerators=config.accelerators,
             model_store=config.model_store,
+            disabled=config.extensions.disabled,
             peers=ModelPeers(plan.runner.name, address, ChannelSecurity(), relay=address),
         )
         joined = replace(

@@ -25,6 +25,7 @@ from weft_app.compose.service_configs import gateway_config_behind_edge, registr
 from weft_app.compose.startable import expected_mesh, require_environments, require_startable
 from weft_app.config.config import CONFIG_NAME, WeftConfig
 from weft_app.config.reload_plan import ReloadPlan, plan_reload
+from weft_app.config.runners import with_engines
 
 START_SECONDS = 60.0
 """Timeout for the start of a runner; requests for its models wait that long, too."""
@@ -99,9 +100,10 @@ class MeshReload:
         expected_mesh(wanted.runners)
         touched = {*plan.started, *plan.restarted, *plan.updated}
         sections = [runner for runner in wanted.runners if runner.name in touched]
-        require_environments(sections, self.home)
+        disabled = wanted.config.extensions.disabled
+        require_environments(with_engines(sections, disabled), self.home)
         for section in sections:
-            runner_config(section, self.home, address="", registry_address="")
+            runner_config(section, self.home, address="", registry_address="", disabled=disabled)
         _require_free_names(sections, self.fleet.view, {runner.name for runner in self.current.runners})
 
     async def _replacements(self, wanted: ReadConfiguration, plan: ReloadPlan) -> list[str]:

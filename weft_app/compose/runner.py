@@ -19,6 +19,7 @@ from runner_svc.runner_config import RunnerConfig
 from runner_svc.runner_service import RunnerService
 from runner_svc.runner_settings import ModelStoreSettings, RunnerSettings
 from runner_svc.runtimes.runtime_settings import ModelSettings, SourcedModelSettings
+from runner_svc.runtimes.table import why_off
 from runner_svc.supervise.leftovers import Leftovers
 from weft.api.operations.v1 import configuration_service_pb2 as pb
 from weft.kernel.errors.error_tree import invalid_field
@@ -83,13 +84,14 @@ def runner_config(  # noqa: PLR0913 - what the file says about this host, by its
     model_store: ModelStoreSettings | None = None,
     peers: ModelPeers | None = None,
     taken_names: Iterable[str] = (),
+    disabled: Collection[str] = (),
 ) -> RunnerConfig:
     """Returns the configuration of a runner at the gRPC target `address`.
 
     `published`: the models to serve; None: all without `publish: false`. `drain_seconds`: how long an unload waits for
     running requests. `accelerators`: this host's devices with leased memory; None: memory is not leased. `model_store`:
     how models with a `source` are pulled. `peers`: the runners that may have them; None: none. `taken_names`: see
-    `names_taken_by`.
+    `names_taken_by`. `disabled`: extensions whose runtimes it must not use.
     """
     models = section.published_models
     if published is not None:
@@ -105,6 +107,7 @@ def runner_config(  # noqa: PLR0913 - what the file says about this host, by its
     context = replace(
         runner_context(section),
         environments=home.environments,
+        disabled=disabled,
         leftovers=leftovers,
         ports=ports,
         estimator=MemoryEstimator(LearnedMemory(learned_file(state, section.name))),
@@ -120,9 +123,9 @@ def runner_config(  # noqa: PLR0913 - what the file says about this host, by its
         return served_model(other, model, drain_seconds, replace(context, command=other.command))
 
     only = None if published is None else frozenset(_source_digests(models))
-    adder = None
-    if section.engine.formats:
-        adder = SectionAdder(section, sources, home.environments, build_added)
+    adder, is_off = None, bool(why_off(section.runtime, disabled))
+    if section.engine.formats and not is_off:
+        adder = SectionAdder(section, sources, context, build_added)
     return RunnerConfig(
         name=section.name,
         runtime=section.runtime,
@@ -131,7 +134,9 @@ def runner_config(  # noqa: PLR0913 - what the file says about this host, by its
         registry_address=registry_address,
         session_file=state / f"{section.name}.session",
         leftovers=leftovers,
-        models=tuple(sources.served(model, build) for model in with_replicas(section, models)),
+        models=tuple(
+            build(model) if is_off else sources.served(model, build) for model in with_replicas(section, models)
+        ),
         followed=configured_servers(section, build_added, probes=context.probes),
         shared_models=SharedModels(store, stores.share_rate_bytes, only=only) if stores.share else None,
         server_adder=partial(attached_server, section, build_added, context.probes),
@@ -235,6 +240,7 @@ async def serve_runner(
             model_store=config.model_store,
             peers=peers,
             taken_names=names_taken_by(config),
+            disabled=config.extensions.disabled,
         )
         return replace(built, security=security)
 

@@ -1,10 +1,14 @@
 """Builds a configured runner's served models: engine by runtime, sleep, wake and chat settings."""
 
 import asyncio
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from datetime import tzinfo
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from typing_extensions import override
+
+from runner_svc.backend.port import Backend, BackendFacts, CallInfo, ExitReport, LoadOrder
 from runner_svc.chat.chat_settings import ChatSettings
 from runner_svc.instance.instance_settings import (
     HibernationSettings,
@@ -26,10 +30,14 @@ from runner_svc.runtimes.runtime_settings import (
     StartedModelSettings,
     WakeSettings,
 )
+from runner_svc.runtimes.table import why_off
+from runner_svc.supervise.logs import LogRing
 from runner_svc.tools.schemas import object_schema
 from weft.api.common.v1 import sampling_pb2
 from weft.api.registry.v1 import wake_pb2
-from weft.kernel.errors.error_tree import invalid_field
+from weft.dispatch.frames import Frame, GenerationPayload
+from weft.kernel.errors.error_tree import WeftError, invalid_field
+from weft.kernel.errors.reasons import Reason
 from weft.kernel.requests.capabilities import ThinkingMode, complete_list
 from weft.kernel.requests.request_values import Operation, Skill, journal_mode_of
 from weft.kernel.schemas.field_rules import check_message
@@ -57,10 +65,13 @@ def served_model(
 ) -> ServedModel:
     """Returns one model with one engine: replicas are separate models, see `with_replicas`.
 
-    If this machine lacks something the model needs, each load builds it again and fails until it is available.
+    If this machine lacks something the model needs, each load builds it again and fails until it is available. If the
+    extension of its runtime is off, its loads fail; nothing of that extension is imported.
     Raises INVALID_ARGUMENT naming a setting that conflicts with another one.
     """
     where = f"runners.{section.name}.models.{model.name}"
+    if why := why_off(section.runtime, () if context is None else context.disabled):
+        return _without_engine(model, WeftError(Reason.CONNECT_FAILED, f"{where}: {why}"))
     wake = model.wake if isinstance(model, SleepingModelSettings) else None
     own_context = context = replace(context or runner_context(section), where=where, lacks=[])
     if isinstance(model, FileModelSettings) and model.path is not None:
@@ -110,6 +121,39 @@ def served_model(
             target_languages=model.target_languages,
         ),
     )
+
+
+class EngineThatIsOff(Backend):
+    """The engine of a disabled extension: its start fails with the reason."""
+
+    def __init__(self, why: WeftError) -> None:
+        """`why` is what starts and requests raise."""
+        self.log = LogRing()
+        self._why = why
+
+    @override
+    async def start(self, order: LoadOrder | None = None) -> BackendFacts:
+        raise self._why
+
+    @override
+    async def responds(self, timeout_seconds: float) -> bool:
+        return False
+
+    @override
+    async def wait_exit(self) -> ExitReport:
+        raise self._why
+
+    @override
+    async def stop(self) -> None:
+        pass
+
+    @override
+    def generate(self, payload: GenerationPayload, call: CallInfo) -> AsyncGenerator[Frame]:
+        raise self._why
+
+
+def _without_engine(model: ModelSettings, why: WeftError) -> ServedModel:
+    return ServedModel(make_backend=lambda: EngineThatIsOff(why), name=model.name, pool=model.pool or "", lack=why)
 
 
 def _skills(model: ModelSettings | AdapterSettings) -> frozenset[Skill]:

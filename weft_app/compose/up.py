@@ -67,6 +67,7 @@ from weft_app.compose.service_configs import gateway_config, gateway_config_behi
 from weft_app.compose.startable import expected_mesh, require_environments, require_startable
 from weft_app.compose.tracing import close_tracing, tracing_of
 from weft_app.config.config import WeftConfig
+from weft_app.config.runners import with_engines
 from weft_app.edge.binary import envoy_binary
 
 if TYPE_CHECKING:
@@ -217,7 +218,8 @@ class UpHost:
 
     @property
     def _engines(self) -> list[Engine]:
-        return [(runner.engine, runner.command) for runner in self._runners]
+        runners = with_engines(self._runners, self._config.extensions.disabled)
+        return [(runner.engine, runner.command) for runner in runners]
 
     async def start(self, show: ShowProgress) -> None:
         """Starts everything and returns once every model is ready or has failed for now.
@@ -226,7 +228,7 @@ class UpHost:
         """
         try:
             require_startable(self._config, self._home)
-            require_environments(self._runners, self._home)
+            require_environments(with_engines(self._runners, self._config.extensions.disabled), self._home)
             show(Stage(name="services", detail="starting registry, router and gateway"))
             self.notices += left_behind_notes(self._home, {runner.name for runner in self._runners}).values()
             self.notices += left_behind(self._config, self._home)

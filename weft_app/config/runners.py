@@ -1,10 +1,10 @@
 """The runners of the configuration file: their models, parsed by the runtime's settings, and replicas."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Union
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, ValidationInfo
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
@@ -18,7 +18,7 @@ from runner_svc.runtimes.runtime_settings import (
     StartedModelSettings,
     settings_fields,
 )
-from runner_svc.runtimes.table import built_in, find_runtime
+from runner_svc.runtimes.table import built_in, find_runtime, why_off
 from weft.kernel.errors.error_tree import invalid_field
 from weft.kernel.settings.setting_annotations import PUBLIC
 from weft.kernel.values.names import require_name_of_model
@@ -29,6 +29,7 @@ else:
     # For the reference and the schema. Models of another package's runtime are parsed by its own settings.
     AnyModel = Union[tuple(runtime.settings for runtime in built_in())]  # noqa: UP007 - made at run time
 
+Section = TypeVar("Section", bound=RunnerSettings)
 MAX_MODELS = 64
 """Maximum number of models per runner."""
 OF_RUNTIME = "runtime"
@@ -124,6 +125,11 @@ def _refused(steps: tuple[int | str, ...], message: str, value: Any) -> InitErro
 @cache
 def _known_elsewhere() -> frozenset[str]:
     return frozenset().union(*(settings_fields(runtime.settings) for runtime in built_in()))
+
+
+def with_engines(runners: Iterable[Section], disabled: Collection[str]) -> list[Section]:
+    """Returns the runners whose runtimes do not belong to an extension that is off."""
+    return [runner for runner in runners if not why_off(runner.runtime, disabled)]
 
 
 def with_replicas(section: RunnerSettings, models: tuple[ModelSettings, ...]) -> tuple[ModelSettings, ...]:

@@ -1,4 +1,4 @@
-"""The runtime `ngram`: what weft reads from the entry point `weft.runtimes`.
+"""The runtime `ngram`: the descriptor that the hook in `extension.py` names.
 
 Keep this module cheap to import: weft imports it to read a configuration that names the runtime. What serves requests
 is in `backend.py`, which `deferred` imports.

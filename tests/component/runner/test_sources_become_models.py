@@ -15,6 +15,7 @@ from runner_svc.instance.instance_settings import ServedModel
 from runner_svc.model_store.store import ModelStore
 from runner_svc.policy.engine_choice import EngineCandidate, WeightFormat
 from runner_svc.runner_settings import ModelStoreSettings, RunnerSettings
+from runner_svc.runtimes.model_engine import ModelContext
 from runner_svc.runtimes.runtime_settings import ModelSettings
 from weft.api.runner.v1 import added_model_pb2, model_store_pb2
 from weft.kernel.errors.error_tree import WeftError
@@ -56,7 +57,7 @@ class Workshop:
         )
         sources = ModelSources(ModelStore(self.folder / "models"), ModelStoreSettings())
         environments = EnvironmentFolder(self.folder / "runtimes")
-        self.adder = SectionAdder(section, sources, environments, self._build)
+        self.adder = SectionAdder(section, sources, ModelContext(where="", environments=environments), self._build)
 
     def _build(self, section: RunnerSettings, model: ModelSettings) -> ServedModel:
         self.built.append((section, model))

@@ -10,12 +10,12 @@ import pytest
 from kit.failures import fails
 from kit.gravel_runtime import CONFIGURATION, NAME, install_gravel
 from kit.presence import present
+from kit.runtime_plugin import forget_extensions
 
 from runner_svc.environments.environment import EngineEnvironment, Interpreter, Variant
 from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.environments.installer import InstallOrder, needed_bytes
 from runner_svc.environments.prebuilt import PrebuiltProgram, unpack_program
-from runner_svc.runtimes import table
 from runner_svc.runtimes.llama_server.runtime import ENVIRONMENT
 from runner_svc.runtimes.model_engine import ModelContext
 from runner_svc.runtimes.table import environments, require_environment, users_of
@@ -35,10 +35,10 @@ def gravel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineEn
     """The environment of an installed runtime of another package."""
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     install_gravel(tmp_path / "site")
-    table.installed.cache_clear()
+    forget_extensions()
     yield require_environment(NAME)
-    table.installed.cache_clear()
-    for module in ("weft_gravel.runtime", "weft_gravel"):
+    forget_extensions()
+    for module in ("weft_gravel.runtime", "weft_gravel", "weft_gravel_extension"):
         del sys.modules[module]
 
 

@@ -1,12 +1,14 @@
 """From a configuration section to a runner: engines, recipes, agents, and their report."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kit.engine_settings import engine_settings
 from kit.failures import fails
+from kit.runtime_plugin import forget_extensions, install
 
 from runner_svc.policy.engine_health import engine_health
 from runner_svc.policy.lifecycle import Phase
@@ -20,13 +22,14 @@ from runner_svc.runtimes.openai_remote.list_price import list_price
 from runner_svc.session.report import RunnerReport
 from weft.api.registry.v1 import model_pb2
 from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.errors.reasons import Reason
 from weft.kernel.requests.request_values import Skill
 from weft.kernel.services.health import HealthState
 from weft_app.compose.home import WeftHome
 from weft_app.compose.runner import runner_config
 from weft_app.config.config import AcceleratorSettings
 from weft_app.config.loader import parse_section
-from weft_app.config.runners import ConfiguredRunner
+from weft_app.config.runners import ConfiguredRunner, with_engines
 
 URL = "http://gpu-box.lan:8000/v1"
 WAKE_URL = "http://controller.lan:9090/wake"
@@ -294,3 +297,35 @@ def test_replacement_order_is_reported_with_its_reason() -> None:
     assert replacement_words("m", drains_first=True, needed_bytes=5 * GIBIBYTE, free_bytes=2 * GIBIBYTE) == (
         "m is loaded once the old one has ended with its last request: it needs 5 GiB, and 2 GiB are free"
     )
+
+
+@pytest.fixture
+def ngram(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunnerSettings]:
+    """A runner of the runtime of an installed extension."""
+    for path in install(tmp_path / "site"):
+        monkeypatch.syspath_prepend(path)
+    forget_extensions()
+    yield parse_section(
+        ConfiguredRunner, {"name": "r1", "runtime": "ngram", "models": [{"name": "m1", "text": __file__}]}
+    )
+    forget_extensions()
+
+
+async def test_models_of_a_disabled_extension_fail_to_load_and_their_engine_is_not_imported(
+    ngram: RunnerSettings, tmp_path: Path
+) -> None:
+    sys.modules.pop("weft_ngram.backend", None)
+    (model,) = _config(ngram, tmp_path, disabled=["ngram"]).models
+    off = "runners.r1.models.m1: the runtime ngram belongs to the extension ngram, which is off"
+    assert model.lack is not None
+    assert model.lack.message.startswith(off)
+    with fails(Reason.CONNECT_FAILED, match=off):
+        await model.make_backend().start()
+    assert "weft_ngram.backend" not in sys.modules
+    assert with_engines([ngram], ["ngram"]) == []
+
+
+def test_engine_of_an_enabled_extension_is_built(ngram: RunnerSettings, tmp_path: Path) -> None:
+    (model,) = _config(ngram, tmp_path).models
+    assert model.lack is None
+    assert with_engines([ngram], []) == [ngram]

@@ -1,14 +1,15 @@
-"""The table of runtimes: weft's own folders, and entry points of other packages;
+"""The table of runtimes: weft's own folders, and those of extensions;
 no other module names a runtime, and a folder's engine is chosen from it."""
 
 import ast
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from kit.failures import fails
-from kit.runtime_plugin import install, write_distribution
+from kit.runtime_plugin import forget_extensions, install, install_runtime, write_distribution
 
 from runner_svc.policy.engine_choice import EngineCandidate, WeightFormat, choose_engine, folder_format
 from runner_svc.runtimes import table
@@ -39,9 +40,11 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "engines.md"
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(str(tmp_path))
-    table.installed.cache_clear()
+    forget_extensions()
     yield tmp_path
-    table.installed.cache_clear()
+    forget_extensions()
+    for module in [name for name in sys.modules if name.endswith("_extension")]:
+        del sys.modules[module]
 
 
 def _fault(name: str) -> str:
@@ -78,36 +81,51 @@ def test_package_adds_a_runtime(site: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert table.usable_names() == (*OWN, "ngram")
 
 
-def test_unimportable_package_is_reported_with_the_reason(site: Path) -> None:
-    write_distribution(site, "weft-broken", "1.0", {"weft.runtimes:broken": "no_such_module:RUNTIME"})
+def test_unimportable_runtime_is_reported_with_the_reason(site: Path) -> None:
+    install_runtime(site, "weft-broken", "broken", "no_such_module:RUNTIME")
     why = "ModuleNotFoundError: No module named 'no_such_module'"
     assert _fault("broken") == f"no_such_module:RUNTIME cannot be imported: {why}"
     assert table.installed()[0].package == "weft-broken 1.0"
 
 
-def test_entry_point_that_is_not_a_runtime_is_refused(site: Path) -> None:
-    write_distribution(site, "weft-strange", "1.0", {"weft.runtimes:strange": "pathlib:Path"})
+def test_hook_that_is_not_a_runtime_is_refused(site: Path) -> None:
+    install_runtime(site, "weft-strange", "strange", "pathlib:Path")
     assert "must be a runner_svc.runtimes.runtime.Runtime" in _fault("strange")
 
 
-def test_entry_point_with_a_different_name_than_its_runtime_is_refused(site: Path) -> None:
+def test_hook_with_a_different_name_than_its_runtime_is_refused(site: Path) -> None:
     value = "runner_svc.runtimes.openai_http.runtime:RUNTIME"
-    write_distribution(site, "weft-alias", "1.0", {"weft.runtimes:alias": value})
+    install_runtime(site, "weft-alias", "alias", value)
     assert "calls itself openai_http" in _fault("alias")
 
 
 def test_name_declared_by_two_packages_is_refused_naming_both(site: Path) -> None:
     for package in ("weft-a", "weft-b"):
-        write_distribution(site, package, "1.0", {"weft.runtimes:twice": "pathlib:Path"})
-    assert _fault("twice") == "weft-a 1.0 and weft-b 1.0 declare it; uninstall all but one"
+        install_runtime(site, package, "twice", "pathlib:Path")
+    assert _fault("twice") == "weft-a 1.0 and weft-b 1.0 have it; uninstall all but one"
 
 
 def test_package_cannot_replace_a_built_in_runtime(site: Path) -> None:
-    write_distribution(site, "weft-thief", "1.0", {"weft.runtimes:llama_server": "pathlib:Path"})
+    install_runtime(site, "weft-thief", "llama_server", "pathlib:Path")
     (found,) = table.installed()
     assert found.runtime is None
     assert found.fault == "weft has a runtime of this name; the package must choose another"
     assert table.require_runtime("llama_server").name == "llama_server"
+
+
+def test_refusal_names_an_extension_that_cannot_be_used(site: Path) -> None:
+    write_distribution(site, "weft-lost", "1.0", {"weft.extensions:lost": "no_such_package:EXTENSION"})
+    with pytest.raises(FieldError, match=r"the extension of weft-lost 1\.0 cannot be used: ModuleNotFoundError"):
+        table.require_runtime("lost")
+
+
+def test_runtime_of_a_disabled_extension_says_why_it_is_off(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in install(site / "plugin"):
+        monkeypatch.syspath_prepend(path)
+    why = "the runtime ngram belongs to the extension ngram, which is off: extensions.disabled names it"
+    assert table.why_off("ngram", ["ngram"]) == why
+    assert table.why_off("ngram", []) == ""
+    assert table.why_off("llama_server", ["ngram"]) == ""
 
 
 def test_unknown_runtime_is_refused_with_the_choices() -> None:
