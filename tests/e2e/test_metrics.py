@@ -13,7 +13,7 @@ from mesh_process import eventually, fake_runner, running_mesh, write_config
 from prometheus_client.parser import text_string_to_metric_families
 from reference_pages.metrics import defined_metrics, metrics_of
 
-RUNNER_API = Path(__file__).parents[2] / "gateway" / "runner_api" / "metrics.py"
+RUNNER_API = Path(__file__).parents[2] / "gateway" / "runner_api" / "runner_api_metrics.py"
 
 
 def documented() -> set[str]:
