@@ -161,7 +161,16 @@ async def _loaded(
     return tasks
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGKILL,
+        *(
+            pytest.param(number, marks=pytest.mark.nightly("another loss of a router"))
+            for number in (signal.SIGSTOP, signal.SIGTERM)
+        ),
+    ],
+)
 async def test_queued_requests_of_a_lost_leader_are_placed_by_the_next_while_running_ones_continue(
     routers: Routers, number: signal.Signals
 ) -> None:
