@@ -19,7 +19,7 @@ from gateway.openai.choices import ChoicesAnswer, ChunkStream, stop_member, stop
 from weft.api.common.v1 import event_pb2, warning_pb2
 from weft.dispatch.extra_fields import join_fields
 from weft.dispatch.frames import texts_of
-from weft.kernel.text.json_lines import encode_json
+from weft.kernel.text.json_lines import encode_each, encode_json
 from weft.kernel.text.json_objects import plain_object
 from weft.kernel.values.names import new_id
 
@@ -53,8 +53,10 @@ class ChatAnswer(ChoicesAnswer[_Choice]):
         if choice is None:
             choice = self._choices[delta.index] = _Choice()
         choice.text.append(delta.text)
-        choice.reasoning.append(delta.reasoning)
-        choice.refusal.append(delta.refusal)
+        if delta.reasoning:
+            choice.reasoning.append(delta.reasoning)
+        if delta.refusal:
+            choice.refusal.append(delta.refusal)
         for call in delta.tool_calls:
             add_call(choice.calls, call, "call")
         if self._wants_logprobs and delta.logprobs:
@@ -181,7 +183,7 @@ class ChatStream(ChunkStream):
         """Appends the chunks of a delta that joins texts."""
         texts = texts_of(delta)
         if head:
-            out += (head, (_TEXT_GOES_ON + head).join(map(encode_json, texts)), _TEXT_GOES_ON)
+            out += (head, encode_each(texts)[:-1].replace(b"\n", _TEXT_GOES_ON + head), _TEXT_GOES_ON)
             return
         for text in texts:
             self._encode_delta(event_pb2.Delta(index=delta.index, text=text), out)
