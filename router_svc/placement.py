@@ -88,6 +88,8 @@ class LocalPlacement(RouterPort):
 class LocalPlace(Placement):
     """A Placement over the scheduling loop of this process."""
 
+    never_waits = True
+
     def __init__(self, loop: SchedulingLoop, request: PlacementRequest) -> None:
         self._loop = loop
         self._request = request

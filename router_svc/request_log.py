@@ -187,9 +187,11 @@ class RequestLog:
         """
         loads: list[Loads] = []
         for decision in decisions:
-            if isinstance(decision, StopsWaking):
+            if isinstance(decision, Placed):
+                self._note(decision, now)
+            elif isinstance(decision, StopsWaking):
                 continue  # waiting requests see it when the wake ends
-            if isinstance(decision, Wakes):
+            elif isinstance(decision, Wakes):
                 self._note_wakes(decision, now)
             elif isinstance(decision, Loads):
                 loads.append(decision)
@@ -397,7 +399,7 @@ class RequestLog:
 
     def _placed(self, key: int) -> Request | None:
         """Return the request under way with this key; for a task its placement."""
-        task = self._placements.get(key)
+        task = self._placements.get(key) if self._placements else None
         entry = self._under_way.get(key) if task is None else task.placement
         return entry if isinstance(entry, Request) else None
 

@@ -11,6 +11,8 @@ DECLARED_BODY_KEY = "weft.declared_body_bytes"
 MAX_CHUNK_LINE_BYTES = 256
 """Maximum length of a chunk's size line that is parsed; the rest counts as overhead of the body."""
 _NAMES = frozenset({b"connection", b"content-length", b"expect", b"transfer-encoding", b"upgrade"})
+_RARE = frozenset({b"expect", b"transfer-encoding", b"upgrade"})
+"""Without these, no framing is at fault."""
 _CONTINUE = b"100-continue"
 _UPGRADE = b"upgrade"
 _OFFER = frozenset({_UPGRADE, b"http2-settings"})
@@ -22,6 +24,8 @@ def framing_fault(http_version: str, headers: Sequence[tuple[bytes, bytes]]) -> 
 
     The parser already rejects contradictory, repeated and malformed lengths, and a length with chunks.
     """
+    if not [name for name, _ in headers if name in _RARE]:
+        return None
     found = {name: value.strip().lower() for name, value in headers if name in _NAMES}
     coding = found.get(b"transfer-encoding")
     if coding is not None and (coding != b"chunked" or http_version == "1.0"):

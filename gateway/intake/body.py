@@ -264,7 +264,7 @@ class _ArrivingBody:
         self._size += len(chunk)
         # The current chunk has declared its length.
         declared: int = self._scope.get("state", {}).get(DECLARED_BODY_KEY, 0)
-        if max(self._size, declared) > self._max_bytes:
+        if self._size > self._max_bytes or declared > self._max_bytes:
             raise too_large(self._max_bytes)
         self._has_arrived = not message.get("more_body", False)
         return chunk

@@ -179,12 +179,12 @@ class HandledRequest(StrictModel):
     @property
     def own_metadata(self) -> Mapping[str, str]:
         """The caller's metadata, in APIs that support it."""
-        return _value(self, "metadata") or {}
+        return self.__dict__.get("metadata") or {}
 
     @property
     def cache_seconds(self) -> float | None:
         """The `ttl` of `prompt_cache_options`; 0: absent; None: an unknown form."""
-        lifetime = (self.prompt_cache_options or {}).get("ttl")
+        lifetime = self.prompt_cache_options.get("ttl") if self.prompt_cache_options else None
         try:
             return 0.0 if lifetime is None else prefix_seconds(lifetime, "prompt_cache_options.ttl")
         except FieldError:

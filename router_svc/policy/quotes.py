@@ -68,26 +68,26 @@ class Quote:
 class _Shares:
     """The latest shares of one place and part, also in order of size."""
 
-    __slots__ = ("_latest", "_ordered")
+    __slots__ = ("_latest", "_ordered", "count")
 
     def __init__(self) -> None:
         self._latest: deque[float] = deque()
         self._ordered: list[float] = []
-
-    def __len__(self) -> int:
-        return len(self._latest)
+        self.count = 0
 
     def add(self, share: float) -> None:
         """Add a share; at most MAX_SHARES are kept."""
-        if len(self._latest) == MAX_SHARES:
+        if self.count == MAX_SHARES:
             self._ordered.pop(bisect_left(self._ordered, self._latest.popleft()))
+        else:
+            self.count += 1
         self._latest.append(share)
         insort(self._ordered, share)
 
     def quantile(self, share: float) -> float:
         """Return the value that this share of further ones stays below, so that few measurements give a wide range."""
-        rank = math.ceil(share * (len(self._ordered) + 1))
-        return self._ordered[min(len(self._ordered), rank) - 1]
+        rank = math.ceil(share * (self.count + 1))
+        return self._ordered[min(self.count, rank) - 1]
 
 
 class EstimateErrors:
@@ -101,7 +101,8 @@ class EstimateErrors:
         """Add a measured time."""
         share = actual / max(estimated, MIN_ESTIMATE_SECONDS)
         key = (candidate.model_host, part)
-        shares = self._of_places.get(key) or _Shares()
+        if (shares := self._of_places.get(key)) is None:
+            shares = _Shares()
         shares.add(share)
         self._of_places.put(key, shares)
         self._of_all[part].add(share)
@@ -109,13 +110,13 @@ class EstimateErrors:
     def measured(self, candidate: Candidate, part: EstimatedPart) -> int:
         """Return how many measured times of this place count; 0: too few."""
         shares = self._of_places.get((candidate.model_host, part))
-        return 0 if shares is None or len(shares) < MIN_SHARES else len(shares)
+        return 0 if shares is None or shares.count < MIN_SHARES else shares.count
 
     def spread(self, candidate: Candidate, part: EstimatedPart, estimated: float) -> Spread:
         """Return an estimate with the errors of earlier ones."""
         estimated = max(estimated, MIN_ESTIMATE_SECONDS)
         for shares in (self._of_places.get((candidate.model_host, part)), self._of_all[part]):
-            if shares is not None and len(shares) >= MIN_SHARES:
+            if shares is not None and shares.count >= MIN_SHARES:
                 return Spread(shares.quantile(MEDIAN) * estimated, shares.quantile(MOST) * estimated)
         return Spread(*(share * estimated for share in ASSUMED_SHARES))
 

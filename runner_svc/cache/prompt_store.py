@@ -103,7 +103,7 @@ class PromptStore:
 
     async def settle(self, is_awaited: Callable[[KeptPrompt], bool] = lambda _: True) -> None:
         """Waits until these prompts are written. Default: all."""
-        if writing := [task for task, prompt in self._writing.items() if is_awaited(prompt)]:
+        if self._writing and (writing := [task for task, prompt in self._writing.items() if is_awaited(prompt)]):
             await asyncio.wait(writing)
 
     def put(self, prompt: KeptPrompt, state: BinaryIO) -> None:

@@ -54,6 +54,10 @@ def with_kept_format(frames: AsyncGenerator[Frame], payload: GenerationPayload) 
     Raises CONSTRAINT_NOT_MET after the text if a format with `strict` is not kept. Adds a warning for another one, and
     for what could not be checked.
     """
+    if isinstance(payload, chat_pb2.ChatPayload) and not (
+        payload.tools or payload.extra_parameters.fields or payload.HasField("response_format")
+    ):
+        return frames
     formats = list(_formats(payload))
     functions = {
         tool.function.name: Format(_of_schema(plain_object(tool.function.parameters)), is_strict=True)

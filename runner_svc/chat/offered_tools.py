@@ -90,6 +90,8 @@ def make_offer(
     """
     if behaviour.ByteSize():
         check_message(behaviour, "behaviour")
+    elif not (settings.tools or payload.tools):
+        return Offer(tools={}, signals={}, caller=frozenset(), iterations=settings.max_tool_iterations)
     caller = [tool.function.name for tool in payload.tools]
     iterations = settings.max_tool_iterations
     if behaviour.HasField("max_tool_iterations"):

@@ -19,6 +19,7 @@ from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.requests.capabilities import UNKNOWN, Capabilities
 from weft.kernel.requests.request_values import Operation
+from weft.kernel.time.timestamps import set_seconds
 
 if TYPE_CHECKING:
     from runner_svc.policy.engine_blocks import PromptPrefixes
@@ -304,7 +305,7 @@ class AdmittedRequest:
     def note_wall_time(self, receipt: receipt_pb2.Receipt) -> None:
         """Writes the time since the last engine call began to a receipt."""
         seconds = self.record.clock.monotonic() - self.record.turn_started
-        receipt.engine_timings.wall_time.FromNanoseconds(int(seconds * 1e9))
+        set_seconds(receipt.engine_timings.wall_time, seconds)
 
     def _measure(self, receipt: receipt_pb2.Receipt, choices: int) -> None:
         """Writes the runner's measurements to a turn's receipt; the engine's reported speed takes precedence."""

@@ -106,6 +106,8 @@ class ChunkChoice(msgspec.Struct):
     @property
     def stop_sequence(self) -> str:
         """The stop string that ended the choice; empty: none."""
+        if self.stop_reason is None and self.matched_stop is None:
+            return ""
         found = self.stop_reason if isinstance(self.stop_reason, str) else self.matched_stop
         return found if isinstance(found, str) else ""
 

@@ -25,6 +25,7 @@ from weft.kernel.errors.reasons import Reason
 class Finish(Enum):
     """Why a choice ended."""
 
+    __hash__ = object.__hash__  # As of `Form`.
     STOP = auto()
     LENGTH = auto()
     TOOL_CALLS = auto()

@@ -26,7 +26,11 @@ MIN_LOST_MARKS = 2
 
 def common_marks(mine: Sequence[bytes], theirs: Sequence[bytes]) -> int:
     """Returns the number of equal leading marks of two prompts. Each mark covers all text before it."""
-    equal, beyond = 0, min(len(mine), len(theirs)) + 1
+    if not mine or not theirs or mine[0] != theirs[0]:
+        return 0
+    if mine == theirs:
+        return len(mine)
+    equal, beyond = 1, min(len(mine), len(theirs)) + 1
     while beyond - equal > 1:
         middle = (equal + beyond) // 2
         if mine[middle - 1] == theirs[middle - 1]:

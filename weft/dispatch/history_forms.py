@@ -27,6 +27,7 @@ _REASONING_NAMES = ("reasoning", "thinking", "thought_text")
 class Form(Enum):
     """A change of a conversation; the value says for the caller what was changed."""
 
+    __hash__ = object.__hash__  # Enum's own takes two calls, and each request needs it.
     NO_MEDIA = "images and recordings of earlier turns became notes"
     NO_REASONING = "the reasoning of earlier turns was left out"
     NO_EXTRAS = "members of messages that the API does not define, and names, were left out"

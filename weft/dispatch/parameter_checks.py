@@ -126,7 +126,9 @@ def handling_of(options: Options) -> Handling:
         cache_mode=mode,
         cache_tag=cache_tag(options.cache_tag, "options.cache_tag") if options.cache_tag else "",
         keep_alive_seconds=None if keep_alive is None else keep_alive_seconds(keep_alive, "options.keep_alive"),
-        prefix_seconds=prefix_seconds(_seconds(options.prefix_keep_alive), "options.prefix_keep_alive"),
+        prefix_seconds=prefix_seconds(_seconds(options.prefix_keep_alive), "options.prefix_keep_alive")
+        if options.HasField("prefix_keep_alive")
+        else 0.0,
     )
 
 

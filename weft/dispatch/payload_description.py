@@ -264,7 +264,7 @@ _NO_LANGUAGES = frozenset({"auto", "mixed"})
 
 def untaken_words_of(payload: Payload, capabilities: Capabilities) -> str:
     """Returns which parts of a payload a model with these capabilities rejects, as text; empty: it accepts all."""
-    lacking = needed_skills(payload) & capabilities.lacking
+    lacking = needed_skills(payload) & capabilities.lacking if capabilities.lacking else _NO_SKILLS
     words = untaken_words(lacking, capabilities.thinking_modes, needed_thinking(payload))
     if words or not (capabilities.source_languages or capabilities.target_languages):
         return words
@@ -369,7 +369,9 @@ class TokenCounter:
         return self._progress is not None or self._pieces > 0
 
     def note(self, frame: Frame) -> None:
-        """Counts another frame of the engine."""
+        """Counts another frame of the engine, but not its last one: then the engine has counted the answer."""
+        if frame and frame[-1].WhichOneof("event") == "finished":
+            return
         for event in frame:
             kind = event.WhichOneof("event")
             if kind == "delta":

@@ -6,7 +6,7 @@ Implementations: the router's own (`router_svc.placement.LocalPlacement`) and th
 
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Protocol, Self, TypeAlias
+from typing import ClassVar, Protocol, Self, TypeAlias
 
 from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.api.router.v1 import placement_service_pb2 as pb
@@ -72,6 +72,9 @@ def canceller_of(error: BaseException | None) -> str:
 
 class Placement(Protocol):
     """A request's placement from arrival to end. Leaving the context releases everything it holds."""
+
+    never_waits: ClassVar[bool] = False
+    """Whether entering and reports end immediately, so that they need no time limits."""
 
     async def __aenter__(self) -> Self: ...
 

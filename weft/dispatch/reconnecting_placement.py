@@ -74,6 +74,8 @@ class ReconnectingPlacement(Placement):
         """Whether a router has received its end, or will later."""
 
     async def __aenter__(self) -> Self:
+        if self._place.never_waits:
+            return self
         try:
             await within(self._seconds_left, self._place.__aenter__())
         except BaseException as error:
@@ -204,6 +206,8 @@ class ReconnectingPlacement(Placement):
 
     async def _report(self, report: Coroutine[Any, Any, T]) -> T | None:
         """Returns the result of a report; None: timeout."""
+        if self._place.never_waits:
+            return await report
         try:
             return await within(self._report_seconds, report)
         except TimeoutError:
