@@ -37,10 +37,8 @@ WITHOUT_A_PASSWD_ENTRY = "unshare --user --map-user=12345"
 @pytest.mark.parametrize(
     "shell",
     [
-        'umask 077; "$@" <&- >&- 2>&-',
-        'umask 000; "$@" > /dev/full',
-        'cd gone; rmdir ../gone; TZ=Pacific/Chatham LC_ALL=tr_TR.ISO-8859-9 "$@"',
-        'LC_ALL=C PYTHONCOERCECLOCALE=0 PYTHONUTF8=0 "$@" >&-',
+        'umask 077; LC_ALL=C PYTHONCOERCECLOCALE=0 PYTHONUTF8=0 "$@" <&- >&- 2>&-',
+        'cd gone; rmdir ../gone; umask 000; TZ=Pacific/Chatham LC_ALL=tr_TR.ISO-8859-9 "$@" > /dev/full',
         f'unset HOME; {WITHOUT_A_PASSWD_ENTRY} true && set -- {WITHOUT_A_PASSWD_ENTRY} "$@"; "$@"',
     ],
 )
