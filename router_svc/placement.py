@@ -300,7 +300,7 @@ def _request_from_proto(message: pb.PlaceOpen, traceparent: str) -> PlacementReq
         # So is an unknown mode.
         thinking=_MODES.get(message.needed_thinking, ThinkingMode.DEFAULT),
         tools=frozenset(
-            require_name(name, f"open.needed_tools[{place}]") for place, name in enumerate(message.needed_tools)
+            require_name(name, f"open.needed_tools[{index}]") for index, name in enumerate(message.needed_tools)
         ),
         affinity_key=message.affinity_key,
         prefix_digests=tuple(message.prefix_digests),

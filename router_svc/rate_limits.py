@@ -87,20 +87,20 @@ class RateLimits:
         Raises RATE_LIMIT_EXCEEDED naming the tenant, the limit and its window if it exceeds one; see
         `weft.dispatch.rate_windows`.
         """
-        claims = self._claims(request, with_client=with_client)
-        if not claims:
+        amounts = self._amounts(request, with_client=with_client)
+        if not amounts:
             return NOTHING_COUNTED
         try:
-            counted_at = self._windows.take(claims)
+            counted_at = self._windows.take(amounts)
         except WeftError as error:
             error.metadata["tenant"] = request.tenant
             raise
-        keys = tuple((claim.key, claim.rate) for claim in claims)
-        return Counted(keys, request.prompt_tokens, counted_at, self._windows.status(claims))
+        keys = tuple((wanted.key, wanted.rate) for wanted in amounts)
+        return Counted(keys, request.prompt_tokens, counted_at, self._windows.status(amounts))
 
     def status(self, request: PlacementRequest) -> RateLimitStatus | None:
         """Return what is left for a request without counting it; None: no limit applies."""
-        return self._windows.status(self._claims(request, with_client=True))
+        return self._windows.status(self._amounts(request, with_client=True))
 
     def correct(self, counted: Counted, tokens: int) -> None:
         """Correct the count of a finished request to the tokens that it used."""
@@ -147,34 +147,34 @@ class RateLimits:
                 if use.used:
                     yield use
 
-    def _claims(self, request: PlacementRequest, *, with_client: bool) -> list[Amount]:
+    def _amounts(self, request: PlacementRequest, *, with_client: bool) -> list[Amount]:
         if not (self._named or self._config.default or self._client_rates):
             return []
-        claims = self._tenant_claims(request)
+        amounts = self._tenant_amounts(request)
         if request.priority is Priority.DURABLE:
             spared = self._config.spared_for_callers_percent / 100
-            return [replace(claim, spare=int(claim.rate.amount * spared)) for claim in claims]
+            return [replace(wanted, spare=int(wanted.rate.amount * spared)) for wanted in amounts]
         rates = self._client_rates.get(request.client_id) if with_client and request.client_id else None
         if rates:
             client = request.client_id
             key = self._tracked[_client_prefix(client)].key_of(request.tenant, self._max_clients)
-            claims += claims_of(rates, key, f"Client {client}", request.prompt_tokens, {"per": "client"})
-        return claims
+            amounts += amounts_of(rates, key, f"Client {client}", request.prompt_tokens, {"per": "client"})
+        return amounts
 
-    def _tenant_claims(self, request: PlacementRequest) -> list[Amount]:
+    def _tenant_amounts(self, request: PlacementRequest) -> list[Amount]:
         tenant, tokens = request.tenant, request.prompt_tokens
         named, who = self._named.get(tenant), f"Tenant {tenant}"
         if named is None:
             if not self._config.default:
                 return []
             key = self._tracked[_TENANT].key_of(tenant, self._config.max_tenants)
-            return claims_of(self._config.default, key, who, tokens, {"per": "tenant"})
-        claims: list[Amount] = []
+            return amounts_of(self._config.default, key, who, tokens, {"per": "tenant"})
+        amounts: list[Amount] = []
         for scope, rates in named.items():
             if scope.concerns(request.model):
                 key, of_scope, about = self._counted_by(scope, request)
-                claims += claims_of(rates, key, who + of_scope, tokens, {"per": scope.subject.value, **about})
-        return claims
+                amounts += amounts_of(rates, key, who + of_scope, tokens, {"per": scope.subject.value, **about})
+        return amounts
 
     def _counted_by(self, scope: LimitScope, request: PlacementRequest) -> tuple[str, str, Mapping[str, str]]:
         """Returns the window key of a request in a scope, which part of the tenant it is in words, and as metadata."""
@@ -203,8 +203,8 @@ def _whole_key(tenant: str, scope: LimitScope) -> str:
     return f"{whole}{_BETWEEN}{scope.model}" if scope.model else whole
 
 
-def claims_of(rates: Sequence[Rate], key: str, who: str, tokens: int, about: Mapping[str, str]) -> list[Amount]:
-    """Returns what a request claims of rates with one key: 1, or its prompt tokens."""
+def amounts_of(rates: Sequence[Rate], key: str, who: str, tokens: int, about: Mapping[str, str]) -> list[Amount]:
+    """Returns what a request counts on rates with one key: 1, or its prompt tokens."""
     return [
         Amount(key=key, who=who, rate=rate, amount=tokens if rate.unit is RateUnit.TOKENS else 1, about=about)
         for rate in rates

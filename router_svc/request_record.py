@@ -202,11 +202,11 @@ def add_decisions(
 ) -> None:
     """Add decisions with their times, relative to `arrived_at` on the same clock."""
     last_placed = 0
-    for place, (_, noted) in enumerate(decisions):
+    for index, (_, noted) in enumerate(decisions):
         if isinstance(noted, Placed):
-            last_placed = place
-    for place, (at, noted) in enumerate(decisions):
-        is_retried = place < last_placed
+            last_placed = index
+    for index, (at, noted) in enumerate(decisions):
+        is_retried = index < last_placed
         _fill_decision(record.decisions.add(), noted, at - arrived_at, is_retried=is_retried, has_ended=has_ended)
 
 

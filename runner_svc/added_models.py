@@ -290,7 +290,7 @@ class AddedModels:
         if added.name in self._servers.names:
             raise WeftError(Reason.ALREADY_EXISTS, f"the configuration has a server {added.name}; choose another name")
         server = self._server(added)
-        if name := self._servers.named_at(server.place):
+        if name := self._servers.named_at(server.location):
             raise WeftError(Reason.ALREADY_EXISTS, f"the configuration already has this server, as {name}")
         is_followed = False
         try:
@@ -317,10 +317,10 @@ class AddedModels:
         except WeftError as error:
             log.error("attached server is not followed", server=added.name, why=error.log_message)  # noqa: TRY400
 
-    def _attached_at(self, place: str) -> added_model_pb2.AddedModel | None:
+    def _attached_at(self, location: str) -> added_model_pb2.AddedModel | None:
         """Returns the server attached at an address in any spelling; None: there is none."""
         servers = (each for each in self._models.values() if each.HasField("server"))
-        return next((each for each in servers if server_location(each.stored_source) == place), None)
+        return next((each for each in servers if server_location(each.stored_source) == location), None)
 
     async def _note_listed(self, server: str, models: Sequence[FollowedModel]) -> None:
         """Saves a server's changed models, so that a restart while the server is down serves them."""

@@ -37,7 +37,7 @@ class FollowedServer:
     """A server whose model list is followed."""
 
     name: str
-    place: str
+    location: str
     """Its normalized address (`server_location`)."""
     list_models: Callable[[float], Awaitable[ServerList]]
     """Returns the server's list, at most this many seconds old. Has a timeout; never raises for server errors."""
@@ -124,9 +124,9 @@ class FollowedServers:
         """The names of the followed servers."""
         return tuple(self._servers)
 
-    def named_at(self, place: str) -> str:
+    def named_at(self, location: str) -> str:
         """Returns the name of the server followed at an address; empty: none."""
-        return next((name for name, each in self._servers.items() if each.server.place == place), "")
+        return next((name for name, each in self._servers.items() if each.server.location == location), "")
 
     def models(self, server: str) -> FollowedList:
         """Returns the models of a followed server."""

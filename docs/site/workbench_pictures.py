@@ -47,8 +47,8 @@ def make_traffic(url: str) -> None:
     """Sends chats for about a minute, so that the charts have something to show."""
     with ThreadPoolExecutor(BESIDE) as pool:
         for number in range(ROUNDS):
-            for place in range(1 + number * BESIDE // ROUNDS):
-                question = QUESTIONS[(number + place) % len(QUESTIONS)]
+            for index in range(1 + number * BESIDE // ROUNDS):
+                question = QUESTIONS[(number + index) % len(QUESTIONS)]
                 body = {"model": MODEL, "max_tokens": 48, "messages": [{"role": "user", "content": question}]}
                 pool.submit(call, f"{url}/v1/chat/completions", body)
             time.sleep(PAUSE_SECONDS)

@@ -26,9 +26,9 @@ class TenantRateLimits:
         """Counts a request. Raises RATE_LIMIT_EXCEEDED with limit, remaining and resetAt above the rate limit."""
         config, named = self._config, self._config.tenants.get(tenant)
         key = _PREFIX + tenant if named is not None else self._tracked.key_of(tenant, config.max_tenants)
-        claim = Amount(key=key, who=f"Tenant {tenant}", rate=named or config.default)
+        wanted = Amount(key=key, who=f"Tenant {tenant}", rate=named or config.default)
         try:
-            self._windows.take((claim,))
+            self._windows.take((wanted,))
         except WeftError as error:
             raise DetailedError(
                 error.reason,

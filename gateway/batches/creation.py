@@ -113,9 +113,9 @@ class BatchLines:
         self._numbers = array("L")
         self._is_full = False
 
-    def number_of(self, place: int) -> int:
+    def number_of(self, index: int) -> int:
         """Returns the line number of the task at a position counted from 0; 0: there is none."""
-        return self._numbers[place] if 0 <= place < len(self._numbers) else 0
+        return self._numbers[index] if 0 <= index < len(self._numbers) else 0
 
     def take(self, line: RawLine) -> batch_pb.BatchLine | None:
         """Returns a line as a task; None: this or an earlier line is invalid. Raises errors of other causes."""

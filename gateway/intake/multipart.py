@@ -180,10 +180,10 @@ class MultipartStream:
 
     async def _starts_with(self, mark: bytes) -> bool:
         """Whether `mark` follows the held boundary."""
-        place = len(self._delimiter)
-        while len(self._held) < place + len(mark) and await self._read():
+        index = len(self._delimiter)
+        while len(self._held) < index + len(mark) and await self._read():
             pass
-        return self._held.startswith(mark, place)
+        return self._held.startswith(mark, index)
 
     async def _head(self) -> bytes:
         """Returns the headers of a part and removes them from the buffer."""

@@ -106,9 +106,9 @@ def wait_status(request: MemoryRequest, account: HostAccount, leases: Sequence[L
         holds.append(f"processes without a lease ({size_words(foreign)})")
     free = sum(device.free for device in devices)
     rest = f", held by {', '.join(holds)}" if holds else ""
-    place = f"; {ahead} ahead of it in the queue" if ahead else ""
+    behind = f"; {ahead} ahead of it in the queue" if ahead else ""
     return WaitingForMemory(
-        detail=f"needs {size_words(request.size)} on {request.host}, {size_words(free)} free{rest}{place}",
+        detail=f"needs {size_words(request.size)} on {request.host}, {size_words(free)} free{rest}{behind}",
         needed_bytes=request.size,
         free_bytes=free,
         holders=[lease.grant.purpose for lease in holders],

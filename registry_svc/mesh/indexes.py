@@ -92,8 +92,8 @@ class PoolIndex:
 
     def pool_of(self, model: str) -> str | None:
         """Returns the pool of a model; None for an unknown model."""
-        place = self._pool_of.get(model)
-        return None if place is None else place[0]
+        pool = self._pool_of.get(model)
+        return None if pool is None else pool[0]
 
     def members(self, pool: str) -> Mapping[str, Status]:
         """Returns the statuses of a pool's members by name; empty if there is no such pool."""
@@ -114,18 +114,18 @@ class PoolIndex:
         tally = self._pools.get(pool)
         return Status.INACTIVE if tally is None else tally.status
 
-    def _move(self, model: str, place: tuple[str, bool] | None, status: Status) -> set[str]:
+    def _move(self, model: str, pool: tuple[str, bool] | None, status: Status) -> set[str]:
         """Moves a model to a pool, with whether it names the pool; None removes it."""
         earlier = self._pool_of.get(model)
-        if place is not None and earlier == place:
-            return self._restate(model, place[0], status)
-        touched = {found[0] for found in (earlier, place) if found is not None}
+        if pool is not None and earlier == pool:
+            return self._restate(model, pool[0], status)
+        touched = {found[0] for found in (earlier, pool) if found is not None}
         before = {pool: self.status(pool) for pool in touched}
         if earlier is not None:
             self._remove(model, *earlier)
-        if place is not None:
-            self._pool_of[model] = place
-            self._pools.setdefault(place[0], _Tally()).add(model, status, names_it=place[1])
+        if pool is not None:
+            self._pool_of[model] = pool
+            self._pools.setdefault(pool[0], _Tally()).add(model, status, names_it=pool[1])
         return {pool for pool in touched if self.status(pool) is not before[pool]}
 
     def _restate(self, model: str, pool: str, status: Status) -> set[str]:

@@ -1,4 +1,4 @@
-"""Claims to names, with their current owners. `policy/namespace` decides on them."""
+"""Wanted names, with their current owners. `policy/namespace` decides on them."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,7 +20,7 @@ def owners_of_name(
     besides: frozenset[str] = frozenset(),
     joiner: Joiner | None = None,
 ) -> NameOwners:
-    """Returns a claim to a name, with its current owners; models in `besides` do not own a pool's name.
+    """Returns a wanted name with its current owners; models in `besides` do not own a pool's name.
 
     `joiner`: the claimant if it joined over a relay; for it, others keep their names while they are away.
     """

@@ -63,19 +63,19 @@ class Publication:
         for pool in dict.fromkeys((*pools, manifest.name)):
             self._require_own_pool(pool, manifest.name)
         # If a model is also declared, the declared pool applies.
-        claims = [
-            self._claim(ResourceKind.MODEL, manifest.name),
-            *(self._claim(ResourceKind.POOL, each) for each in pools),
+        wanted = [
+            self._owners(ResourceKind.MODEL, manifest.name),
+            *(self._owners(ResourceKind.POOL, each) for each in pools),
         ]
-        self._take(ResourceKind.MODEL, manifest, claims)
+        self._take(ResourceKind.MODEL, manifest, wanted)
         self._arriving[manifest.name] = pool_name_of(manifest if declared is None else declared.manifest)
 
     def _admit_agent(self, manifest: AgentManifest) -> None:
         self._require_targets(manifest)
         self._require_own(manifest.name, "" if self._mesh.is_declared(ResourceKind.AGENT, manifest.name) else None)
-        self._take(ResourceKind.AGENT, manifest, [self._claim(ResourceKind.AGENT, manifest.name)])
+        self._take(ResourceKind.AGENT, manifest, [self._owners(ResourceKind.AGENT, manifest.name)])
 
-    def _claim(self, kind: ResourceKind, name: str) -> NameOwners:
+    def _owners(self, kind: ResourceKind, name: str) -> NameOwners:
         return owners_of_name(self._mesh, kind, name, joiner=self._joiner)
 
     def _require_own(self, name: str, declared_runner: str | None) -> None:
@@ -109,10 +109,10 @@ class Publication:
         if pool != own:
             joiner.require_name(pool)
 
-    def _take(self, kind: ResourceKind, manifest: ModelManifest | AgentManifest, claims: Sequence[NameOwners]) -> None:
+    def _take(self, kind: ResourceKind, manifest: ModelManifest | AgentManifest, wanted: Sequence[NameOwners]) -> None:
         """Admits an item. Raises ALREADY_EXISTS for a name that another session keeps, and TOO_MANY_RESOURCES."""
         mesh, config, name = self._mesh, self._config, manifest.name
-        ended = sessions_to_end(claims, own_session=self._own, runner=self._runner)
+        ended = sessions_to_end(wanted, own_session=self._own, runner=self._runner)
         models = self._new_models + (kind is ResourceKind.MODEL and mesh.model(name) is None)
         agents = self._new_agents + (kind is ResourceKind.AGENT and mesh.agent(name) is None)
         growth = self._growth_bytes + mesh.sizes.growth_bytes([(kind, name, manifest)])

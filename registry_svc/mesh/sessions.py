@@ -178,7 +178,7 @@ class SessionManager:
             own=None if own is None else own.as_holder(),
             # A machine that joined cannot repeat the calls of others.
             runner_holder=None if named is None or is_other else named.as_holder(),
-            claims=[owners_of_name(mesh, ResourceKind.RUNNER, opening.runner.name, joiner=joiner)],
+            wanted=[owners_of_name(mesh, ResourceKind.RUNNER, opening.runner.name, joiner=joiner)],
         )
         if isinstance(decision, Repeated):
             return decision.session

@@ -16,7 +16,7 @@ from runner_svc.openai_upstream.chunks import (
     ChunkFunction,
     ChunkToolCall,
     ChunkUsage,
-    Place,
+    Index,
     PromptDetails,
 )
 from runner_svc.openai_upstream.dialects import count_of
@@ -69,7 +69,7 @@ class _Message(msgspec.Struct):
 
 class _Event(msgspec.Struct):
     type: str
-    index: Place = 0
+    index: Index = 0
     message: _Message | None = None
     content_block: _Block | None = None
     delta: _Delta | None = None
@@ -143,7 +143,7 @@ class MessagesReader(StreamReader):
         self._seals.append(event_pb2.InferenceEvent(delta=delta))
         return Chunk()
 
-    def _block_begun(self, place: int, block: _Block) -> Chunk:
+    def _block_begun(self, index: int, block: _Block) -> Chunk:
         if block.type == "redacted_thinking" and block.data:
             return self._seal(event_pb2.Delta(redacted_reasoning=block.data))
         if block.type != "tool_use":
@@ -152,14 +152,14 @@ class MessagesReader(StreamReader):
             raise WeftError(
                 Reason.BACKEND_PROTOCOL_ERROR, f"the provider sent over {MAX_BLOCKS:,} tool calls in one answer"
             )
-        number = self._call_numbers[place] = len(self._call_numbers)
+        number = self._call_numbers[index] = len(self._call_numbers)
         written = msgspec.json.encode(block.input).decode() if block.input else ""
         if not written:
-            self._unfilled.add(place)
+            self._unfilled.add(index)
         function = ChunkFunction(name=block.name, arguments=written)
         return _content(ChunkDelta(tool_calls=[ChunkToolCall(index=number, id=block.id, function=function)]))
 
-    def _continued(self, place: int, delta: _Delta) -> Chunk:
+    def _continued(self, index: int, delta: _Delta) -> Chunk:
         match delta.type:
             case "text_delta":
                 return _content(ChunkDelta(content=delta.text))
@@ -167,16 +167,16 @@ class MessagesReader(StreamReader):
                 return _content(ChunkDelta(reasoning_content=delta.thinking))
             case "input_json_delta":
                 if delta.partial_json:
-                    self._unfilled.discard(place)
-                return self._arguments(place, delta.partial_json or "")
+                    self._unfilled.discard(index)
+                return self._arguments(index, delta.partial_json or "")
             case "signature_delta" if delta.signature:
                 return self._seal(event_pb2.Delta(reasoning_signature=delta.signature))
             case _:
                 # Citations, and types newer than this version.
                 return Chunk()
 
-    def _arguments(self, place: int, text: str) -> Chunk:
-        number = self._call_numbers.get(place)
+    def _arguments(self, index: int, text: str) -> Chunk:
+        number = self._call_numbers.get(index)
         if number is None:
             raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the provider sent arguments without a tool call")
         if not text:

@@ -45,7 +45,7 @@ def _byte_level_alphabet() -> dict[str, int]:
     """Returns the byte for each letter of byte-level tokenizers; printable characters represent themselves."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | {chr(256 + index): byte for index, byte in enumerate(others)}
 
 
 def _types(decoder: object) -> Iterator[str]:
@@ -84,7 +84,7 @@ class StopMatcher:
         if self.stopped:
             return ""
         text = self._held + text
-        found = [place for place in map(text.find, self._stop) if place >= 0]
+        found = [index for index in map(text.find, self._stop) if index >= 0]
         if found:
             self.stopped, self._held = True, ""
             return text[: min(found)]

@@ -116,14 +116,14 @@ def unpack_headers(packages: Iterable[HeaderPackage], target: Path) -> None:
 
 def _debian_content(package: bytes) -> bytes:
     """Returns the archive of files in a Debian package, which is a Unix archive (`ar`)."""
-    place = len(_AR_MAGIC)
-    while package.startswith(_AR_MAGIC) and place + _AR_HEAD_BYTES <= len(package):
-        head = package[place : place + _AR_HEAD_BYTES]
+    index = len(_AR_MAGIC)
+    while package.startswith(_AR_MAGIC) and index + _AR_HEAD_BYTES <= len(package):
+        head = package[index : index + _AR_HEAD_BYTES]
         name, size = head[:16].decode("ascii", "replace").strip(), int(head[48:58])
-        place += _AR_HEAD_BYTES
+        index += _AR_HEAD_BYTES
         if name.startswith("data.tar"):
-            return package[place : place + size]
-        place += size + size % 2
+            return package[index : index + size]
+        index += size + size % 2
     raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "a package of headers is not in Debian's format")
 
 

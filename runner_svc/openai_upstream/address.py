@@ -52,7 +52,7 @@ def server_root(url: str) -> str:
     return url.rstrip("/").removesuffix(_VERSION_PATH).rstrip("/")
 
 
-def require_known_place(url: str, *, remote: bool | None, field: str) -> None:
+def require_known_location(url: str, *, remote: bool | None, field: str) -> None:
     """Raises INVALID_ARGUMENT naming `field` if `remote` is unset and the address does not decide it."""
     if remote is None and not is_private_host(URL(url).host or ""):
         raise invalid_field(

@@ -15,7 +15,7 @@ MAX_COUNT = 2**53
 MAX_MILLISECONDS = 1e12
 """Largest accepted time, about 32 years."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT)]
-Place = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+Index = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=MAX_MILLISECONDS)]
 Byte = Annotated[int, msgspec.Meta(ge=0, le=255)]
 EXTRA = "weft:extra"
@@ -32,7 +32,7 @@ class ChunkFunction(msgspec.Struct, forbid_unknown_fields=True):
 class ChunkToolCall(msgspec.Struct, forbid_unknown_fields=True):
     """A part of a tool call."""
 
-    index: Place | None = None
+    index: Index | None = None
     id: str | None = None
     type: str | None = None
     function: ChunkFunction | None = None
@@ -91,7 +91,7 @@ class ChunkDelta(msgspec.Struct, forbid_unknown_fields=True):
 class ChunkChoice(msgspec.Struct):
     """A choice in a chunk."""
 
-    index: Place = 0
+    index: Index = 0
     delta: ChunkDelta | None = None
     text: str | None = None
     finish_reason: str | None = None
@@ -216,7 +216,7 @@ class TextChoice(msgspec.Struct):
     """A choice that only has text."""
 
     delta: TextDelta
-    index: Place = 0
+    index: Index = 0
     finish_reason: None = None
     logprobs: None = None
 

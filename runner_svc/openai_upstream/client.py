@@ -611,9 +611,9 @@ def _vectors(items: list[_EmbeddingItem], expected: int) -> list[embedding_pb2.E
 
     If all indices are missing or 0, the vectors are already in input order.
     """
-    places = [count_of(item.index) or 0 for item in items]
-    if not any(places):
-        places = list(range(len(items)))
+    indexes = [count_of(item.index) or 0 for item in items]
+    if not any(indexes):
+        indexes = list(range(len(items)))
     try:
         values = [item.values for item in items]
     except (ValueError, struct.error):
@@ -621,14 +621,14 @@ def _vectors(items: list[_EmbeddingItem], expected: int) -> list[embedding_pb2.E
     fault = ""
     if len(items) != expected:
         fault = f"{len(items)} vectors for {expected} inputs"
-    elif set(places) != set(range(expected)):
+    elif set(indexes) != set(range(expected)):
         fault = "vectors that do not match the inputs"
     elif not all(map(_is_vector, values)):
         fault = "a vector that is empty or holds a number beyond 32-bit floats"
     if fault:
         raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, f"the engine sent {fault}")
-    placed = zip(places, values, strict=True)
-    vectors = [embedding_pb2.Embedding(index=place, values=numbers) for place, numbers in placed]
+    placed = zip(indexes, values, strict=True)
+    vectors = [embedding_pb2.Embedding(index=index, values=numbers) for index, numbers in placed]
     vectors.sort(key=lambda vector: vector.index)
     return vectors
 
@@ -658,17 +658,17 @@ def _best_first(found: list[_Score], payload: rerank_pb2.RerankPayload) -> list[
     wanted = min(payload.top_n, count) if payload.HasField("top_n") else count
     scores: dict[int, float] = {}
     for entry in found:
-        place = count_of(entry.index)
-        if place is not None and place < count:
+        index = count_of(entry.index)
+        if index is not None and index < count:
             known = (score for score in (entry.relevance_score, entry.score) if score is not None)
-            scores[place] = next(known, math.nan)
+            scores[index] = next(known, math.nan)
     if len(scores) != len(found) or len(found) < wanted:
         message = f"the engine sent scores of {len(scores)} documents for {wanted} of {count}"
         raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, message)
     if not all(map(math.isfinite, scores.values())):
         raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, "the engine returned an invalid score")
-    best = sorted(scores, key=lambda place: (-scores[place], place))
-    return [rerank_pb2.RerankScore(index=place, score=scores[place]) for place in best[:wanted]]
+    best = sorted(scores, key=lambda index: (-scores[index], index))
+    return [rerank_pb2.RerankScore(index=index, score=scores[index]) for index in best[:wanted]]
 
 
 async def _with_own_names(generated: AsyncGenerator[Frame], names: Mapping[str, str]) -> AsyncGenerator[Frame]:

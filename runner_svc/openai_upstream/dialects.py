@@ -22,8 +22,8 @@ from runner_svc.openai_upstream.chunks import (
     ChunkTop,
     ChunkUsage,
     CompletionDetails,
+    Index,
     Milliseconds,
-    Place,
     PromptDetails,
     PromptProgress,
     Timings,
@@ -140,7 +140,7 @@ def _index(value: object) -> int:
     """Returns a choice index; 0 if the value is not a number. Raises ValueError if it is out of range."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return 0
-    return msgspec.convert(int(value) if float(value).is_integer() else value, Place)
+    return msgspec.convert(int(value) if float(value).is_integer() else value, Index)
 
 
 def _finish_reason(value: object) -> str | None:
@@ -208,7 +208,7 @@ def _call(source: object) -> JsonMap:
     if of_function := _unknown(function, _FUNCTION_FIELDS):
         extra["function"] = of_function
     return {
-        "index": None if (place := count_of(value.get("index"))) is None or place >= 2**31 else place,
+        "index": None if (index := count_of(value.get("index"))) is None or index >= 2**31 else index,
         "id": _id(value.get("id")),
         "function": {"name": function.get("name"), "arguments": arguments},
         EXTRA: extra,

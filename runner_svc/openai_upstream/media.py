@@ -215,11 +215,11 @@ def _add_words(segments: list[audio_pb2.TranscriptionSegment], words: Sequence[a
                 text=" ".join(word.text for word in words),
             )
         )
-    place = 0
+    index = 0
     for word in words:
-        while place + 1 < len(segments) and word.start_seconds >= segments[place + 1].start_seconds:
-            place += 1
-        segments[place].words.append(word)
+        while index + 1 < len(segments) and word.start_seconds >= segments[index + 1].start_seconds:
+            index += 1
+        segments[index].words.append(word)
 
 
 def _parts(

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from runner_svc.openai_upstream.chunks import Place
+from runner_svc.openai_upstream.chunks import Index
 from runner_svc.openai_upstream.dialects import count_of, figure, read_json
 from runner_svc.openai_upstream.errors import ErrorBody, error_fields, stated_answer, stated_error
 from runner_svc.openai_upstream.openai_stream import DONE
@@ -65,8 +65,8 @@ class _Event(msgspec.Struct):
 
 class _ImageEvent(_Event):
     b64_json: str | None = None
-    partial_image_index: Place = 0
-    image_index: Place | None = None
+    partial_image_index: Index = 0
+    image_index: Index | None = None
     """Extension for several images."""
     seed: object = None
     revised_prompt: object = None

@@ -382,9 +382,9 @@ def _rewritten(payload: chat_pb2.ChatPayload) -> list[ParameterWarning]:
     """Returns warnings about earlier calls with arguments that are not a JSON object."""
     warnings = []
     for index, message in enumerate(payload.messages):
-        for place, call in enumerate(message.tool_calls):
+        for position, call in enumerate(message.tool_calls):
             if call.arguments_text.strip() and object_arguments(call.arguments_text) != call.arguments_text:
-                field = f"messages[{index}].tool_calls[{place}].function.arguments"
+                field = f"messages[{index}].tool_calls[{position}].function.arguments"
                 warnings.append(ParameterWarning(field=field, message=_NOT_AN_OBJECT))
     return warnings[:MAX_HISTORY_WARNINGS]
 

@@ -62,9 +62,9 @@ async def tokenize(
 def require_text_only(chat: chat_pb2.ChatPayload) -> None:
     """Raises INVALID_ARGUMENT naming the first part that is not text: its tokens are known only after processing."""
     for index, message in enumerate(chat.messages):
-        for place, part in enumerate(message.content):
+        for position, part in enumerate(message.content):
             if part.WhichOneof("kind") != "text":
-                message_field = f"messages[{index}].content[{place}]"
+                message_field = f"messages[{index}].content[{position}]"
                 raise invalid_field(message_field, "only text can be counted by this runtime")
 
 

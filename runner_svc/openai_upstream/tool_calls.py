@@ -152,7 +152,7 @@ def _unquoted(text: str, *, is_cut: bool) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class _Call:
-    place: int
+    number: int
     index: int | None
     """The server's index; None: none yet."""
     chunk: int
@@ -203,7 +203,7 @@ class ToolCallNormalizer:
                     continue
                 raise WeftError(Reason.TOOL_CALL_INVALID, "the model called a function without naming it")
             if text := call.arguments.end(is_cut=cut_off):
-                found.append(event_pb2.ToolCallDelta(index=call.place, arguments_text=text))
+                found.append(event_pb2.ToolCallDelta(index=call.number, arguments_text=text))
         return found
 
     def _take(self, piece: ChunkToolCall) -> event_pb2.ToolCallDelta | None:
@@ -228,12 +228,12 @@ class ToolCallNormalizer:
         if len(self._calls) >= MAX_CALLS:
             message = f"the engine sent over {MAX_CALLS:,} tool calls in one answer"
             raise WeftError(Reason.BACKEND_PROTOCOL_ERROR, message)
-        call = _Call(place=-1, index=piece.index, chunk=self._chunks, sent_id=piece.id or "")
+        call = _Call(number=-1, index=piece.index, chunk=self._chunks, sent_id=piece.id or "")
         self._calls.append(call)
         return call
 
     def _introduce(self, call: _Call, piece: ChunkToolCall) -> event_pb2.ToolCallDelta:
-        call.name, call.place = piece.name, self._named
+        call.name, call.number = piece.name, self._named
         self._named += 1
         call.sent_id = call.sent_id or piece.id or ""
         fresh = call.sent_id if call.sent_id and call.sent_id not in self._used_ids else new_id("call")
@@ -277,7 +277,7 @@ class ToolCallNormalizer:
 
 def _delta(call: _Call, text: str) -> event_pb2.ToolCallDelta:
     """Returns the delta of a call with its pending unknown fields."""
-    delta = event_pb2.ToolCallDelta(index=call.place, arguments_text=text)
+    delta = event_pb2.ToolCallDelta(index=call.number, arguments_text=text)
     if (extra := as_message(call.extra)) is not None:
         delta.extra_fields.CopyFrom(extra)
     call.extra = {}

@@ -1,4 +1,4 @@
-"""Chooses context, slots and place for a load without configuration, from the model's file and the available memory.
+"""Chooses context, slots and location for a load without configuration, from the model's file and the available memory.
 
 `choose_size` is for models that are served only by name or source. All memory figures are estimates of
 `policy/memory_estimate.py`, and each choice comes with a reason. Pure.
@@ -47,7 +47,7 @@ CACHE_SHARE = 0.5
 in one slot needs it."""
 
 
-class Place(StrEnum):
+class Location(StrEnum):
     """Where a model computes."""
 
     ACCELERATORS = "accelerators"
@@ -96,7 +96,7 @@ class MachineMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EnginePlaces:
+class EngineLocations:
     """Where an engine can compute. The defaults are those of llama.cpp's server."""
 
     on_host: bool = True
@@ -132,7 +132,7 @@ class SizedModel:
     variants: tuple[Variant, ...] = ()
     """Other known quantizations in its repository."""
     habits: EngineHabits = field(default_factory=EngineHabits)
-    places: EnginePlaces = field(default_factory=EnginePlaces)
+    locations: EngineLocations = field(default_factory=EngineLocations)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,20 +142,20 @@ class ChosenSize:
     context_tokens: int
     """Context of one slot."""
     slots: int
-    place: Place
+    location: Location
     gpu_layers: int
     """Layers on accelerators; -1: all."""
     device_bytes: int = 0
     host_bytes: int = 0
     reasons: tuple[str, ...] = ()
-    """One sentence each for context, slots and place."""
+    """One sentence each for context, slots and location."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Room:
     """A place, its memory, and the limits that apply there."""
 
-    place: Place
+    location: Location
     device_bytes: int
     host_bytes: int | None
     words: str
@@ -164,17 +164,17 @@ class _Room:
     @property
     def slot_steps(self) -> tuple[int, ...]:
         """Numbers of slots to try, highest first."""
-        return HOST_SLOT_STEPS if self.place is Place.HOST else SLOT_STEPS
+        return HOST_SLOT_STEPS if self.location is Location.HOST else SLOT_STEPS
 
     @property
     def max_context_tokens(self) -> int:
         """Longest context that is chosen here."""
-        return MAX_HOST_CONTEXT_TOKENS if self.place is Place.HOST else MAX_CHOSEN_CONTEXT_TOKENS
+        return MAX_HOST_CONTEXT_TOKENS if self.location is Location.HOST else MAX_CHOSEN_CONTEXT_TOKENS
 
     @property
     def budget_bytes(self) -> int | None:
         """Memory limit of the whole model if it is in one place."""
-        return self.host_bytes if self.place is Place.HOST else self.device_bytes
+        return self.host_bytes if self.location is Location.HOST else self.device_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,14 +200,14 @@ def choose_size(model: SizedModel, memory: MachineMemory, asked: AskedSize | Non
         raise _too_large(model, memory, asked)
     settings = _settings(model, fit.context_tokens, fit.slots)
     whole = _need(model, settings)
-    on_devices = 0 if fit.room.place is Place.HOST else _need(model, replace(settings, gpu_layers=fit.gpu_layers))
+    on_devices = 0 if fit.room.location is Location.HOST else _need(model, replace(settings, gpu_layers=fit.gpu_layers))
     return ChosenSize(
         context_tokens=fit.context_tokens,
         slots=fit.slots,
-        place=fit.room.place,
-        gpu_layers=0 if fit.room.place is Place.HOST else fit.gpu_layers,
+        location=fit.room.location,
+        gpu_layers=0 if fit.room.location is Location.HOST else fit.gpu_layers,
         device_bytes=on_devices,
-        host_bytes=0 if fit.room.place is Place.ACCELERATORS else whole - on_devices,
+        host_bytes=0 if fit.room.location is Location.ACCELERATORS else whole - on_devices,
         reasons=(
             _context_reason(model, asked, fit),
             _slots_reason(model, asked, fit),
@@ -223,9 +223,9 @@ def _fits(model: SizedModel, memory: MachineMemory, asked: AskedSize) -> Iterato
         yield from _good_fits(model, room, asked)
     for room in rooms[-1:]:
         yield from _least_fits(model, room, asked)
-    if rooms and model.places.in_layers:
+    if rooms and model.locations.in_layers:
         yield from _split_fits(model, rooms[-1], memory, asked)
-    if model.places.on_host:
+    if model.locations.on_host:
         host = _host_room(memory)
         yield from _good_fits(model, host, asked)
         yield from _least_fits(model, host, asked)
@@ -237,7 +237,7 @@ def _rooms(memory: MachineMemory) -> list[_Room]:
     if not largest:
         return []
     name = max(memory.devices, key=lambda device: device.grantable_bytes).name
-    alone = _Room(place=Place.ACCELERATORS, device_bytes=largest, host_bytes=None, words=_of(largest, name))
+    alone = _Room(location=Location.ACCELERATORS, device_bytes=largest, host_bytes=None, words=_of(largest, name))
     if everything == largest:
         return [alone]
     words = _of(everything, f"{len(memory.devices)} accelerators")
@@ -248,7 +248,7 @@ def _host_room(memory: MachineMemory) -> _Room:
     words = "the host's memory, whose size is unknown"
     if memory.host_bytes is not None:
         words = _of(memory.host_bytes, "the host's memory")
-    return _Room(place=Place.HOST, device_bytes=0, host_bytes=memory.host_bytes, words=words)
+    return _Room(location=Location.HOST, device_bytes=0, host_bytes=memory.host_bytes, words=words)
 
 
 def _good_fits(model: SizedModel, room: _Room, asked: AskedSize) -> Iterator[_Fit]:
@@ -276,7 +276,7 @@ def _split_fits(model: SizedModel, devices: _Room, memory: MachineMemory, asked:
     shape = model.known.shape
     if shape is None:
         return
-    room = replace(devices, place=Place.SPLIT, host_bytes=memory.host_bytes)
+    room = replace(devices, location=Location.SPLIT, host_bytes=memory.host_bytes)
     slots = _slot_steps(model, room, asked)[-1]
     good = _good_context(model, room, asked)
     for tokens in (good, min(good, MIN_CHOSEN_CONTEXT_TOKENS) if asked.context_tokens is None else good):
@@ -359,7 +359,7 @@ def _context_bound(model: SizedModel, asked: AskedSize, fit: _Fit) -> str:
     cache, trained = _cache_words(model, fit), model.trained_context_tokens
     if fit.context_tokens == trained:
         return f"the full training context; {cache}"
-    if fit.room.place is Place.SPLIT:
+    if fit.room.location is Location.SPLIT:
         return f"{cache}; a longer one would leave fewer layers on accelerators"
     if fit.context_tokens < _wanted_context(model, fit.room, asked):
         return f"{cache} {_memory_bound(model, fit)}"
@@ -369,7 +369,7 @@ def _context_bound(model: SizedModel, asked: AskedSize, fit: _Fit) -> str:
 
 
 def _where(fit: _Fit) -> str:
-    return "on processors" if fit.room.place is Place.HOST else "on accelerators"
+    return "on processors" if fit.room.location is Location.HOST else "on accelerators"
 
 
 def _cache_words(model: SizedModel, fit: _Fit) -> str:
@@ -395,8 +395,9 @@ def _slots_reason(model: SizedModel, asked: AskedSize, fit: _Fit) -> str:
         return f"{slots}: the memory of more slots is not in the file's header"
     usual = fit.room.slot_steps[0]
     if fit.slots == usual:
-        return f"{slots}: the default number {'on processors' if fit.room.place is Place.HOST else 'on accelerators'}"
-    if fit.room.place is Place.SPLIT:
+        where = "on processors" if fit.room.location is Location.HOST else "on accelerators"
+        return f"{slots}: the default number {where}"
+    if fit.room.location is Location.SPLIT:
         return f"{slots}: more would leave fewer layers on accelerators"
     return f"{slots}: with more, each would have a context of less than {GOOD_CONTEXT_TOKENS} tokens"
 
@@ -409,17 +410,17 @@ def _place_reason(model: SizedModel, memory: MachineMemory, fit: _Fit) -> str:
     settings = _settings(model, fit.context_tokens, fit.slots)
     whole = _need(model, settings)
     needs = f"about {size_words(whole)}" if whole else "an unknown amount of memory"
-    match fit.room.place:
-        case Place.ACCELERATORS:
+    match fit.room.location:
+        case Location.ACCELERATORS:
             return f"all layers on accelerators: {needs} in {fit.room.words}"
-        case Place.SPLIT:
+        case Location.SPLIT:
             layers = 0 if model.known.shape is None else model.known.shape.layers
             on_devices = _need(model, replace(settings, gpu_layers=fit.gpu_layers))
             return (
                 f"{fit.gpu_layers} of {layers} layers on accelerators: {size_words(on_devices)} in {fit.room.words}; "
                 f"the other {size_words(whole - on_devices)} are in the host's memory"
             )
-        case Place.HOST:
+        case Location.HOST:
             return f"in the host's memory{_why_host(memory)}: {needs} in {fit.room.words}"
 
 
@@ -452,19 +453,19 @@ def _too_large(model: SizedModel, memory: MachineMemory, asked: AskedSize) -> We
 
 def _largest_room(model: SizedModel, memory: MachineMemory) -> _Room:
     rooms = _rooms(memory)
-    return rooms[-1] if rooms and not model.places.on_host else _host_room(memory)
+    return rooms[-1] if rooms and not model.locations.on_host else _host_room(memory)
 
 
 def _bytes_there(model: SizedModel, memory: MachineMemory) -> int:
     """Returns the maximum memory that one load of the model could get."""
-    host = (memory.host_bytes or 0) if model.places.on_host else 0
-    both = model.places.in_layers and bool(host)
+    host = (memory.host_bytes or 0) if model.locations.on_host else 0
+    both = model.locations.in_layers and bool(host)
     return memory.all_devices_bytes + host if both else max(memory.all_devices_bytes, host)
 
 
 def _there_is(model: SizedModel, memory: MachineMemory) -> str:
     devices = f"{size_words(memory.all_devices_bytes)} on accelerators" if memory.devices else "no accelerators"
-    if not model.places.on_host:
+    if not model.locations.on_host:
         return f"{devices}, which its engine needs"
     return f"{size_words(memory.host_bytes or 0)} in the host's memory, {devices}"
 

@@ -152,12 +152,12 @@ class RepetitionDetector:
         if len(window) < self._limits.prose.characters:
             return None
         probe = window[-_PROBE_CHARS:]
-        place = end
+        index = end
         for _ in range(_MAX_CANDIDATES):
-            place = window.rfind(probe, 0, place + _PROBE_CHARS - 1)
-            if place < 0:
+            index = window.rfind(probe, 0, index + _PROBE_CHARS - 1)
+            if index < 0:
                 return None
-            period = end - place
+            period = end - index
             if _is_periodic(window, period, _needed(self._limits.prose, period)):
                 # Longer candidates are multiples of this unit, possibly with another texture.
                 return self._judge(period)

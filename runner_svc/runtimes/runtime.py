@@ -13,7 +13,7 @@ from runner_svc.environments.environment import EngineEnvironment, Variant
 from runner_svc.policy.engine_choice import WeightFormat
 from runner_svc.policy.engine_variables import DEVICE_VARIABLES
 from runner_svc.policy.memory_estimate import EngineHabits
-from runner_svc.policy.model_sizing import EnginePlaces
+from runner_svc.policy.model_sizing import EngineLocations
 from runner_svc.policy.parameters import EngineParameters
 from runner_svc.policy.tuning import TunedParameter
 from runner_svc.runtimes.runtime_settings import ModelSettings
@@ -84,7 +84,7 @@ class Runtime(Generic[Settings]):
     """Request parameters that its engine supports."""
     formats: frozenset[WeightFormat] = frozenset()
     """Weight formats that its engine loads, for models with a source; empty: it serves none of those."""
-    places: EnginePlaces = field(default_factory=EnginePlaces)
+    locations: EngineLocations = field(default_factory=EngineLocations)
     """Where its engine can compute, to choose the size of such models."""
     starts_engines: bool = True
     """Whether weft starts and stops the engines; False: it uses external servers."""

@@ -85,7 +85,7 @@ def _command_lines() -> dict[str, list[str]]:
 def _expanded(line: str) -> Iterator[str]:
     """Yields the command lines that a line with `{a,b}` stands for."""
     parts = re.split(r"\{([^}]*)\}", line)
-    choices = [part.split(",") if place % 2 else [part] for place, part in enumerate(parts)]
+    choices = [part.split(",") if index % 2 else [part] for index, part in enumerate(parts)]
     return map("".join, itertools.product(*choices))
 
 

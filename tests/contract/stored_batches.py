@@ -135,7 +135,7 @@ async def lines(*given: batch_service_pb2.BatchLine) -> AsyncIterator[batch_serv
 
 def many(number: int) -> AsyncIterator[batch_service_pb2.BatchLine]:
     """So many lines."""
-    return lines(*(line(f"line-{place}") for place in range(number)))
+    return lines(*(line(f"line-{index}") for index in range(number)))
 
 
 async def content(*chunks: bytes) -> AsyncIterator[bytes]:

@@ -238,7 +238,7 @@ async def test_interrupted_cancellation_is_completed_after_a_restart(database_ur
 
 
 async def test_results_are_in_line_order_with_answers_and_requests(world: World) -> None:
-    given = [line(f"line-{place}", origin=b"%d" % place) for place in range(200)]
+    given = [line(f"line-{index}", origin=b"%d" % index) for index in range(200)]
     made = await world.batches.create(world.new_batch(), lines(*given))
     await world.end(made.id, task_pb2.TASK_STATE_COMPLETED, range(150), attempt=2)
     await world.answer(made.id, 3, "lost", attempt=1)
@@ -274,14 +274,14 @@ async def test_results_of_purged_lines_are_missing_and_the_counts_remain(world: 
 async def test_long_answers_are_read_a_few_at_a_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("router_svc.durable.batches.batch_servicer.MAX_READ_BYTES", 1_000)
     made = await world.batches.create(
-        world.new_batch(), lines(*(line(str(place), origin=bytes(400 * place)) for place in range(6)))
+        world.new_batch(), lines(*(line(str(index), origin=bytes(400 * index)) for index in range(6)))
     )
     await world.end(made.id, task_pb2.TASK_STATE_COMPLETED, range(6))
-    for place in range(6):
-        await world.answer(made.id, place, "x" * 300)
+    for index in range(6):
+        await world.answer(made.id, index, "x" * 300)
     found = await world.results(made.id)
     assert [(len(result.origin), result.outputs) for result in found] == [
-        (400 * place, (output("x" * 300),)) for place in range(6)
+        (400 * index, (output("x" * 300),)) for index in range(6)
     ]
 
 

@@ -38,7 +38,7 @@ def ignored(_rows: int) -> None:
 
 async def dumped(store: Store, path: Path, service: str, schema: Schema) -> DumpFacts:
     with writing(path) as file:
-        writer = DumpWriter(file, {service: schema.newest}, {service: store.address.place})
+        writer = DumpWriter(file, {service: schema.newest}, {service: store.address.location})
         await store.read(lambda tx: writer.write_tables(tx, schema, frozenset(), ignored))
         writer.end()
     return checked(path, {service: schema})

@@ -537,10 +537,13 @@ async def test_slow_statement_and_silent_server_time_out(
 def test_urls_are_shown_without_passwords() -> None:
     address = address_of("postgresql+asyncpg://weft:SECRET@db.example:5433/mesh?ssl=require")
     assert address.url == "postgresql://weft:SECRET@db.example:5433/mesh?sslmode=require"
-    assert (address.place, address.shown) == ("db.example/mesh", "postgresql://weft:***@db.example:5433/mesh")
+    assert (address.location, address.shown) == ("db.example/mesh", "postgresql://weft:***@db.example:5433/mesh")
     assert "SECRET" not in repr(address)
     several = address_of("postgresql://weft:SECRET@a.example:5433,[::1]/mesh")
-    assert (several.place, several.shown) == ("a.example,[::1]/mesh", "postgresql://weft:***@a.example:5433,[::1]/mesh")
+    assert (several.location, several.shown) == (
+        "a.example,[::1]/mesh",
+        "postgresql://weft:***@a.example:5433,[::1]/mesh",
+    )
     assert address_of("sqlite:////var/lib/weft.db").path == Path("/var/lib/weft.db")
     assert address_of("sqlite+aiosqlite:///per%cent.db").path == Path("per%cent.db")
     assert address_of("sqlite://").is_sqlite

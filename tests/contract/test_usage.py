@@ -196,26 +196,26 @@ class Chaos:
             await router.start()
         for number in range(steps):
             await self._step(number)
-        for place in range(2):
-            await self._write(place)
+        for index in range(2):
+            await self._write(index)
 
     async def _step(self, number: int) -> None:
         steps = [self._submit, self._submit, self._end, self._revert, self._cancel]
         steps += [self._live, self._live, self._expire, self._write_at, self._kill]
         await self.chance.choice(steps)(number, self.chance.randrange(2))
 
-    async def _submit(self, number: int, place: int) -> None:
-        name, store = f"task-{number}", self.routers[place].store
+    async def _submit(self, number: int, index: int) -> None:
+        name, store = f"task-{number}", self.routers[index].store
         lane = Lane("demo", self.chance.choice(TENANTS), Priority.DURABLE)
         await store.submit(a_task(name, lane=lane, caller="key:batch", max_attempts=2))
-        await self._claim(name, place, kept=0.9)
+        await self._claim(name, index, kept=0.9)
 
-    async def _claim(self, name: str, place: int, kept: float = 1.0) -> None:
-        claim = await self.routers[place].store.claim(name, f"r{place}", self.now, self.now + LEASE)
+    async def _claim(self, name: str, index: int, kept: float = 1.0) -> None:
+        claim = await self.routers[index].store.claim(name, f"r{index}", self.now, self.now + LEASE)
         if claim is not None and self.chance.random() < kept:
             self.claims.append(claim)
 
-    async def _end(self, _: int, place: int) -> None:
+    async def _end(self, _: int, index: int) -> None:
         if not self.claims:
             return
         outcome = self.chance.choice(OUTCOMES[:2])
@@ -224,52 +224,52 @@ class Chaos:
         claim = self.claims.pop()
         # Its acknowledgement may be lost: then the end is written again.
         for _ in range(self.chance.choice((1, 2))):
-            await self.routers[place].store.end(claim, ending, self.now)
+            await self.routers[index].store.end(claim, ending, self.now)
 
-    async def _revert(self, _: int, place: int) -> None:
+    async def _revert(self, _: int, index: int) -> None:
         if not self.claims:
             return
         claim, raw = self.claims.pop(0), self._raw(receipt_pb2.OUTCOME_FAILED, 0.5)
         fields: dict[str, Any] = {"counts": True, "now": self.now, "ready_at": self.now}
         for _ in range(self.chance.choice((1, 2))):
-            await self.routers[place].store.revert(claim, CRASH, receipt=raw, **fields)
-        await self._claim(claim.task_id, place)
+            await self.routers[index].store.revert(claim, CRASH, receipt=raw, **fields)
+        await self._claim(claim.task_id, index)
 
     def _raw(self, outcome: "receipt_pb2.Outcome.ValueType", known: float) -> bytes:
         return a_receipt(self.chance, outcome).SerializeToString() if self.chance.random() < known else b""
 
-    async def _cancel(self, number: int, place: int) -> None:
+    async def _cancel(self, number: int, index: int) -> None:
         name = f"task-{self.chance.randrange(number + 1)}"
         for tenant in TENANTS:
-            await self.routers[place].store.cancel(tenant, name, self.now)
+            await self.routers[index].store.cancel(tenant, name, self.now)
 
-    async def _live(self, _: int, place: int) -> None:
+    async def _live(self, _: int, index: int) -> None:
         receipt = a_receipt(self.chance, self.chance.choice(OUTCOMES))
-        self.routers[place].live_end(receipt, self.chance.choice(TENANTS))
-        self.unwritten[place].append(receipt)
+        self.routers[index].live_end(receipt, self.chance.choice(TENANTS))
+        self.unwritten[index].append(receipt)
 
-    async def _expire(self, _: int, place: int) -> None:
+    async def _expire(self, _: int, index: int) -> None:
         if self.chance.random() < 0.3:
             self.now += LEASE + 1
-            await self.routers[place].store.revert_expired(self.now, 100)
+            await self.routers[index].store.revert_expired(self.now, 100)
         if self.chance.random() < 0.1:
             self.now += 7_200
-            await self.routers[place].store.fail_expired(self.now, 100, {})
+            await self.routers[index].store.fail_expired(self.now, 100, {})
 
-    async def _write_at(self, _: int, place: int) -> None:
-        await self._write(place)
+    async def _write_at(self, _: int, index: int) -> None:
+        await self._write(index)
 
-    async def _kill(self, _: int, place: int) -> None:
+    async def _kill(self, _: int, index: int) -> None:
         if self.chance.random() < 0.3:
-            await self.routers[place].kill()
-            self.unwritten[place].clear()
-            self.routers[place] = Router(self.url, max_rows_per_hour=1_000)
-            await self.routers[place].start()
+            await self.routers[index].kill()
+            self.unwritten[index].clear()
+            self.routers[index] = Router(self.url, max_rows_per_hour=1_000)
+            await self.routers[index].start()
 
-    async def _write(self, place: int) -> None:
-        await self.routers[place].usage.servicer.flush()
-        self.live += self.unwritten[place]
-        self.unwritten[place].clear()
+    async def _write(self, index: int) -> None:
+        await self.routers[index].usage.servicer.flush()
+        self.live += self.unwritten[index]
+        self.unwritten[index].clear()
 
 
 @pytest.mark.slow("hundreds of transactions")

@@ -178,8 +178,8 @@ def main() -> None:
     if len(descriptors) == _STANDARD:
         become(order, descriptors)
         _run_engine(*engine)
-    for place, descriptor in enumerate(descriptors):
-        os.dup2(descriptor, place)
+    for index, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, index)
     os.closerange(_LIFELINE + 1, MAX_DESCRIPTORS)
     set_name(Path(sys.executable).name)
     set_command_line(order["argv"])

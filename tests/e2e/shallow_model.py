@@ -96,8 +96,8 @@ def write_shallow_model(path: Path) -> Path:
     return path
 
 
-def _aligned(place: int) -> int:
-    return -(-place // _ALIGNMENT) * _ALIGNMENT
+def _aligned(index: int) -> int:
+    return -(-index // _ALIGNMENT) * _ALIGNMENT
 
 
 def _padded(raw: bytes) -> bytes:

@@ -130,7 +130,7 @@ async def test_second_central_runner_takes_over_when_the_first_is_killed_and_bot
         state = await eventually(lambda: caller.ended(task), WITHIN_SECONDS, "the task did not end")
     assert state == "completed", "a task that came while none served is done by the other one"
     assert set(statuses) <= {200, 502, 503}, "every request is answered, in between with an error to try again upon"
-    since = statuses.index(200, next(place for place, status in enumerate(statuses) if status != 200))
+    since = statuses.index(200, next(index for index, status in enumerate(statuses) if status != 200))
     late = [status for status in statuses[since + len(callers) :] if status != 200]
     assert late == [], "once the other one serves, every request is answered"
     # What was with the killed one when it died may have been sent, and is sent once more by the other.

@@ -99,9 +99,9 @@ def problem_of(body: Json) -> str:
 def _of_signatures(body: Json) -> str:
     messages = body["messages"]
     for number, message in enumerate(messages):
-        for place, block in enumerate(message["content"]):
+        for index, block in enumerate(message["content"]):
             if block["type"] == "thinking" and block.get("signature") != signature_of(block["thinking"]):
-                return f"messages.{number}.content.{place}: Invalid `signature` in `thinking` block"
+                return f"messages.{number}.content.{index}: Invalid `signature` in `thinking` block"
     is_result = messages[-1]["role"] == "user" and messages[-1]["content"][0]["type"] == "tool_result"
     if body.get("thinking", {}).get("type") != "enabled" or not is_result:
         return ""

@@ -53,8 +53,8 @@ def _typed_fields(message: Message, path: str = "") -> Iterator[str]:
     for field, value in message.ListFields():
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
             continue
-        for place, item in enumerate(value if field.is_repeated else [value]):
-            name = f"{path}{field.name}[{place}]" if field.is_repeated else f"{path}{field.name}"
+        for index, item in enumerate(value if field.is_repeated else [value]):
+            name = f"{path}{field.name}[{index}]" if field.is_repeated else f"{path}{field.name}"
             if isinstance(item, ResourceDocument):
                 yield from _typed_fields(declared_document(item).declared, f"{name}.{item.kind}.")
             elif field.message_type is not None and not field.message_type.full_name.startswith("google."):

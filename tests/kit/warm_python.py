@@ -135,7 +135,7 @@ class WarmPopen(_Popen):  # type: ignore[type-arg]
             "dies_with": None,
         }
         wanted = (asked["p2cread"], asked["c2pwrite"], asked["errwrite"])
-        descriptors = [place if fd == -1 else fd for place, fd in enumerate(wanted)]
+        descriptors = [index if fd == -1 else fd for index, fd in enumerate(wanted)]
         try:
             self.pid = _warm_start.server().start(order, descriptors)
             self._child_created = True

@@ -158,8 +158,8 @@ def become(order: dict[str, Any], descriptors: list[int]) -> None:
     """Applies the state that `exec` would have given a new program."""
     if order["dies_with"] is not None:
         die_with(order["dies_with"])
-    for place, descriptor in enumerate(descriptors):
-        os.dup2(descriptor, place)
+    for index, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, index)
     os.closerange(_STANDARD, MAX_DESCRIPTORS)
     set_name(Path(order["argv"][0]).name)
     set_command_line(order["argv"])
@@ -229,8 +229,8 @@ def serve_runners(fork: Fork, order: dict[str, Any]) -> dict[str, Any] | None:
     set_name(NAME)
     os.chdir("/")
     nothing = os.open(os.devnull, os.O_RDWR)
-    for place in range(_STANDARD):
-        os.dup2(nothing, place)
+    for index in range(_STANDARD):
+        os.dup2(nothing, index)
     os.close(nothing)
     return next_order(fork, theirs)
 

@@ -34,7 +34,7 @@ def byte_letters() -> list[str]:
     """Returns the 256 letters that stand for bytes in byte-level vocabularies."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in shown]
-    return [*map(chr, shown), *(chr(256 + place) for place in range(len(hidden)))]
+    return [*map(chr, shown), *(chr(256 + index) for index in range(len(hidden)))]
 
 
 def text_encoder(*, projected: bool) -> Any:

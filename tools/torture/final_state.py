@@ -35,7 +35,7 @@ _USAGE = " UNION ALL ".join(
 async def read_usage(url: str) -> Mapping[str, int]:
     """Returns the sums of usage of all hours, by column. Raises as `read_database`."""
     (rows,) = await asyncio.to_thread(_rows, url, _USAGE)
-    return {name: sum(int(row[place]) for row in rows) for place, name in enumerate(_COUNTS)}
+    return {name: sum(int(row[index]) for row in rows) for index, name in enumerate(_COUNTS)}
 
 
 async def read_database(url: str) -> tuple[Mapping[str, KeptTask], Sequence[str]]:

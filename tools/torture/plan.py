@@ -209,11 +209,11 @@ class Plan:
     def steady_runners(self) -> Sequence[PlannedRunner]:
         """The runners that are restarted without a pause, in pools of REPLICAS."""
         found = []
-        for place in range(self.runners - 1):
-            pool = STEADY_MODEL if place < REPLICAS else f"{STEADY_MODEL}-{place // REPLICAS + 1}"
-            replica = f"-{'abc'[place % REPLICAS]}" if self.has_hosts else ""
+        for index in range(self.runners - 1):
+            pool = STEADY_MODEL if index < REPLICAS else f"{STEADY_MODEL}-{index // REPLICAS + 1}"
+            replica = f"-{'abc'[index % REPLICAS]}" if self.has_hosts else ""
             name = f"{pool.removeprefix(MODEL_PREFIX)}{replica}"
-            host = f"box-{place + 1}" if self.has_hosts else ""
+            host = f"box-{index + 1}" if self.has_hosts else ""
             found.append(PlannedRunner(name=name, model=f"{pool}{replica}", pool=pool, host=host))
         return found
 

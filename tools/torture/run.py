@@ -470,7 +470,7 @@ class Outcome:
 
 
 def _counted(counter: Mapping[Any, int]) -> str:
-    return "".join(f"{',' if place else ':'} {count} {name}" for place, (name, count) in enumerate(counter.items()))
+    return "".join(f"{',' if index else ':'} {count} {name}" for index, (name, count) in enumerate(counter.items()))
 
 
 def _no_progress(_: str) -> None:

@@ -144,7 +144,7 @@ def warned(warnings: Sequence[warning_pb2.Warning]) -> Layer[Frame]:
 
 def _with_events(frame: Frame, events: Frame) -> Frame:
     """Returns a frame with `events` behind the start of an attempt, if that is in it."""
-    for place, event in enumerate(frame, start=1):
+    for index, event in enumerate(frame, start=1):
         if event.HasField("started"):
-            return [*frame[:place], *events, *frame[place:]]
+            return [*frame[:index], *events, *frame[index:]]
     return frame

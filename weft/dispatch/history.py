@@ -135,11 +135,11 @@ def _media(chat: chat_pb2.ChatPayload) -> Iterator[tuple[str, chat_pb2.ContentPa
     """Yields the field and part of each image and recording, and whether it is in an earlier turn."""
     earlier: list[bool] | None = None
     for index, message in enumerate(chat.messages):
-        for place, part in enumerate(message.content):
+        for position, part in enumerate(message.content):
             if part.WhichOneof("kind") in MEDIA_SKILLS:
                 if earlier is None:
                     earlier = earlier_turns([each.role for each in chat.messages])
-                yield f"messages[{index}].content[{place}]", part, earlier[index]
+                yield f"messages[{index}].content[{position}]", part, earlier[index]
 
 
 def _skill(part: chat_pb2.ContentPart) -> Skill | None:

@@ -76,11 +76,11 @@ def _pixels(payload: image_pb2.ImagePayload) -> float:
 
 def _wav_seconds(head: bytes, size: int) -> float | None:
     """File size divided by the byte rate of the `fmt ` chunk: the length of the data chunk may not be set yet."""
-    place = head.find(b"fmt ", 12)
-    if place < 0 or place + 20 > len(head):
+    index = head.find(b"fmt ", 12)
+    if index < 0 or index + 20 > len(head):
         return None
-    per_second = int.from_bytes(head[place + 16 : place + 20], "little")
-    return (size - place) / per_second if per_second else None
+    per_second = int.from_bytes(head[index + 16 : index + 20], "little")
+    return (size - index) / per_second if per_second else None
 
 
 def _flac_seconds(head: bytes) -> float | None:
@@ -112,9 +112,9 @@ def _mp3_seconds(head: bytes, size: int) -> float | None:
 def _syncs(head: bytes, start: int) -> list[int]:
     """Returns the offsets of possible frames, which start with eleven set bits."""
     found: list[int] = []
-    place = head.find(b"\xff", start)
-    while 0 <= place < len(head) - 2 and len(found) < 64:
-        if head[place + 1] & 0xE0 == 0xE0:
-            found.append(place)
-        place = head.find(b"\xff", place + 1)
+    index = head.find(b"\xff", start)
+    while 0 <= index < len(head) - 2 and len(found) < 64:
+        if head[index + 1] & 0xE0 == 0xE0:
+            found.append(index)
+        index = head.find(b"\xff", index + 1)
     return found

@@ -64,9 +64,9 @@ def check_chat(
     for index, message in enumerate(payload.messages):
         if message.role not in chat_pb2.Role.values() or message.role == chat_pb2.ROLE_UNSPECIFIED:
             raise invalid_field(f"{field}.messages[{index}].role", "must be set to a known role")
-        for place, part in enumerate(message.content):
+        for position, part in enumerate(message.content):
             if part.WhichOneof("kind") is None:
-                raise invalid_field(f"{field}.messages[{index}].content[{place}]", "must be text, image or audio")
+                raise invalid_field(f"{field}.messages[{index}].content[{position}]", "must be text, image or audio")
     for index, tool in enumerate(payload.tools):
         if not tool.function.name:
             raise invalid_field(f"{field}.tools[{index}].function.name", "must not be empty")

@@ -68,14 +68,14 @@ class SlidingWindow:
 
     def take_back(self, amount: int, counted_at: float) -> None:
         """Subtracts an amount that was counted at a time. Ignores what has expired, and never goes below zero."""
-        for place in reversed(range(len(self._buckets))):
-            bucket = self._buckets[place]
+        for index in reversed(range(len(self._buckets))):
+            bucket = self._buckets[index]
             if bucket.began <= counted_at:
                 taken = min(amount, bucket.amount)
                 bucket.amount -= taken
                 self.total -= taken
                 if not bucket.amount:
-                    del self._buckets[place]
+                    del self._buckets[index]
                 return
 
     def seconds_until_room(self, now: float, most: int, amount: int) -> float:
@@ -136,28 +136,28 @@ class RateWindows:
         """By key, unit and length."""
         self._tidy_at = MIN_TIDIED_KEYS
 
-    def take(self, claims: Sequence[Amount]) -> float:
-        """Counts all claims or none; returns the monotonic time, for later corrections.
+    def take(self, amounts: Sequence[Amount]) -> float:
+        """Counts all amounts or none; returns the monotonic time, for later corrections.
 
-        A claim above the whole limit is accepted when its window is empty. Raises RATE_LIMIT_EXCEEDED for the claim
+        An amount above the whole limit is accepted when its window is empty. Raises RATE_LIMIT_EXCEEDED for the amount
         with the longest wait, see `_refusal`.
         """
         now = self._clock.monotonic()
         if len(self._windows) >= self._tidy_at:
             self._windows = {key: kept for key, kept in self._windows.items() if not self.is_empty(key)}
             self._tidy_at = max(MIN_TIDIED_KEYS, 2 * len(self._windows))
-        windows = [self.window(claim.key, claim.rate) for claim in claims]
+        windows = [self.window(wanted.key, wanted.rate) for wanted in amounts]
         refused = [
-            (window.seconds_until_room(now, claim.rate.amount, _with_spare(claim)), place)
-            for place, (claim, window) in enumerate(zip(claims, windows, strict=True))
-            if not window.has_room(now, claim.rate.amount, within(claim))
-            or (claim.spare and window.left(now, claim.rate.amount) < _with_spare(claim))
+            (window.seconds_until_room(now, wanted.rate.amount, _with_spare(wanted)), index)
+            for index, (wanted, window) in enumerate(zip(amounts, windows, strict=True))
+            if not window.has_room(now, wanted.rate.amount, within(wanted))
+            or (wanted.spare and window.left(now, wanted.rate.amount) < _with_spare(wanted))
         ]
         if refused:
-            wait, place = max(refused, key=lambda each: (each[0], -each[1]))
-            raise self._refusal(claims, claims[place], wait, now)
-        for claim, window in zip(claims, windows, strict=True):
-            window.add(now, claim.amount)
+            wait, index = max(refused, key=lambda each: (each[0], -each[1]))
+            raise self._refusal(amounts, amounts[index], wait, now)
+        for wanted, window in zip(amounts, windows, strict=True):
+            window.add(now, wanted.amount)
         return now
 
     def correct(self, key: str, rate: Rate, amount: int, *, counted_at: float) -> None:
@@ -184,10 +184,10 @@ class RateWindows:
         window = self._known(key, rate)
         return 0.0 if window is None else window.seconds_until_empty(self._clock.monotonic())
 
-    def status(self, claims: Sequence[Amount]) -> RateLimitStatus:
-        """Returns what is left for such claims, by the tightest window of each unit."""
+    def status(self, amounts: Sequence[Amount]) -> RateLimitStatus:
+        """Returns what is left for such amounts, by the tightest window of each unit."""
         return RateLimitStatus(
-            requests=self._tightest(claims, RateUnit.REQUESTS), tokens=self._tightest(claims, RateUnit.TOKENS)
+            requests=self._tightest(amounts, RateUnit.REQUESTS), tokens=self._tightest(amounts, RateUnit.TOKENS)
         )
 
     def forget(self, key: str) -> None:
@@ -211,15 +211,15 @@ class RateWindows:
         windows = self._windows.get(key)
         return None if windows is None else windows.get((rate.unit, rate.window_seconds))
 
-    def _tightest(self, claims: Sequence[Amount], unit: RateUnit) -> RateLimitWindow | None:
+    def _tightest(self, amounts: Sequence[Amount], unit: RateUnit) -> RateLimitWindow | None:
         """Returns the window with the least left; if equal, the one that resets last."""
         now, least = self._clock.monotonic(), -1
         tightest: list[tuple[Rate, SlidingWindow]] = []
-        for claim in claims:
-            rate = claim.rate
+        for wanted in amounts:
+            rate = wanted.rate
             if rate.unit is not unit:
                 continue
-            window = self.window(claim.key, rate)
+            window = self.window(wanted.key, rate)
             left = window.left(now, rate.amount)
             if not tightest or left < least:
                 least, tightest = left, [(rate, window)]
@@ -235,25 +235,25 @@ class RateWindows:
             window=duration_of(rate.window_seconds),
         )
 
-    def _refusal(self, claims: Sequence[Amount], claim: Amount, wait: float, now: float) -> WeftError:
-        """Returns the refusal of a claim that does not fit its window.
+    def _refusal(self, amounts: Sequence[Amount], wanted: Amount, wait: float, now: float) -> WeftError:
+        """Returns the refusal of an amount that does not fit its window.
 
         Its metadata has the limit, unit, window, what is left and when some is free again (resetAt, Unix seconds), and
         the tightest windows as in `status_metadata`.
         """
-        rate, window = claim.rate, self.window(claim.key, claim.rate)
+        rate, window = wanted.rate, self.window(wanted.key, wanted.rate)
         free_at = self._clock.utc_now().timestamp() + window.seconds_until_less(now)
         return WeftError(
             Reason.RATE_LIMIT_EXCEEDED,
-            f"{claim.who} exceeded {rate}",
+            f"{wanted.who} exceeded {rate}",
             metadata={
                 "limit": str(rate.amount),
                 "remaining": str(window.left(now, rate.amount)),
                 "resetAt": str(int(free_at) + 1),
                 "unit": _UNIT_WORDS[rate.unit],
                 "window": _WINDOW_WORDS[rate.window_seconds],
-                **claim.about,
-                **status_metadata(self.status(claims)),
+                **wanted.about,
+                **status_metadata(self.status(amounts)),
             },
             retry_after_seconds=wait,
         )
@@ -333,10 +333,10 @@ class TrackedKeys:
                 self._names.move_to_end(name)
 
 
-def _with_spare(claim: Amount) -> int:
-    return min(claim.amount + claim.spare, claim.rate.amount)
+def _with_spare(wanted: Amount) -> int:
+    return min(wanted.amount + wanted.spare, wanted.rate.amount)
 
 
-def within(claim: Amount) -> int:
-    """Returns the space that a claim needs: one larger than a whole window waits for an empty window."""
-    return min(claim.amount, claim.rate.amount)
+def within(wanted: Amount) -> int:
+    """Returns the space that an amount needs: one larger than a whole window waits for an empty window."""
+    return min(wanted.amount, wanted.rate.amount)

@@ -70,9 +70,9 @@ def victims(
     if not fits(room):
         return None
     # The most valuable are spared first.
-    for place in reversed(range(len(chosen))):
-        spared = freed(room, chosen[place], -1)
+    for index in reversed(range(len(chosen))):
+        spared = freed(room, chosen[index], -1)
         if fits(spared):
             room = spared
-            del chosen[place]
+            del chosen[index]
     return tuple(chosen)

@@ -19,7 +19,7 @@ class DatabaseAddress:
     """The SQLite file; None: SQLite in memory, or PostgreSQL."""
     url: str = field(default="", repr=False)
     """The PostgreSQL URL, which may contain a password; empty: SQLite."""
-    place: str
+    location: str
     """The file, or host and database, for messages."""
     shown: str
     """The URL without password and parameters, for the log."""
@@ -59,10 +59,10 @@ def address_of(database: str | Path) -> DatabaseAddress:
     if not all(matches):
         raise invalid_field("database_url", "must be a URL such as postgresql://user@host/weft")
     name, colon, _ = user.partition(":")
-    place = ",".join(host[1] for host in matches if host is not None)
+    location = ",".join(host[1] for host in matches if host is not None)
     return DatabaseAddress(
         url=url,
-        place=f"{place or 'localhost'}{parts.path or '/'}",
+        location=f"{location or 'localhost'}{parts.path or '/'}",
         shown=f"postgresql://{name}{colon and ':***'}{at}{hosts}{parts.path}",
     )
 
@@ -71,4 +71,4 @@ def _file_address(name: str) -> DatabaseAddress:
     if name.startswith("file:"):
         raise invalid_field("database_url", "SQLite's file: form is not supported, name the file by its path")
     path = None if name in {"", ":memory:"} else Path(name)
-    return DatabaseAddress(path=path, place=str(path or "in memory"), shown=f"sqlite:///{name}")
+    return DatabaseAddress(path=path, location=str(path or "in memory"), shown=f"sqlite:///{name}")

@@ -48,11 +48,11 @@ class DatabaseError(Exception):
 
 def sentence_of(owner: str, address: DatabaseAddress, error: DatabaseError | OSError) -> str:
     """Returns a sentence with the problem of a service's database, and the remedy."""
-    place = place_of(owner, address)
+    location = location_of(owner, address)
     if isinstance(error, OSError):
         remedy = _FULL if error.errno in _FULL_NUMBERS else _ACCESS
-        return f"{place} cannot be used: {error.strerror or error.errno}; {remedy}"
-    return f"{place} {problem_of(error, _CONNECT)}"
+        return f"{location} cannot be used: {error.strerror or error.errno}; {remedy}"
+    return f"{location} {problem_of(error, _CONNECT)}"
 
 
 def problem_of(error: DatabaseError, otherwise: str = "its log has details") -> str:
@@ -64,9 +64,9 @@ def problem_of(error: DatabaseError, otherwise: str = "its log has details") -> 
     return f"{what} ({error.code}); {remedy}"
 
 
-def place_of(owner: str, address: DatabaseAddress) -> str:
+def location_of(owner: str, address: DatabaseAddress) -> str:
     """Returns a text such as `the router's database /var/lib/weft/router.db`."""
-    return f"the {owner}'s database {address.place}"
+    return f"the {owner}'s database {address.location}"
 
 
 MAX_CHECKED_BYTES = 256 * 1024 * 1024

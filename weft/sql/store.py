@@ -37,7 +37,7 @@ from weft.sql.connections import (
     DatabaseError,
     SqliteConnection,
     Tx,
-    place_of,
+    location_of,
     problem_of,
     sentence_of,
 )
@@ -135,8 +135,8 @@ class Store:
             )
             raise WeftError(Reason.SERVICE_UNAVAILABLE, sentence_of(self._service, self.address, error)) from None
         except WeftError as error:
-            place = place_of(self._service, self.address)
-            raise WeftError(error.reason, f"{place}: {error.message}", metadata=error.metadata) from error
+            location = location_of(self._service, self.address)
+            raise WeftError(error.reason, f"{location}: {error.message}", metadata=error.metadata) from error
 
     async def connect(self, first: Work[None] | None = None) -> None:
         """As `open`, but raises DatabaseError or OSError if the database cannot be used."""

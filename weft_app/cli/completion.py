@@ -43,7 +43,7 @@ def _words_of(ctx: typer.Context) -> list[str]:
     words = list(ctx.params.get("resources") or ())
     if not any(word.startswith("-") for word in words):
         return words
-    known = (place for place, word in enumerate(words) if word.lower() in kind_words() or record_kind(word) == "task")
+    known = (index for index, word in enumerate(words) if word.lower() in kind_words() or record_kind(word) == "task")
     return words[next(known, len(words)) :]
 
 

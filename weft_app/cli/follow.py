@@ -253,8 +253,8 @@ class RecordChanges:
             case "name":
                 return f"{name}\n"
         table = self._feed.table
-        place = next((table.titles.index(each) for each in ("STATUS", "STATE") if each in table.titles), 1)
-        cells = [self._gone if each == place else "-" for each in range(1, len(table.titles))]
+        index = next((table.titles.index(each) for each in ("STATUS", "STATE") if each in table.titles), 1)
+        cells = [self._gone if each == index else "-" for each in range(1, len(table.titles))]
         return table.line([own_name if self._has_header else name, *cells])
 
 

@@ -196,7 +196,7 @@ def _found(
     """
     found: dict[ResourceKind, list[Document]] = {}
     failures: dict[ResourceKind, WeftError] = {}
-    for place, kind in enumerate(scope.kinds):
+    for index, kind in enumerate(scope.kinds):
         named = [target.name for target in scope.targets if target.kind is kind]
         try:
             documents = [mesh.document(kind, name) for name in named] if scope.targets else mesh.documents(kind)
@@ -204,7 +204,7 @@ def _found(
             if len(scope.kinds) == 1 or scope.targets or output not in TEXTS:
                 raise
             # An unreachable registry would fail for the others, too.
-            failures.update(dict.fromkeys(scope.kinds[place:] if error.reason in NO_REGISTRY else (kind,), error))
+            failures.update(dict.fromkeys(scope.kinds[index:] if error.reason in NO_REGISTRY else (kind,), error))
             if error.reason in NO_REGISTRY:
                 break
         else:

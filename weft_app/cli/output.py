@@ -109,18 +109,18 @@ MIN_NAME_CHARS = 32
 
 
 def fitted(columns: Sequence[Column], widths: Mapping[int, int], room: int) -> dict[int, int]:
-    """Returns the widths of the columns to show, by their places.
+    """Returns the widths of the columns to show, by their indexes.
 
     If they need more than `room` characters, the widest are cut. Minor columns are omitted rather than cutting others
     below WANTED_COLUMN_CHARS, the others, from right to left, rather than below MIN_COLUMN_CHARS, and the first one
     below MIN_NAME_CHARS.
     """
     kept = dict(widths)
-    for place in sorted(list(widths)[1:], key=lambda place: (not columns[place].is_minor, -place)):
-        least = WANTED_COLUMN_CHARS if columns[place].is_minor else MIN_COLUMN_CHARS
+    for index in sorted(list(widths)[1:], key=lambda index: (not columns[index].is_minor, -index)):
+        least = WANTED_COLUMN_CHARS if columns[index].is_minor else MIN_COLUMN_CHARS
         if _chars({each: min(width, least if each else MIN_NAME_CHARS) for each, width in kept.items()}) <= room:
             break
-        del kept[place]
+        del kept[index]
     return _cut(kept, room)
 
 
@@ -128,8 +128,8 @@ def _cut(widths: Mapping[int, int], room: int) -> dict[int, int]:
     """Returns widths that fit, if they can without cutting a column below its minimum."""
     found = dict(widths)
     while _chars(found) > room:
-        spare = {place: width - (MIN_COLUMN_CHARS if place else MIN_NAME_CHARS) for place, width in found.items()}
-        widest = max(spare, key=lambda place: spare[place])
+        spare = {index: width - (MIN_COLUMN_CHARS if index else MIN_NAME_CHARS) for index, width in found.items()}
+        widest = max(spare, key=lambda index: spare[index])
         if spare[widest] <= 0:
             break
         found[widest] -= 1
@@ -179,7 +179,7 @@ class TextTable:
         header, *lines = self.lines(rows, is_colored=self._is_colored)
         if is_out_terminal():
             header = f"{BOLD}{header}{PLAIN}"
-        omitted = [title for place, title in enumerate(self.titles) if place not in self._widths]
+        omitted = [title for index, title in enumerate(self.titles) if index not in self._widths]
         if omitted:
             lines.append(f"({self._wider} also shows {', '.join(omitted)})")
         return "\n".join([header, *lines]) + "\n"
@@ -199,7 +199,7 @@ class TextTable:
         if self._room is not None:
             # A watch may print the header before any row.
             least = 0 if table else MIN_COLUMN_CHARS
-            likely = {place: max(width, least) for place, width in self._widths.items()}
+            likely = {index: max(width, least) for index, width in self._widths.items()}
             self._widths = fitted(self._columns, likely, self._room)
         return [self._line(cells, is_colored=is_colored) for cells in (self.titles, *table)]
 
@@ -218,17 +218,17 @@ class TextTable:
         return self.line(self.cells(row))
 
     def _widen(self, cells: Sequence[str]) -> None:
-        self._widths = {place: max(width, len(cells[place])) for place, width in self._widths.items()}
+        self._widths = {index: max(width, len(cells[index])) for index, width in self._widths.items()}
 
     def _line(self, cells: Sequence[str], *, is_colored: bool) -> str:
         shown = []
-        for place, width in self._widths.items():
-            cell = (shortened if place else shortened_name)(cells[place], width).ljust(width)
-            color = STATE_COLORS.get(cells[place]) if is_colored and self.titles[place] in STATE_TITLES else None
+        for index, width in self._widths.items():
+            cell = (shortened if index else shortened_name)(cells[index], width).ljust(width)
+            color = STATE_COLORS.get(cells[index]) if is_colored and self.titles[index] in STATE_TITLES else None
             shown.append(cell if color is None else f"{color}{cell}{PLAIN}")
         line = COLUMN_GAP.join(shown).rstrip()
         if self._room is not None and _chars(self._widths) > self._room:
-            plain = COLUMN_GAP.join(cells[place].ljust(width) for place, width in self._widths.items()).rstrip()
+            plain = COLUMN_GAP.join(cells[index].ljust(width) for index, width in self._widths.items()).rstrip()
             return shortened(plain, self._room)
         return line
 
@@ -356,8 +356,8 @@ def page(columns: Sequence[Column], record: Any, title_chars: int = FACT_CHARS) 
 
 def block(title: str, lines: Iterable[str], indent: str = INDENT) -> Iterator[str]:
     """Yields a title and indented lines; nothing without lines."""
-    for place, line in enumerate(lines):
-        if not place:
+    for index, line in enumerate(lines):
+        if not index:
             yield f"{title}:"
         yield f"{indent}{line}"
 

@@ -41,7 +41,7 @@ def say(text: str) -> None:
     On a terminal, only weft's own styles take effect; other control characters become spaces.
     """
     if is_out_terminal():
-        text = "".join(part if place % 2 else shown(part) for place, part in enumerate(_OWN_STYLE.split(text)))
+        text = "".join(part if index % 2 else shown(part) for index, part in enumerate(_OWN_STYLE.split(text)))
     sys.stdout.write(text)
     sys.stdout.flush()
 

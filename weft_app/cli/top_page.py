@@ -179,9 +179,9 @@ def _shares(sections: Sequence[Sequence[Line]], rows: int) -> list[int]:
     """Returns the number of lines per section: all if they fit, otherwise shorter sections first."""
     shares = [0] * len(sections)
     left = rows
-    for done, place in enumerate(sorted(range(len(sections)), key=lambda place: len(sections[place]))):
-        shares[place] = min(len(sections[place]), left // (len(sections) - done))
-        left -= shares[place]
+    for done, index in enumerate(sorted(range(len(sections)), key=lambda index: len(sections[index]))):
+        shares[index] = min(len(sections[index]), left // (len(sections) - done))
+        left -= shares[index]
     return shares
 
 
@@ -191,6 +191,6 @@ def _fitted(lines: Sequence[Line], most: int) -> Sequence[Line]:
         return lines[:most]
     header, *rows = lines
     room = most - 2
-    selected = next((place for place, row in enumerate(rows) if row.style == SELECTED), 0)
+    selected = next((index for index, row in enumerate(rows) if row.style == SELECTED), 0)
     first = max(0, min(selected - room + 1, len(rows) - room))
     return [header, *rows[first : first + room], Line(f"... and {len(rows) - room} more", HEADER)]

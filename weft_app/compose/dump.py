@@ -82,7 +82,7 @@ def dump_mesh(config: WeftConfig, home: WeftHome, path: Path, *, from_home: bool
         async with _owned(found) as stores:
             services = {each: await _revision(store, each) for each, store in stores.items()}
             with writing(path) as file:
-                writer = DumpWriter(file, services, {each: address.place for each, address in found.items()})
+                writer = DumpWriter(file, services, {each: address.location for each, address in found.items()})
                 for name, place in _state_files(config, home).items():
                     if (content := read_owner_file(place, name, max_bytes=MAX_FILE_BYTES)) is not None:
                         writer.write({"file": name, "data": content})
@@ -142,7 +142,7 @@ def left_behind(config: WeftConfig, home: WeftHome) -> list[str]:
         if path is not None and _changed_at(path) > moved.get(str(path), 0.0) and (found := _held_by(service, path)):
             said.append(
                 f"{path} has {', '.join(found)} that are not used, because {service}.database_url leads to "
-                f"{_addresses(config, home)[service].place}; to move them, stop the mesh, and run: weft mesh dump "
+                f"{_addresses(config, home)[service].location}; to move them, stop the mesh, and run: weft mesh dump "
                 "--from-home moved.dump && weft mesh restore moved.dump"
             )
     return said
@@ -205,7 +205,7 @@ async def _revision(store: Store, service: str) -> str:
     found = await store.read(look)
     if found not in schema.revisions:
         known = f"the schema {found}, which this release does not know" if found else "no tables of weft"
-        raise WeftError(Reason.NOT_FOUND, f"the {service}'s database {store.address.place} has {known}")
+        raise WeftError(Reason.NOT_FOUND, f"the {service}'s database {store.address.location} has {known}")
     return found
 
 
@@ -236,8 +236,8 @@ def _require_empty(service: str, store: Store, found: list[str]) -> None:
     if found:
         raise WeftError(
             Reason.ALREADY_EXISTS,
-            f"the {service}'s database {store.address.place} has {', '.join(found)}; name an empty one, or delete its "
-            "content with --replace",
+            f"the {service}'s database {store.address.location} has {', '.join(found)}; name an empty one, or delete "
+            "its content with --replace",
         )
 
 
@@ -295,7 +295,7 @@ def _note_moves(config: WeftConfig, home: WeftHome, facts: DumpFacts) -> None:
     moved = {
         str(address.path): facts.ended_at + CHECKPOINT_SECONDS
         for each, address in _left_behind(config, home).items()
-        if facts.services.get(each) and facts.sources[each] == address.place
+        if facts.services.get(each) and facts.sources[each] == address.location
     }
     if moved:
         replace_file(home.state / MOVES_NAME, json.dumps(_moves(home) | moved).encode())

@@ -111,11 +111,11 @@ def followed_server(
     Raises INVALID_ARGUMENT naming a setting, prefixed with `where`.
     """
     # Imported here: only processes that follow a server need an HTTP client.
-    from runner_svc.openai_upstream.address import base_url, require_known_place, server_root  # noqa: PLC0415
+    from runner_svc.openai_upstream.address import base_url, require_known_location, server_root  # noqa: PLC0415
     from runner_svc.openai_upstream.probe import list_of, probe  # noqa: PLC0415
     from runner_svc.runtimes.unmanaged_server import read_key  # noqa: PLC0415
 
-    require_known_place(base_url(address.url, f"{where}.url"), remote=address.remote, field=f"{where}.remote")
+    require_known_location(base_url(address.url, f"{where}.url"), remote=address.remote, field=f"{where}.remote")
     root = server_root(address.url)
 
     shared = probes or ServerProbes()
@@ -137,7 +137,7 @@ def followed_server(
 
     return FollowedServer(
         name=address.name,
-        place=server_location(address.url),
+        location=server_location(address.url),
         list_models=list_models,
         serve=serve,
         most=section.max_listed_models,

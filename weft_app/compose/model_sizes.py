@@ -10,7 +10,7 @@ from runner_svc.memory.lease_manager import DEFAULT_MARGIN_BYTES
 from runner_svc.memory.machine_memory import host_memory_bytes
 from runner_svc.model_store.found import FoundFiles, ProgramFolders, locate
 from runner_svc.policy.engine_choice import WeightFormat
-from runner_svc.policy.model_sizing import AskedSize, DeviceMemory, MachineMemory, Place, SizedModel, choose_size
+from runner_svc.policy.model_sizing import AskedSize, DeviceMemory, Location, MachineMemory, SizedModel, choose_size
 from runner_svc.runtimes.runtime import Runtime
 from weft.api.runner.v1 import added_model_pb2, load_pb2
 from weft.kernel.errors.error_tree import WeftError
@@ -52,12 +52,12 @@ async def size_by_memory(
         known=replace(facts, name=shown_source(source)),
         trained_context_tokens=facts.context_tokens,
         habits=runtime.habits,
-        places=runtime.places,
+        locations=runtime.locations,
     )
     chosen = choose_size(model, memory, asked_size(options or load_pb2.LoadOptions()))
     sizing = added_model_pb2.ModelSizing(context_tokens=chosen.context_tokens, slots=chosen.slots)
     # Layers only if the engine would place them differently.
-    if chosen.place is Place.SPLIT or (chosen.place is Place.HOST and memory.devices):
+    if chosen.location is Location.SPLIT or (chosen.location is Location.HOST and memory.devices):
         sizing.gpu_layers = chosen.gpu_layers
     return sizing, chosen.reasons
 

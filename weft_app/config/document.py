@@ -65,7 +65,7 @@ def sources(item: Any, steps: PathSteps = ()) -> Iterator[tuple[PathSteps, str]]
         yield steps, item.source
 
 
-def place_of(item: Any) -> str:
+def location_of(item: Any) -> str:
     """Returns the position of a value; a merged mapping or list has that of its first value."""
     if isinstance(item, (Given, GivenMapping, GivenList)) and item.source:
         return item.source
@@ -146,18 +146,18 @@ def _instead_of_mapping(document: YamlDocument) -> str:
 
 def _with_lines(value: Any, node: yaml.Node, path: Path, line: int) -> Any:
     """Returns a value with the positions of its content; a mapping or list has its name's `line`, from 0."""
-    place = f"{path.name} line {line + 1}"
+    location = f"{path.name} line {line + 1}"
     if isinstance(value, dict) and isinstance(node, yaml.MappingNode):
         nodes = {key.value: (key.start_mark.line, child) for key, child in node.value}
         mapping = GivenMapping()
         for key, item in value.items():
             at, child = nodes.get(str(key), (line, node))
             mapping[key] = _with_lines(item, child, path, at)
-        mapping.source = place
+        mapping.source = location
         return mapping
     if isinstance(value, list) and isinstance(node, yaml.SequenceNode):
         items = zip(value, node.value, strict=False)
         found = GivenList(_with_lines(item, child, path, child.start_mark.line) for item, child in items)
-        found.source = place
+        found.source = location
         return found
     return Given(value, f"{path.name} line {node.start_mark.line + 1}")

@@ -12,7 +12,7 @@ from runner_svc.runtimes.runtime_settings import SourcedModelSettings
 from runner_svc.runtimes.table import ATTACHED_RUNTIME, DEFAULT_RUNTIME, RUNTIME_OF_FORMAT, find_runtime
 from weft.kernel.errors.error_tree import FieldError, WeftError, invalid_field, refused_together
 from weft.kernel.models.model_source import PathSource, parse_source
-from weft_app.config.document import Document, place_of, value_of
+from weft_app.config.document import Document, location_of, value_of
 
 _URL, _RUNTIME, _MODELS = "url", "runtime", "models"
 _SOURCE, _HUB_SETTING = "source", "model"
@@ -62,9 +62,9 @@ def infer(document: Document) -> Inferred:
     return Inferred(document={**document, "runners": runners}, refused=refused)
 
 
-def _like(place: list[Any], items: list[Any]) -> list[Any]:
-    made = type(place)(items)
-    made.source = place.source  # type: ignore[attr-defined]
+def _like(given: list[Any], items: list[Any]) -> list[Any]:
+    made = type(given)(items)
+    made.source = given.source  # type: ignore[attr-defined]
     return made
 
 
@@ -151,7 +151,7 @@ def _path_of(text: str, setting: str) -> str:
 
 
 def _at(item: Any) -> str:
-    where = place_of(item)
+    where = location_of(item)
     return f" (in {where})" if where else ""
 
 

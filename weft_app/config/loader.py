@@ -33,7 +33,7 @@ from weft_app.config.document import (
     value_of,
 )
 from weft_app.config.inference import infer
-from weft_app.config.refusals import field_path, place, refusals
+from weft_app.config.refusals import field_path, location, refusals
 from weft_app.config.removed import without_removed
 from weft_app.config.settings_tree import Setting, is_section, plain_value, settings_of
 
@@ -285,7 +285,7 @@ def _plain(item: Any, steps: PathSteps, path: Path | None) -> Any:
         case Mapping():
             for key in item:
                 if not isinstance(key, str):
-                    field, where = field_path((*steps, str(key))), place(item[key], path)
+                    field, where = field_path((*steps, str(key))), location(item[key], path)
                     raise invalid_field(field, f"must be a text; put it in quotes{where}")
             return {key: _plain(value, (*steps, key), path) for key, value in item.items()}
         case list() | tuple() | frozenset():

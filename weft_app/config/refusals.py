@@ -15,7 +15,7 @@ from weft.kernel.errors.validation_words import plain_words
 from weft.kernel.models.model_source import shown_url
 from weft.kernel.values.names import close_names
 from weft_app.config.config import NamesTwiceError
-from weft_app.config.document import PathSteps, place_of, sources, value_of
+from weft_app.config.document import PathSteps, location_of, sources, value_of
 from weft_app.config.runners import OF_RUNTIME
 from weft_app.config.settings_tree import names_at, settings_on
 
@@ -99,7 +99,7 @@ def _field_and_message(
     steps = details["loc"]
     cause = details.get("ctx", {}).get("error")
     item, around = _item_at(document, steps)
-    where = place(item if item is not _MISSING else around, path)
+    where = location(item if item is not _MISSING else around, path)
     if isinstance(cause, NamesTwiceError):
         return field_path(steps), f"{cause}{_where_named(document, cause.names, path)}"
     if isinstance(cause, FieldError):
@@ -123,9 +123,9 @@ def _item_at(document: Any, steps: PathSteps) -> tuple[Any, Any]:
     return item, around
 
 
-def place(item: Any, path: Path | None) -> str:
+def location(item: Any, path: Path | None) -> str:
     """Returns the end of a message: the value's line in the file or its other source, else the file."""
-    return _ending(place_of(item), path)
+    return _ending(location_of(item), path)
 
 
 def _ending(source: str, path: Path | None) -> str:

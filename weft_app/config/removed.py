@@ -6,7 +6,7 @@ from typing import Any
 from pydantic.alias_generators import to_camel
 
 from weft.kernel.errors.removed_features import RUNTIMES, SETTINGS
-from weft_app.config.document import Document, GivenList, GivenMapping, place_of, value_of
+from weft_app.config.document import Document, GivenList, GivenMapping, location_of, value_of
 
 _RUNNERS = "runners"
 _EACH = "*"
@@ -17,15 +17,15 @@ def without_removed(document: Document) -> tuple[Document, tuple[str, ...]]:
     """Returns a document without what was removed from weft, and a message for each such part."""
     messages: list[str] = []
     for path, replacement in SETTINGS.items():
-        places: list[str] = []
-        document = _without(document, path.split("."), places)
-        if places:
-            where = f" ({', '.join(filter(None, places))})" if any(places) else ""
+        locations: list[str] = []
+        document = _without(document, path.split("."), locations)
+        if locations:
+            where = f" ({', '.join(filter(None, locations))})" if any(locations) else ""
             messages.append(f"{path}{where} was removed and is ignored; use: {replacement}")
     runners = value_of(document.get(_RUNNERS))
     if isinstance(runners, list):
         kept = GivenList(_kept_runners(runners, messages))
-        kept.source = place_of(runners)
+        kept.source = location_of(runners)
         document = document if len(kept) == len(runners) else {**document, _RUNNERS: kept}
     if _value_at(document, _GOVERNANCE) == "signatures":
         messages.append(
@@ -35,14 +35,14 @@ def without_removed(document: Document) -> tuple[Document, tuple[str, ...]]:
     return document, tuple(messages)
 
 
-def _without(item: Any, steps: Sequence[str], places: list[str]) -> Any:
-    """Returns a part of a document without the setting at a path, and adds the places where it was."""
+def _without(item: Any, steps: Sequence[str], locations: list[str]) -> Any:
+    """Returns a part of a document without the setting at a path, and adds the locations where it was."""
     first, *rest = steps
     if first == _EACH:
         if not isinstance(item, list):
             return item
-        items = GivenList(_without(each, rest, places) for each in item)
-        items.source = place_of(item)
+        items = GivenList(_without(each, rest, locations) for each in item)
+        items.source = location_of(item)
         return items
     name = to_camel(first) if isinstance(item, dict) and first not in item else first
     if not isinstance(item, dict) or name not in item:
@@ -50,9 +50,9 @@ def _without(item: Any, steps: Sequence[str], places: list[str]) -> Any:
     changed = GivenMapping(item)
     changed.source = getattr(item, "source", "")
     if rest:
-        changed[name] = _without(item[name], rest, places)
+        changed[name] = _without(item[name], rest, locations)
     else:
-        places.append(place_of(changed.pop(name)))
+        locations.append(location_of(changed.pop(name)))
     return changed
 
 
@@ -66,7 +66,7 @@ def _kept_runners(runners: list[Any], messages: list[str]) -> Iterator[Any]:
     for runner in runners:
         runtime = value_of(runner.get("runtime")) if isinstance(runner, dict) else None
         if isinstance(runtime, str) and runtime in RUNTIMES:
-            where = f" ({place_of(runner)})" if place_of(runner) else ""
+            where = f" ({location_of(runner)})" if location_of(runner) else ""
             messages.append(
                 f"the runner {value_of(runner.get('name'))}{where} is not started: its runtime {runtime} was removed; "
                 f"use: {RUNTIMES[runtime]}"

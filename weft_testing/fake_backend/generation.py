@@ -233,15 +233,15 @@ class Generation:
             await self._stop_or_stall(place)
         self._next_fault = _next_fault(behaviour, place + 1)
 
-    async def _stop_or_stall(self, place: int) -> Never:
+    async def _stop_or_stall(self, index: int) -> Never:
         """Crashes, closes the socket or stalls; returns only by cancellation when the connection is closed."""
-        if place == self._behaviour.crash_after_tokens:
+        if index == self._behaviour.crash_after_tokens:
             await self._wait_until_sent()
             crash(signal.Signals[self._behaviour.crash_signal])
-        if place == self._behaviour.out_of_memory_after_tokens:
+        if index == self._behaviour.out_of_memory_after_tokens:
             await self._wait_until_sent()
             run_out_of_memory()
-        if place == self._behaviour.close_after_tokens:
+        if index == self._behaviour.close_after_tokens:
             self._outcome.broken_by_fake = True
             if self._http.transport is not None:
                 self._http.transport.close()

@@ -61,9 +61,9 @@ def metrics_of(text: str) -> Iterator[DefinedMetric]:
         for node in ast.walk(scope):
             items = node.elts if isinstance(node, ast.Tuple) else node.args if isinstance(node, ast.Call) else []
             texts = [each.value if isinstance(each, ast.Constant) else None for each in items]
-            for place, (name, meaning) in enumerate(pairwise(texts)):
+            for index, (name, meaning) in enumerate(pairwise(texts)):
                 if isinstance(name, str) and isinstance(meaning, str) and _NAME.fullmatch(name) and " " in meaning:
-                    following = items[place + 2] if isinstance(node, ast.Call) and len(items) > place + 2 else None
+                    following = items[index + 2] if isinstance(node, ast.Call) and len(items) > index + 2 else None
                     labels = _labels(following, constants) if following else shared
                     yield DefinedMetric(name, meaning, labels)
 

@@ -200,12 +200,12 @@ class Admitted:
 
 
 def decide_opening(
-    opening: Opening, *, own: Holder | None, runner_holder: Holder | None, claims: Sequence[NameOwners]
+    opening: Opening, *, own: Holder | None, runner_holder: Holder | None, wanted: Sequence[NameOwners]
 ) -> Repeated | Admitted:
     """Decides whether `opening` gets its names. Raises ALREADY_EXISTS for a name that another session keeps.
 
     `own` is the earlier incarnation that it specifies, if known; `runner_holder` is the session with its runner's name;
-    `claims` are all names that it claims. A dead session only loses the names of models and agents, but ends if it
+    `wanted` are all names that it claims. A dead session only loses the names of models and agents, but ends if it
     loses the runner's name, since a runner is one session.
     """
     if runner_holder is not None and is_repeat(opening, runner_holder.session):
@@ -220,7 +220,7 @@ def decide_opening(
             f"this session is open for the live runner {adopted.runner!r}; close it before the runner changes its name",
             metadata={"owner_kind": ResourceKind.RUNNER.value, ResourceKind.RUNNER.value: adopted.runner},
         )
-    ended = sessions_to_end(claims, own_session="" if adopted is None else adopted.id, runner=opening.runner)
+    ended = sessions_to_end(wanted, own_session="" if adopted is None else adopted.id, runner=opening.runner)
     return Admitted(adopted=adopted, evicted=tuple(sorted(ended)))
 
 

@@ -40,7 +40,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameOwners:
-    """A claim to a name, with its current owners."""
+    """A wanted name, with its current owners."""
 
     kind: ResourceKind
     name: str
@@ -52,36 +52,36 @@ def may_share(one: ResourceKind, other: ResourceKind) -> bool:
     return frozenset({one, other}) in _FRIENDS
 
 
-def sessions_to_end(claims: Iterable[NameOwners], *, own_session: str, runner: str) -> frozenset[str]:
+def sessions_to_end(wanted: Iterable[NameOwners], *, own_session: str, runner: str) -> frozenset[str]:
     """Returns the ids of dead sessions that must end so that a session of `runner` gets its names.
 
     `own_session` is the earlier incarnation that it replaces, or "". Raises ALREADY_EXISTS with the owner's kind for a
     name that is kept. The result excludes dead sessions that only lose models or agents.
     """
     ended: set[str] = set()
-    for claim in claims:
-        for owner in claim.owners:
-            if may_share(claim.kind, owner.kind) or (owner.session_id and owner.session_id == own_session):
+    for each in wanted:
+        for owner in each.owners:
+            if may_share(each.kind, owner.kind) or (owner.session_id and owner.session_id == own_session):
                 continue
-            overlaid = claim.kind is owner.kind and owner.kind in _OVERLAID
+            overlaid = each.kind is owner.kind and owner.kind in _OVERLAID
             if overlaid and owner.declared:
                 _require_pin(owner, runner)
             elif owner.live:
-                raise taken(claim.name, owner)
+                raise taken(each.name, owner)
             elif not overlaid:
                 ended.add(owner.session_id)
     return frozenset(ended)
 
 
-def require_free(claims: Iterable[NameOwners]) -> None:
+def require_free(wanted: Iterable[NameOwners]) -> None:
     """Raises ALREADY_EXISTS if a resource of another kind has a name that an operator declares.
 
     Dead owners count, too: the operator can delete them deliberately. Models from lists of servers lose their names.
     """
-    for claim in claims:
-        for owner in claim.owners:
-            if owner.kind is not claim.kind and not may_share(claim.kind, owner.kind) and not owner.listed:
-                raise taken(claim.name, owner)
+    for each in wanted:
+        for owner in each.owners:
+            if owner.kind is not each.kind and not may_share(each.kind, owner.kind) and not owner.listed:
+                raise taken(each.name, owner)
 
 
 def taken(name: str, owner: Owner) -> WeftError:

@@ -149,11 +149,11 @@ class OutputRecorder:
         chunks: list[NewChunk] = []
         first = 0
         size = 0
-        for place, event in enumerate(self._unwritten):
+        for index, event in enumerate(self._unwritten):
             length = event.ByteSize()
-            if place > first and size + length > self._limits.max_piece_bytes:
-                chunks.append(self._chunk(first, place))
-                first, size = place, 0
+            if index > first and size + length > self._limits.max_piece_bytes:
+                chunks.append(self._chunk(first, index))
+                first, size = index, 0
             size += length
         if first < len(self._unwritten):
             chunks.append(self._chunk(first, len(self._unwritten)))

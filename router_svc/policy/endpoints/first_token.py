@@ -139,10 +139,10 @@ class Speeds:
 
     def note(self, candidate: Candidate, prompt_tokens: float, first_seconds: float, now: float) -> Speed:
         """Record how long an engine took for a prompt, and how many of its tokens it processed."""
-        place = candidate.model_host
-        speed = self._speeds.setdefault(place, Speed())
+        location = candidate.model_host
+        speed = self._speeds.setdefault(location, Speed())
         speed.note(prompt_tokens, first_seconds, now)
-        self._speeds.move_to_end(place)
+        self._speeds.move_to_end(location)
         if len(self._speeds) > MAX_SPEEDS:
             self._speeds.popitem(last=False)
         return speed

@@ -133,22 +133,22 @@ class SessionEndpoints:
 
     def __init__(self, max_entries: int) -> None:
         self._max_entries = max_entries
-        self._places: OrderedDict[tuple[str, bytes], CandidateKey] = OrderedDict()
+        self._homes: OrderedDict[tuple[str, bytes], CandidateKey] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._homes)
 
     def find(self, pool: str, key: bytes) -> CandidateKey | None:
         """Return the endpoint that last served the session; None: unknown."""
-        return self._places.get((pool, key))
+        return self._homes.get((pool, key))
 
     def note(self, pool: str, key: bytes, where: CandidateKey) -> None:
         """Record that an endpoint serves the session now."""
-        places, entry = self._places, (pool, key)
-        places[entry] = where
-        places.move_to_end(entry)
-        if len(places) > self._max_entries:
-            places.popitem(last=False)
+        homes, entry = self._homes, (pool, key)
+        homes[entry] = where
+        homes.move_to_end(entry)
+        if len(homes) > self._max_entries:
+            homes.popitem(last=False)
 
 
 class Selector:

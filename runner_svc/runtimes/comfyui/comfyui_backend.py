@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from runner_svc.backend.port import BackendFacts, CallInfo, ExitReport, LoadOrder, not_offered
 from runner_svc.memory.estimate import DeclaredForecast, manifest_bytes_of
-from runner_svc.openai_upstream.address import base_url, require_known_place
+from runner_svc.openai_upstream.address import base_url, require_known_location
 from runner_svc.openai_upstream.client import OpenAiHttp
 from runner_svc.openai_upstream.media import finished_frame, png_pixels
 from runner_svc.openai_upstream.openai_request import warning_frame
@@ -424,7 +424,7 @@ def build(model: ComfyUiModel, context: ModelContext) -> ModelEngine:
     command = _checked_command(model, context)
     if model.url is not None:
         url = base_url(model.url, f"{context.where}.url")
-        require_known_place(url, remote=model.remote, field=f"{context.where}.remote")
+        require_known_location(url, remote=model.remote, field=f"{context.where}.remote")
     workflow = None if model.workflow is None else read_workflow(model.workflow, f"{context.where}.workflow")
     return ModelEngine(
         make_backend=lambda: ComfyUiBackend(model, context, command, workflow),

@@ -8,7 +8,7 @@ from annotated_types import Ge, Le
 from runner_svc.environments.environment import FOLDER, EngineEnvironment, EnvironmentVariant, Variant
 from runner_svc.policy.engine_choice import WeightFormat
 from runner_svc.policy.engine_variables import DEVICE_VARIABLES
-from runner_svc.policy.model_sizing import EnginePlaces
+from runner_svc.policy.model_sizing import EngineLocations
 from runner_svc.policy.parameters import (
     MAX_TEMPLATE_ARGUMENT_CHARS,
     TEMPLATE_ARGUMENTS,
@@ -78,7 +78,7 @@ RUNTIME = Runtime(
     settings=CTranslate2Model,
     build=deferred("runner_svc.runtimes.ctranslate2.ctranslate2_backend:build"),
     formats=frozenset({WeightFormat.CTRANSLATE2}),
-    places=EnginePlaces(in_layers=False),
+    locations=EngineLocations(in_layers=False),
     parameters=PARAMETERS,
     variables=(*DEVICE_VARIABLES, "CT2_*"),
     load_values=lambda model: model.device_values,

@@ -99,12 +99,12 @@ class CTranslate2Engine(TextEngine):
         if body.get("cache_prompt") is False:
             self._prefixes.forget()
         beams, count = self._beams_of(body), body.get("n") or 1
-        for place, tokens in enumerate(prompts):
+        for index, tokens in enumerate(prompts):
             if beams > 1:
-                self._search(_Answering(body, caller, place * count, count, tokens, usage), beams, options)
+                self._search(_Answering(body, caller, index * count, count, tokens, usage), beams, options)
                 continue
             for number in range(count):
-                self._one_choice(_Answering(body, caller, place * count + number, count, tokens, usage), options)
+                self._one_choice(_Answering(body, caller, index * count + number, count, tokens, usage), options)
         send_usage(caller, usage)
 
     def _one_choice(self, answering: "_Answering", options: dict[str, Any]) -> None:

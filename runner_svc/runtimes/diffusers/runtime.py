@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from runner_svc.environments.environment import FOLDER, EngineEnvironment, EnvironmentVariant, Variant
 from runner_svc.policy.engine_choice import WeightFormat
 from runner_svc.policy.engine_variables import DEVICE_VARIABLES, PYTORCH_VARIABLES
-from runner_svc.policy.model_sizing import EnginePlaces
+from runner_svc.policy.model_sizing import EngineLocations
 from runner_svc.policy.parameters import EngineParameters, Number
 from runner_svc.runtimes.runtime import Runtime, deferred
 from runner_svc.runtimes.runtime_settings import Argument, DeviceSettings, MediaModelSettings
@@ -72,7 +72,7 @@ RUNTIME = Runtime(
     settings=DiffusersModel,
     build=deferred("runner_svc.runtimes.diffusers.diffusers_backend:build"),
     formats=frozenset({WeightFormat.PIPELINE}),
-    places=EnginePlaces(in_layers=False),
+    locations=EngineLocations(in_layers=False),
     parameters=PARAMETERS,
     variables=(*DEVICE_VARIABLES, *PYTORCH_VARIABLES, "DIFFUSERS_*"),
     load_values=lambda model: model.device_values,

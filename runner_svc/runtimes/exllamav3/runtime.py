@@ -12,7 +12,7 @@ from typing_extensions import override
 from runner_svc.environments.environment import FOLDER, EngineEnvironment, EnvironmentVariant, Variant
 from runner_svc.policy.engine_choice import WeightFormat
 from runner_svc.policy.engine_variables import DEVICE_VARIABLES, PYTORCH_VARIABLES
-from runner_svc.policy.model_sizing import EnginePlaces
+from runner_svc.policy.model_sizing import EngineLocations
 from runner_svc.policy.parameters import (
     LOOK_BACK,
     MAX_INT,
@@ -163,7 +163,7 @@ RUNTIME = Runtime(
     settings=ExllamaV3Model,
     build=deferred("runner_svc.runtimes.exllamav3.exllamav3_backend:build"),
     formats=frozenset({WeightFormat.EXL3}),
-    places=EnginePlaces(on_host=False, in_layers=False),
+    locations=EngineLocations(on_host=False, in_layers=False),
     parameters=PARAMETERS,
     variables=(*DEVICE_VARIABLES, *PYTORCH_VARIABLES, "EXLLAMA*"),
     requirement=Requirement(

@@ -8,7 +8,7 @@ from annotated_types import Ge, Le
 from runner_svc.environments.environment import FOLDER, EngineEnvironment, EnvironmentVariant, Variant
 from runner_svc.policy.engine_choice import WeightFormat
 from runner_svc.policy.engine_variables import DEVICE_VARIABLES
-from runner_svc.policy.model_sizing import EnginePlaces
+from runner_svc.policy.model_sizing import EngineLocations
 from runner_svc.policy.parameters import EngineParameters
 from runner_svc.runtimes.runtime import Runtime, deferred
 from runner_svc.runtimes.runtime_settings import Argument, CTranslate2Settings, MediaModelSettings
@@ -49,7 +49,7 @@ RUNTIME = Runtime(
     settings=FasterWhisperModel,
     build=deferred("runner_svc.runtimes.faster_whisper.faster_whisper_backend:build"),
     formats=frozenset({WeightFormat.WHISPER}),
-    places=EnginePlaces(in_layers=False),
+    locations=EngineLocations(in_layers=False),
     parameters=PARAMETERS,
     variables=(*DEVICE_VARIABLES, "CT2_*", "HF_*"),
     load_values=lambda model: model.device_values,

@@ -172,9 +172,9 @@ class LlamaCppEngine(TextEngine):
             self.forget()
         seed = random.SystemRandom().getrandbits(31) if body.get("seed") is None else body["seed"]
         count = body.get("n") or 1
-        for place, tokens in enumerate(prompts):
+        for index, tokens in enumerate(prompts):
             for number in range(count):
-                choice = place * count + number
+                choice = index * count + number
                 self._llama.set_seed((seed + choice) % 2**32)
                 # The choices of a prompt share its prefill, which is reported and counted for the first choice only.
                 self._prompt_total, self._counts_prefill = len(tokens), number == 0

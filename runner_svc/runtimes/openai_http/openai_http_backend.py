@@ -11,7 +11,7 @@ from typing_extensions import override
 from runner_svc.backend.port import BackendFacts, CacheIsolation, CallInfo, EnginePage, LoadOrder
 from runner_svc.engine_http.answer import Answer
 from runner_svc.engine_http.faults import HttpFaultError, UnansweredError, Unconnected, UnconnectedError
-from runner_svc.openai_upstream.address import base_url, require_known_place, server_root
+from runner_svc.openai_upstream.address import base_url, require_known_location, server_root
 from runner_svc.openai_upstream.answers import head_fault, unreached
 from runner_svc.openai_upstream.client import Endpoint, Open, OpenAiHttp
 from runner_svc.openai_upstream.server_probes import HEALTH, LISTED, MODELS, SHARED_AGE, ServerProbe, lacks_list
@@ -260,7 +260,7 @@ def build(model: OpenAiHttpModel, context: ModelContext) -> ModelEngine:
     """Returns the engine of a model; see Runtime.build."""
     operations = operations_of(model, context)
     url = base_url(model.url, f"{context.where}.url")
-    require_known_place(url, remote=model.remote, field=f"{context.where}.remote")
+    require_known_location(url, remote=model.remote, field=f"{context.where}.remote")
     return ModelEngine(
         make_backend=lambda: AttachedServer(model, context),
         operations=operations,

@@ -13,7 +13,7 @@ from runner_svc.environments.environment import FOLDER, EngineEnvironment, Envir
 from runner_svc.policy.engine_choice import WeightFormat
 from runner_svc.policy.engine_variables import DEVICE_VARIABLES, PYTORCH_VARIABLES
 from runner_svc.policy.memory_estimate import EngineHabits
-from runner_svc.policy.model_sizing import EnginePlaces
+from runner_svc.policy.model_sizing import EngineLocations
 from runner_svc.policy.parameters import (
     MAX_INT,
     MAX_TEMPLATE_ARGUMENT_CHARS,
@@ -264,7 +264,7 @@ RUNTIME = Runtime(
     settings=VllmModel,
     build=deferred("runner_svc.runtimes.vllm.model:build"),
     formats=frozenset({WeightFormat.SAFETENSORS}),
-    places=EnginePlaces(in_layers=False),
+    locations=EngineLocations(in_layers=False),
     parameters=PARAMETERS,
     variables=(*DEVICE_VARIABLES, *PYTORCH_VARIABLES, "VLLM_*", "RAY_*", "UCX_*", "LMCACHE_*"),
     habits=EngineHabits(),

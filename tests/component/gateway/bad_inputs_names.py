@@ -54,8 +54,8 @@ def _asking(query: str) -> Send:
 
 CASES = (
     *(
-        Case(f"N1 path {place} {name[:20]!r}", _in_path(name), frozenset({400, 404, 405}), _by_path)
-        for place, name in enumerate(_NAMES)
+        Case(f"N1 path {index} {name[:20]!r}", _in_path(name), frozenset({400, 404, 405}), _by_path)
+        for index, name in enumerate(_NAMES)
     ),
     *(
         Case(

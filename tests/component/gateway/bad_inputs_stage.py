@@ -282,15 +282,15 @@ def places_of(cases: Sequence[Case]) -> dict[str, int]:
     return places
 
 
-def share_of(place: int, endpoints: Sequence[Endpoint]) -> list[Endpoint]:
+def share_of(index: int, endpoints: Sequence[Endpoint]) -> list[Endpoint]:
     """Returns the endpoints that a case at this place is sent to, of those that it concerns.
 
     The first case of a group is sent to all. Of the others, which vary one fault, each goes to every EVERYth endpoint,
     another one each time.
     """
-    if place == 0 or len(endpoints) <= FEW:
+    if index == 0 or len(endpoints) <= FEW:
         return list(endpoints)
-    return list(endpoints[place % EVERY :: EVERY])
+    return list(endpoints[index % EVERY :: EVERY])
 
 
 def with_body(body: bytes | Callable[[Endpoint], bytes]) -> Send:

@@ -211,15 +211,15 @@ class MemoryBatches(BatchClient):
     def end(
         self,
         batch_id: str,
-        place: int,
+        index: int,
         state: "task_pb2.TaskState.ValueType" = task_pb2.TASK_STATE_COMPLETED,
         outputs: tuple[task_pb2.TaskOutput, ...] = (),
         **fields: object,
     ) -> None:
         """End one line."""
         results = self.kept[batch_id].results
-        task = changed(results[place].task, state=state, **fields)
-        results[place] = replace(results[place], task=task, outputs=outputs)
+        task = changed(results[index].task, state=state, **fields)
+        results[index] = replace(results[index], task=task, outputs=outputs)
 
     def close(self, batch_id: str) -> None:
         """All lines have ended."""
@@ -254,20 +254,20 @@ EXPIRED = task_error(Reason.DEADLINE_EXCEEDED, "the window was over")
 async def _counted(
     lines: AsyncIterator[batch_service_pb2.BatchLine],
 ) -> AsyncGenerator[tuple[int, batch_service_pb2.BatchLine]]:
-    place = 0
+    index = 0
     async for line in lines:
-        yield place, line
-        place += 1
+        yield index, line
+        index += 1
 
 
-def _task(batch_id: str, tenant: str, place: int, line: batch_service_pb2.BatchLine) -> task_pb2.Task:
+def _task(batch_id: str, tenant: str, index: int, line: batch_service_pb2.BatchLine) -> task_pb2.Task:
     return task_pb2.Task(
-        id=f"task-{batch_id}-{place}",
+        id=f"task-{batch_id}-{index}",
         tenant=tenant,
         state=task_pb2.TASK_STATE_PENDING,
         model=line.spec.model,
         batch=batch_id,
-        line=place,
+        line=index,
         create_time=stamp_of(NOW),
         max_attempts=5,
         origin_kind=line.spec.origin_kind,

@@ -76,9 +76,9 @@ async def test_stream_resumes_with_exactly_the_events_after_any_sequence_number(
         more = {"include": ["metrics"], "stream_options": {"include_weft_events": True}}
         whole = events_in((await gateway.request("POST", PATH, asking(stream=True, truncation="auto", **more))).body)
         made = whole[0]["response"]
-        for place, event in enumerate(whole):
+        for index, event in enumerate(whole):
             rest = events_in((await followed(gateway, made["id"], event["sequence_number"])).body)
-            assert rest == whole[place + 1 :]
+            assert rest == whole[index + 1 :]
     assert {"response.weft", "response.metrics", "response.function_call_arguments.delta"} <= {
         event["type"] for event in whole
     }

@@ -57,8 +57,8 @@ async def test_few_errors_are_collected_in_one_pass_and_many_in_a_second() -> No
     for count, reads in ((5, 1), (200, 2)):
         async with stage() as at:
             made = await at.make(*(line(str(number)) for number in range(count + 1)))
-            for place in range(count):
-                at.batches.end(made["id"], place, task_pb2.TASK_STATE_FAILED, error=failure)
+            for index in range(count):
+                at.batches.end(made["id"], index, task_pb2.TASK_STATE_FAILED, error=failure)
             at.batches.end(made["id"], count, outputs=HELLO)
             at.batches.close(made["id"])
             done = await at.until(made["id"], "completed")
@@ -312,8 +312,8 @@ async def test_requests_are_served_while_many_result_lines_are_processed() -> No
         watching = asyncio.create_task(turns.watch())
         _, made = await at.ask(input_file_id=file_id)
         watching.cancel()
-        for place in range(len(lines)):
-            at.batches.end(made["id"], place, outputs=HELLO)
+        for index in range(len(lines)):
+            at.batches.end(made["id"], index, outputs=HELLO)
         at.batches.close(made["id"])
         watching = asyncio.create_task(turns.watch())
         done = await at.until(made["id"], "completed")

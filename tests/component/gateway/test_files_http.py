@@ -82,7 +82,7 @@ HEAD_END, LAST_CHUNK = b"\r\n\r\n", b"0\r\n\r\n"
 
 def chunked(body: bytes, size: int) -> bytes:
     """An upload in chunks of one size."""
-    pieces = [body[place : place + size] for place in range(0, len(body), size)]
+    pieces = [body[index : index + size] for index in range(0, len(body), size)]
     chunks = b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
     return head(f"POST {PATH} HTTP/1.1", {**FORM, "Transfer-Encoding": "chunked"}) + chunks + LAST_CHUNK
 

@@ -68,7 +68,7 @@ async def test_many_small_chunks_do_not_count_as_overhead() -> None:
     body = GOOD[:-1] + b',"x":"' + b"y" * 15_000 + b'"}'
     request = head(f"POST {CHAT} HTTP/1.1", {**CHUNKED, "Connection": "close"})
     async with serving() as gateway:
-        chunks = b"".join(chunk(body[place : place + 1]) for place in range(len(body)))
+        chunks = b"".join(chunk(body[index : index + 1]) for index in range(len(body)))
         assert len(chunks) - len(body) > 64_000
         assert (await gateway.exchange(request + chunks + b"0\r\n\r\n")).status == 200
 

@@ -112,10 +112,10 @@ def objects_in(value: Any) -> Iterator[dict[str, Any]]:
 def bodies() -> Iterator[Any]:
     for endpoint in filter(takes_json, ENDPOINTS):
         for number, good in enumerate([endpoint.good, *FULLER.get(endpoint.path, [])]):
-            for place in range(len(list(objects_in(good)))):
+            for index in range(len(list(objects_in(good)))):
                 body = copy.deepcopy(good)
-                list(objects_in(body))[place][UNKNOWN] = {"a": 1}
-                yield pytest.param(endpoint, body, id=f"{endpoint} {number} {place}")
+                list(objects_in(body))[index][UNKNOWN] = {"a": 1}
+                yield pytest.param(endpoint, body, id=f"{endpoint} {number} {index}")
 
 
 @dataclass

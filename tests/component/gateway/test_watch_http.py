@@ -165,9 +165,9 @@ async def test_slow_reader_gets_the_newest_state_of_each_name() -> None:
         @override
         async def _changes(self, caller: WatchCaller) -> AsyncGenerator[Change]:
             yield synced()
-            for place, step in enumerate(steps):
+            for index, step in enumerate(steps):
                 yield step
-                if place % len(names) == 0:
+                if index % len(names) == 0:
                     await asyncio.sleep(0)
             yield thing("last")
             done.set()

@@ -47,10 +47,10 @@ def _compact(stage: Stage) -> str:
 
 def _mutated(text: str, chance: random.Random) -> str:
     for _ in range(chance.choice([1, 1, 1, 2, 5])):
-        place = chance.randrange(len(text) + 1)
-        end = min(len(text), place + chance.choice([0, 1, 1, 2, 20]))
-        filling = chance.choice(["", chance.choice(_SNIPPETS), chr(chance.randrange(32, 127)), text[place : end + 9]])
-        text = text[:place] + filling + text[end:]
+        index = chance.randrange(len(text) + 1)
+        end = min(len(text), index + chance.choice([0, 1, 1, 2, 20]))
+        filling = chance.choice(["", chance.choice(_SNIPPETS), chr(chance.randrange(32, 127)), text[index : end + 9]])
+        text = text[:index] + filling + text[end:]
     return text
 
 

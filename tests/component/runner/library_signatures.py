@@ -25,8 +25,8 @@ def signatures_of(folder: Path, called: Called) -> dict[str, list[list[Any]]]:
 def _parameters(arguments: ast.arguments) -> Iterator[list[Any]]:
     positional = [*arguments.posonlyargs, *arguments.args]
     first_optional = len(positional) - len(arguments.defaults)
-    for place, one in enumerate(positional):
-        yield [one.arg, 0 if place < len(arguments.posonlyargs) else 1, place >= first_optional]
+    for index, one in enumerate(positional):
+        yield [one.arg, 0 if index < len(arguments.posonlyargs) else 1, index >= first_optional]
     if arguments.vararg is not None:
         yield [arguments.vararg.arg, 2, True]
     for one, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):

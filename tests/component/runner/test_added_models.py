@@ -47,7 +47,7 @@ def _followed(name: str, url: str) -> FollowedServer:
         raise AssertionError(f"{model.name} is listed nowhere")
 
     return FollowedServer(
-        name=name, place=server_location(url), list_models=list_models, serve=serve, most=4, interval_seconds=5.0
+        name=name, location=server_location(url), list_models=list_models, serve=serve, most=4, interval_seconds=5.0
     )
 
 

@@ -467,7 +467,7 @@ async def test_stream_that_the_runner_ends_is_a_lost_worker_and_no_cancellation(
 
 
 async def _cancelled_at(
-    tmp_path: Path, *steps: Step, place: int
+    tmp_path: Path, *steps: Step, index: int
 ) -> tuple[ScriptedScheduler, Exception | None, receipt_pb2.Receipt | None]:
     """Runs a request that is cancelled when its caller has received this many frames."""
     async with _runner(tmp_path, list(steps)) as address:
@@ -479,7 +479,7 @@ async def _cancelled_at(
         try:
             async for _ in call.chunks():
                 count += 1
-                if count == place:
+                if count == index:
                     assert scheduler.on_cancelled is not None
                     scheduler.on_cancelled(request_cancelled("key:k1"))
         except WeftError as error:
@@ -488,10 +488,10 @@ async def _cancelled_at(
     return scheduler, failure, call.receipt
 
 
-@pytest.mark.parametrize("place", [1, 2])
-async def test_request_cancelled_by_id_ends_with_the_name_of_the_canceller(tmp_path: Path, place: int) -> None:
+@pytest.mark.parametrize("index", [1, 2])
+async def test_request_cancelled_by_id_ends_with_the_name_of_the_canceller(tmp_path: Path, index: int) -> None:
     steps: list[Step] = [STARTED, _text("a"), asyncio.Event()]
-    scheduler, failure, receipt = await _cancelled_at(tmp_path, *steps, place=place)
+    scheduler, failure, receipt = await _cancelled_at(tmp_path, *steps, index=index)
     assert isinstance(failure, WeftError)
     assert (failure.reason, canceller_of(failure)) == (Reason.CANCELLED, "key:k1")
     assert receipt is not None
@@ -501,7 +501,7 @@ async def test_request_cancelled_by_id_ends_with_the_name_of_the_canceller(tmp_p
 
 
 async def test_cancellation_after_the_last_event_has_no_effect(tmp_path: Path) -> None:
-    scheduler, failure, receipt = await _cancelled_at(tmp_path, STARTED, _text("a"), FINISHED, place=3)
+    scheduler, failure, receipt = await _cancelled_at(tmp_path, STARTED, _text("a"), FINISHED, index=3)
     assert failure is None
     assert receipt is not None
     assert (receipt.outcome, receipt.cancelled_by) == (receipt_pb2.OUTCOME_COMPLETED, "")

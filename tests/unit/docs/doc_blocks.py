@@ -213,7 +213,7 @@ def _faults(words: list[str], body: str) -> list[str]:
     # Also where another program runs it in a container: `docker compose exec CONTAINER weft`.
     start = words.index("exec") + 1 if "exec" in words else 0
     if start:
-        start = next((place for place in range(start + 1, len(words)) if words[place] == "weft"), 0)
+        start = next((index for index in range(start + 1, len(words)) if words[index] == "weft"), 0)
     return weft_faults(words[start + 1 :]) if words[start : start + 1] == ["weft"] else []
 
 

@@ -171,8 +171,8 @@ def test_recording_is_kept_unchanged_under_the_type_of_its_bytes(data: bytes, me
 def test_recording_that_a_program_wrote_to_a_pipe_is_read_to_its_end(length: int) -> None:
     """Regression: those of SoX and arecord were refused as incomplete."""
     data = wav(seconds=2)
-    place = data.index(b"data") + 4
-    assert wav_seconds(data[:place] + length.to_bytes(4, "little") + data[place + 4 :]) == pytest.approx(2)
+    index = data.index(b"data") + 4
+    assert wav_seconds(data[:index] + length.to_bytes(4, "little") + data[index + 4 :]) == pytest.approx(2)
 
 
 def test_recording_length_is_read_from_its_header() -> None:

@@ -69,8 +69,8 @@ def stream(frames: Sequence[Frame], *, failing_after: int | None = None, estimat
     """Encode frames as an answer does, and read them with the client. The work fails after `failing_after` frames."""
     encoder, out, failure = MessagesStream(IDENTITY, estimate), [], None
     try:
-        for place, frame in enumerate(frames):
-            if place == failing_after:
+        for index, frame in enumerate(frames):
+            if index == failing_after:
                 raise LOST
             out.append(encoder.encode(frame))
         if not encoder.is_done:
@@ -218,8 +218,8 @@ def calls(draw: st.DrawFn) -> list[Event]:
         edges = [0, *cuts, len(text)]
         told.append(
             [
-                argued(index, text[start:stop], first=start == 0 and place == 0)
-                for place, (start, stop) in enumerate(pairwise(edges))
+                argued(index, text[start:stop], first=start == 0 and position == 0)
+                for position, (start, stop) in enumerate(pairwise(edges))
             ]
         )
     if draw(st.booleans()):
@@ -322,7 +322,7 @@ def inputs(content: Sequence[dict[str, Any]]) -> dict[str, Any]:
 @given(OBJECTS)
 def test_every_argument_prefix_is_parseable_by_the_client(arguments: dict[str, Any]) -> None:
     text = json.dumps(arguments)
-    frames = [[argued(0, character, first=place == 0)] for place, character in enumerate(text)]
+    frames = [[argued(0, character, first=index == 0)] for index, character in enumerate(text)]
     told = stream([*frames, end("TOOL_CALLS")])
     assert blocks(told) == [{"type": "tool_use", "id": "call_0", "name": "weather", "input": arguments}]
     sent = [event["delta"]["partial_json"] for event in told.events if event["type"] == "content_block_delta"]
@@ -333,8 +333,8 @@ def test_long_call_is_streamed_while_it_is_generated() -> None:
     text = json.dumps({"file": "x" * 50_000})
     pieces = [text[start : start + 4] for start in range(0, len(text), 4)]
     encoder, sizes = MessagesStream(IDENTITY), []
-    for place, part in enumerate(pieces):
-        sizes.append(len(encoder.encode([argued(0, part, first=place == 0)])))
+    for index, part in enumerate(pieces):
+        sizes.append(len(encoder.encode([argued(0, part, first=index == 0)])))
     longest, silence = 0, 0
     for size in sizes:
         silence = 0 if size else silence + 1

@@ -161,18 +161,18 @@ def assert_items_are_told_once(told: Sequence[dict[str, Any]]) -> None:
         if item["type"] == "function_call":
             assert "".join(event["delta"] for event in pieces) == item["arguments"]
             continue
-        for place, part in enumerate(item["content"]):
-            grown = [event for event in pieces if event["content_index"] == place]
+        for position, part in enumerate(item["content"]):
+            grown = [event for event in pieces if event["content_index"] == position]
             assert "".join(event["delta"] for event in grown) == part.get("text", part.get("refusal"))
             if part["type"] == "output_text":
                 assert [entry for event in grown for entry in event["logprobs"]] == part["logprobs"]
 
 
 @given(before=st.lists(BEFORE, max_size=3), said=st.lists(DELTA | NOTICE, max_size=8), place=st.integers(0, 12))
-def test_failure_at_any_point_raises_only_the_api_error(before: list[Event], said: list[Event], place: int) -> None:
+def test_failure_at_any_point_raises_only_the_api_error(before: list[Event], said: list[Event], index: int) -> None:
     encoder = stream_of()
     frames: list[Frame] = [[event] for event in [*before, *said]] + [end()[:1]]
-    body = b"".join(encoder.encode(frame) for frame in frames[:place])
+    body = b"".join(encoder.encode(frame) for frame in frames[:index])
     body += encoder.failure(LOST, "req-1")
     told = events_in(body)
     assert [event["sequence_number"] for event in told] == list(range(len(told)))

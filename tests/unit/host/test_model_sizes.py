@@ -2,7 +2,7 @@
 
 from runner_svc.model_store.found import FoundFiles
 from runner_svc.policy.memory_estimate import GIBIBYTE
-from runner_svc.policy.model_sizing import AskedSize, DeviceMemory, EnginePlaces, MachineMemory
+from runner_svc.policy.model_sizing import AskedSize, DeviceMemory, EngineLocations, MachineMemory
 from runner_svc.runtimes.table import require_runtime, usable_names
 from weft.api.runner.v1 import added_model_pb2, load_pb2
 from weft.kernel.models.model_source import parse_source
@@ -51,7 +51,7 @@ async def test_requested_load_size_is_used() -> None:
 
 
 def test_gguf_only_engines_compute_in_layers_and_exllamav3_on_accelerators_only() -> None:
-    places = {name: require_runtime(name).places for name in usable_names() if require_runtime(name).formats}
-    assert places["llama_server"] == EnginePlaces()
+    places = {name: require_runtime(name).locations for name in usable_names() if require_runtime(name).formats}
+    assert places["llama_server"] == EngineLocations()
     assert {name for name, place in places.items() if place.in_layers} == {"llama_server", "llama_cpp_python"}
     assert {name for name, place in places.items() if not place.on_host} == {"exllamav3"}

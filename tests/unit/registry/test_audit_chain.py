@@ -175,8 +175,8 @@ def test_log_read_from_the_middle_must_match_the_preceding_hash() -> None:
 @given(st.data())
 def test_any_single_field_change_is_detected(data: st.DataObject) -> None:
     entries = log()
-    place = data.draw(st.integers(0, len(entries) - 1))
-    entry = entries[place]
+    index = data.draw(st.integers(0, len(entries) - 1))
+    entry = entries[index]
     field = data.draw(st.sampled_from(["sequence", "previous_hash", "hash", "event", "actor", "operation", "detail"]))
     if field == "sequence":
         other = changed(entry, sequence=data.draw(st.integers(0, 99).filter(lambda each: each != entry.sequence)))
@@ -184,7 +184,7 @@ def test_any_single_field_change_is_detected(data: st.DataObject) -> None:
         other = changed(entry, **{field: data.draw(st.integers(0, 2**256 - 1)).to_bytes(32, "big").hex()})
     else:
         other = changed(entry, **{field: data.draw(st.text(max_size=8))})
-    assert verdict([*entries[:place], other, *entries[place + 1 :]], head_of(entries[-1])) is not None or other == entry
+    assert verdict([*entries[:index], other, *entries[index + 1 :]], head_of(entries[-1])) is not None or other == entry
 
 
 def test_paged_verification_equals_full_verification() -> None:

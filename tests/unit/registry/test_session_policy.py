@@ -40,7 +40,7 @@ def decide(
     runner: Holder | None = None,
     models: dict[str, Holder] | None = None,
 ) -> Repeated | Admitted:
-    claims = [
+    wanted = [
         NameOwners(
             kind=ResourceKind.RUNNER,
             name="r1",
@@ -48,8 +48,8 @@ def decide(
         )
     ]
     for name, holder in (models or {}).items():
-        claims.append(NameOwners(kind=ResourceKind.MODEL, name=name, owners=(owner(ResourceKind.MODEL, name, holder),)))
-    return decide_opening(request, own=own, runner_holder=runner, claims=claims)
+        wanted.append(NameOwners(kind=ResourceKind.MODEL, name=name, owners=(owner(ResourceKind.MODEL, name, holder),)))
+    return decide_opening(request, own=own, runner_holder=runner, wanted=wanted)
 
 
 def owner(kind: ResourceKind, name: str, holder: Holder) -> Owner:

@@ -270,7 +270,7 @@ def roomy(settings: Settings | None = None, *others: Candidate) -> Mesh:
 
 def longest_gap(served: list[str], what: str) -> int:
     """Grants in a row that went past it."""
-    places = [-1, *(place for place, each in enumerate(served) if each == what), len(served)]
+    places = [-1, *(index for index, each in enumerate(served) if each == what), len(served)]
     return max(after - before for before, after in pairwise(places)) - 1
 
 

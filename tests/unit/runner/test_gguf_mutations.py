@@ -50,19 +50,19 @@ def _small_model(random_numbers: random.Random) -> bytes:
 def _mutated(content: bytes, random_numbers: random.Random, head_bytes: int) -> bytes:
     changed = bytearray(content)
     for _ in range(random_numbers.randint(1, 4)):
-        place = random_numbers.randrange(head_bytes)
+        index = random_numbers.randrange(head_bytes)
         match random_numbers.randrange(5):
             case 0:
-                changed[place] ^= 1 << random_numbers.randrange(8)
+                changed[index] ^= 1 << random_numbers.randrange(8)
             case 1:
-                struct.pack_into("<Q", changed, min(place, len(changed) - 8), random_numbers.choice(HUGE))
+                struct.pack_into("<Q", changed, min(index, len(changed) - 8), random_numbers.choice(HUGE))
             case 2:
-                struct.pack_into("<I", changed, min(place, len(changed) - 4), random_numbers.choice(HUGE) % 2**32)
+                struct.pack_into("<I", changed, min(index, len(changed) - 4), random_numbers.choice(HUGE) % 2**32)
             case 3:
-                del changed[place : place + random_numbers.randint(1, 16)]
+                del changed[index : index + random_numbers.randint(1, 16)]
                 head_bytes = min(head_bytes, len(changed))
             case _:
-                changed[place:place] = random_numbers.randbytes(random_numbers.randint(1, 16))
+                changed[index:index] = random_numbers.randbytes(random_numbers.randint(1, 16))
     if random_numbers.random() < 0.2:
         del changed[random_numbers.randrange(len(changed)) :]
     return bytes(changed)

@@ -53,7 +53,7 @@ SERVER = _server()
 
 def _value(arguments: Sequence[str], flag: str) -> str:
     """Returns the value that counts: that of the last flag."""
-    found = [arguments[place + 1] for place, argument in enumerate(arguments) if argument == flag]
+    found = [arguments[index + 1] for index, argument in enumerate(arguments) if argument == flag]
     assert found, f"{flag} is not among {arguments}"
     return found[-1]
 

@@ -24,9 +24,9 @@ from runner_svc.policy.model_sizing import (
     AskedSize,
     ChosenSize,
     DeviceMemory,
-    EnginePlaces,
+    EngineLocations,
+    Location,
     MachineMemory,
-    Place,
     SizedModel,
     Variant,
     choose_size,
@@ -88,34 +88,34 @@ def machine(*gpus: float, host: float | None = 30, reserve: float = 0.5) -> Mach
     ("model", "memory", "expected"),
     [
         # Small enough for anything: all that it was trained for.
-        (SMALL, machine(24), (8192, 4, Place.ACCELERATORS, -1)),
-        (SMALL, machine(), (8192, 2, Place.HOST, 0)),
-        (SMALL, machine(host=None), (8192, 2, Place.HOST, 0)),
+        (SMALL, machine(24), (8192, 4, Location.ACCELERATORS, -1)),
+        (SMALL, machine(), (8192, 2, Location.HOST, 0)),
+        (SMALL, machine(host=None), (8192, 2, Location.HOST, 0)),
         # The cap, four slots, in less than half of the memory beside the weights.
-        (EIGHT_B, machine(80), (MAX_CHOSEN_CONTEXT_TOKENS, 4, Place.ACCELERATORS, -1)),
+        (EIGHT_B, machine(80), (MAX_CHOSEN_CONTEXT_TOKENS, 4, Location.ACCELERATORS, -1)),
         # Half of what the weights leave bounds the context.
-        (EIGHT_B, machine(24), (16_384, 4, Place.ACCELERATORS, -1)),
+        (EIGHT_B, machine(24), (16_384, 4, Location.ACCELERATORS, -1)),
         # Fewer slots before a context that is not good.
-        (EIGHT_B, machine(12), (11_264, 2, Place.ACCELERATORS, -1)),
+        (EIGHT_B, machine(12), (11_264, 2, Location.ACCELERATORS, -1)),
         # The whole of the memory before a context that is not good.
-        (EIGHT_B, machine(7.5), (8_192, 1, Place.ACCELERATORS, -1)),
+        (EIGHT_B, machine(7.5), (8_192, 1, Location.ACCELERATORS, -1)),
         # A short context before a part of it computes on processors.
-        (EIGHT_B, machine(6.5), (6_144, 1, Place.ACCELERATORS, -1)),
+        (EIGHT_B, machine(6.5), (6_144, 1, Location.ACCELERATORS, -1)),
         # What one device cannot take is spread over two.
-        (EIGHT_B, machine(4, 4), (8_192, 1, Place.ACCELERATORS, -1)),
+        (EIGHT_B, machine(4, 4), (8_192, 1, Location.ACCELERATORS, -1)),
         # Then as many layers as fit.
-        (EIGHT_B, machine(4), (8_192, 1, Place.SPLIT, 19)),
+        (EIGHT_B, machine(4), (8_192, 1, Location.SPLIT, 19)),
         # No layer at all fits.
-        (EIGHT_B, machine(0.8), (8_192, 2, Place.HOST, 0)),
-        (EIGHT_B, machine(host=8), (8_192, 1, Place.HOST, 0)),
-        (EIGHT_B, machine(host=5.9), (6_144, 1, Place.HOST, 0)),
+        (EIGHT_B, machine(0.8), (8_192, 2, Location.HOST, 0)),
+        (EIGHT_B, machine(host=8), (8_192, 1, Location.HOST, 0)),
+        (EIGHT_B, machine(host=5.9), (6_144, 1, Location.HOST, 0)),
     ],
 )
 def test_size_is_derived_from_model_and_memory(
-    model: SizedModel, memory: MachineMemory, expected: tuple[int, int, Place, int]
+    model: SizedModel, memory: MachineMemory, expected: tuple[int, int, Location, int]
 ) -> None:
     chosen = choose_size(model, memory)
-    assert (chosen.context_tokens, chosen.slots, chosen.place, chosen.gpu_layers) == expected
+    assert (chosen.context_tokens, chosen.slots, chosen.location, chosen.gpu_layers) == expected
     require_within(chosen, model, memory)
 
 
@@ -128,9 +128,9 @@ def require_within(chosen: ChosenSize, model: SizedModel, memory: MachineMemory)
     assert on_devices is not None
     assert chosen.device_bytes == on_devices.bytes
     assert on_devices.bytes <= memory.all_devices_bytes
-    if memory.host_bytes is not None and chosen.place is not Place.ACCELERATORS:
+    if memory.host_bytes is not None and chosen.location is not Location.ACCELERATORS:
         assert whole.bytes - on_devices.bytes <= memory.host_bytes
-    if chosen.place is Place.ACCELERATORS:
+    if chosen.location is Location.ACCELERATORS:
         assert chosen.gpu_layers == -1
 
 
@@ -152,18 +152,18 @@ SHAPES = st.builds(
     vocabulary=st.integers(100, 260_000),
 )
 MODELS = st.builds(
-    lambda shape, file_bytes, trained, projector, places: SizedModel(
+    lambda shape, file_bytes, trained, projector, locations: SizedModel(
         known=KnownModel(
             name="any", shape=shape, file_bytes=file_bytes, file_kind=FileKind.GGUF, projector_bytes=projector
         ),
         trained_context_tokens=trained,
-        places=places,
+        locations=locations,
     ),
     st.none() | SHAPES,
     st.integers(MEBIBYTE, 400 * GIBIBYTE),
     st.integers(0, 2_000_000),
     st.integers(0, 2 * GIBIBYTE),
-    st.builds(EnginePlaces, on_host=st.booleans(), in_layers=st.booleans()),
+    st.builds(EngineLocations, on_host=st.booleans(), in_layers=st.booleans()),
 )
 MACHINES = st.builds(
     lambda gpus, host, reserve: machine(*gpus, host=host, reserve=reserve),
@@ -190,8 +190,8 @@ def test_chosen_size_fits_and_keeps_requested_values(
     assert asked.context_tokens in (None, chosen.context_tokens)
     assert asked.slots in (None, chosen.slots)
     assert chosen.context_tokens <= (asked.context_tokens or MAX_CHOSEN_CONTEXT_TOKENS)
-    assert chosen.place is not Place.HOST or model.places.on_host
-    assert chosen.place is not Place.SPLIT or model.places.in_layers
+    assert chosen.location is not Location.HOST or model.locations.on_host
+    assert chosen.location is not Location.SPLIT or model.locations.in_layers
     assert len(chosen.reasons) == 3
 
 
@@ -262,12 +262,12 @@ def test_requested_size_is_used_and_a_context_beyond_training_is_reported() -> N
 def test_model_without_a_header_gets_one_slot_and_a_short_context() -> None:
     blind = replace(EIGHT_B, known=replace(EIGHT_B.known, shape=None))
     chosen = choose_size(blind, machine(24))
-    assert (chosen.context_tokens, chosen.slots, chosen.place) == (4096, 1, Place.ACCELERATORS)
+    assert (chosen.context_tokens, chosen.slots, chosen.location) == (4096, 1, Location.ACCELERATORS)
     assert chosen.reasons[0] == "context 4096 of 40960: the size of its KV cache is not in the file's header"
 
 
 def test_accelerator_only_engine_is_not_placed_on_cpu() -> None:
-    for_gpus = replace(EIGHT_B, places=EnginePlaces(on_host=False, in_layers=False))
+    for_gpus = replace(EIGHT_B, locations=EngineLocations(on_host=False, in_layers=False))
     with pytest.raises(WeftError, match=r"available: no accelerators, which its engine needs"):
         choose_size(for_gpus, machine())
     with pytest.raises(WeftError, match=r"available: 2.5 GiB on accelerators, which its engine needs"):

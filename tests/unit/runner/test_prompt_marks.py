@@ -18,14 +18,14 @@ def _chat(*texts: str) -> chat_pb2.ChatPayload:
     roles = (chat_pb2.ROLE_USER, chat_pb2.ROLE_ASSISTANT)
     return chat_pb2.ChatPayload(
         messages=[
-            chat_pb2.ChatMessage(role=roles[place % 2], content=[chat_pb2.ContentPart(text=text)])
-            for place, text in enumerate(texts)
+            chat_pb2.ChatMessage(role=roles[index % 2], content=[chat_pb2.ContentPart(text=text)])
+            for index, text in enumerate(texts)
         ]
     )
 
 
 def _common(one: tuple[bytes, ...], other: tuple[bytes, ...]) -> int:
-    return next((place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), len(one))
+    return next((index for index, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), len(one))
 
 
 def test_continued_conversation_starts_with_all_its_earlier_marks() -> None:

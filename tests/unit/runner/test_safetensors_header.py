@@ -200,8 +200,8 @@ def test_mutated_headers_are_read_or_refused_without_a_crash(tmp_path: Path) -> 
     for _ in range(MUTATIONS):
         content = bytearray(good)
         for _ in range(random_numbers.randint(1, 3)):
-            place = random_numbers.randrange(len(good) - 160)
-            content[place : place + random_numbers.randint(0, 4)] = random_numbers.randbytes(
+            index = random_numbers.randrange(len(good) - 160)
+            content[index : index + random_numbers.randint(0, 4)] = random_numbers.randbytes(
                 random_numbers.randint(0, 4)
             )
         path.write_bytes(content)

@@ -143,7 +143,7 @@ class _Connections:
 
     def _take_ended(self) -> list[_Connection]:
         surplus = len(self.retired) - MAX_RETIRED
-        ended = [one for place, one in enumerate(self.retired) if one.calls == 0 or place < surplus]
+        ended = [one for index, one in enumerate(self.retired) if one.calls == 0 or index < surplus]
         self.retired = [one for one in self.retired if one not in ended]
         return ended
 

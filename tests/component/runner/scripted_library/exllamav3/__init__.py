@@ -255,8 +255,8 @@ class Generator:
         if len(job.written) >= (job.limit or 0):
             return "max_new_tokens"
         for stop in job.stops:
-            if isinstance(stop, str) and (place := job.held.find(stop.encode())) >= 0:
-                job.held = job.held[:place]
+            if isinstance(stop, str) and (index := job.held.find(stop.encode())) >= 0:
+                job.held = job.held[:index]
                 return "stop_string"
         if job.loop is not None and loops(job.written, *job.loop):
             return "loop_detected"
@@ -269,7 +269,7 @@ class Generator:
         except UnicodeDecodeError:
             return True
         stops = [stop for stop in job.stops if isinstance(stop, str)]
-        return any(stop.startswith(text[place:]) for stop in stops for place in range(len(text)))
+        return any(stop.startswith(text[index:]) for stop in stops for index in range(len(text)))
 
 
 def common(one: list[int], other: list[int]) -> int:

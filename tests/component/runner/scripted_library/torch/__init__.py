@@ -74,8 +74,8 @@ class Tensor:
     def tolist(self) -> list[Any]:
         return self._content
 
-    def __getitem__(self, place: int) -> "Tensor":
-        return Tensor(self._content[place])
+    def __getitem__(self, index: int) -> "Tensor":
+        return Tensor(self._content[index])
 
 
 def tensor(content: list[Any], dtype: str) -> Tensor:
