@@ -22,7 +22,7 @@ from weft.dispatch.aliases import AskedName, asked_name
 from weft.dispatch.call import RequestDispatcher
 from weft.dispatch.fleet import FleetSource
 from weft.dispatch.remote_router import RouterSource
-from weft.dispatch.request_trace import RequestContext
+from weft.dispatch.request_receipt import RequestContext
 from weft.durable.batches import FileClient
 from weft.durable.journal_policy import JournalPolicy
 from weft.kernel.errors.error_tree import FieldError, WeftError, invalid_field

@@ -37,7 +37,7 @@ from weft.kernel.errors.error_tree import (
 )
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.text.json_lines import encode_json
-from weft.kernel.time.deadline import task_is_cancelled
+from weft.kernel.time.cancellation import task_is_cancelled
 from weft.kernel.values.unknown_names import close_names_of
 
 _MESSAGES = "/v1/messages"

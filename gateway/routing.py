@@ -34,7 +34,8 @@ from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.errors.removed_features import removed_path
 from weft.kernel.telemetry.log import get_logger
-from weft.kernel.time.deadline import Deadlines, Interruptible
+from weft.kernel.time.cancellation import Interruptible
+from weft.kernel.time.deadlines import Deadlines
 
 log = get_logger("weft.gateway")
 Handler = Callable[..., Awaitable[Response]]

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from router_svc.observer import RequestEnded
 from router_svc.policy.cooldown import Cooldown
 from router_svc.policy.pool_settings import ClientProfile, RateLimitConfig
-from router_svc.policy.tenant_limits import TenantLimit
+from router_svc.policy.tenant_budgets import TenantLimit
 from router_svc.rate_limits import NOTHING_COUNTED, Counted, RateLimits
 from router_svc.usage import MAX_COUNTED_GPU_NANOSECONDS, MAX_COUNTED_MILLIJOULES
 from weft.api.common.v1 import receipt_pb2

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from router_svc.policy.pool_settings import RemotePermission, TenantSettings
-from router_svc.policy.tenant_limits import LimitScope, LimitSubject, TenantLimit
+from router_svc.policy.tenant_budgets import LimitScope, LimitSubject, TenantLimit
 from weft.api.registry.v1 import tenant_pb2 as pb
 from weft.kernel.requests.request_values import Priority
 from weft.kernel.values.units import DAY, HOUR, MINUTE, MONTH, SECOND, WEEK, Rate, RateUnit

@@ -15,7 +15,7 @@ from weft.dispatch.aliases import AskedName
 from weft.dispatch.call import Call, RequestDispatcher, warned
 from weft.dispatch.operation_table import OPERATIONS, OperationSpec
 from weft.dispatch.parameter_checks import allowed_handling, client_of, handling_of, priority_of, session_of
-from weft.dispatch.request_trace import Journal, RequestContext
+from weft.dispatch.request_receipt import Journal, RequestContext
 from weft.durable.journal_policy import JournalPolicy
 from weft.kernel.access.principal import MAY_LEAVE, USE_MODELS
 from weft.kernel.access.rpc_auth import caller

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import islice
 
 from router_svc.policy.pool_settings import RateLimitConfig
-from router_svc.policy.tenant_limits import LimitScope, LimitSubject, TenantLimit, by_scope, over_the_whole
+from router_svc.policy.tenant_budgets import LimitScope, LimitSubject, TenantLimit, by_scope, over_the_whole
 from weft.api.common.v1.rate_limit_pb2 import RateLimitStatus
 from weft.api.router.v1.request_service_pb2 import LimitUse
 from weft.dispatch.rate_windows import Amount, RateWindows, TrackedKeys

@@ -14,7 +14,7 @@ from router_svc.receipt_counts import ReceiptCounts
 from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import usage_pb2
 from weft.dispatch.fleet import UNKNOWN_TARGET, FleetView
-from weft.dispatch.request_trace import accelerator_time
+from weft.dispatch.request_receipt import accelerator_time
 from weft.kernel.requests.placement_request import PlacementRequest
 from weft.kernel.time.clock import Clock
 

@@ -11,8 +11,8 @@ from weft.api.common.v1 import signal_pb2
 from weft.dispatch.rate_windows import SlidingWindow
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.cancellation import Interruptible
 from weft.kernel.time.clock import Clock
-from weft.kernel.time.deadline import Interruptible
 
 MAX_ENDED_RECORDS = 100
 """Number of ended requests kept per model, without their output."""

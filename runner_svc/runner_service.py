@@ -29,7 +29,7 @@ from runner_svc.memory.machine_memory import free_memory_bytes, machine_memory
 from runner_svc.model_files.digest import model_digest
 from runner_svc.policy.engine_health import engine_health
 from runner_svc.policy.lifecycle import Phase
-from runner_svc.policy.load_plan import AS_CONFIGURED
+from runner_svc.policy.load_options import AS_CONFIGURED
 from runner_svc.policy.memory_estimate import MEBIBYTE
 from runner_svc.policy.model_sizing import MachineMemory
 from runner_svc.policy.replacement import must_drain_first, replacement_words

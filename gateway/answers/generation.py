@@ -19,7 +19,7 @@ from weft.api.common.v1 import image_pb2, warning_pb2
 from weft.dispatch.call import Call, Layer, Proceed, warned
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.dispatch.operation_table import operation_of
-from weft.dispatch.request_trace import RequestContext
+from weft.dispatch.request_receipt import RequestContext
 from weft.kernel.values.fast_dataclass import fast_dataclass
 
 

@@ -9,7 +9,7 @@ from gateway.answers.answer_builder import MAX_NOTICES, NOTICES, AnswerIdentity,
 from gateway.errors import envelope
 from weft.api.common.v1 import event_pb2, receipt_pb2
 from weft.dispatch.frames import has_content
-from weft.dispatch.request_trace import accelerator_time
+from weft.dispatch.request_receipt import accelerator_time
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.requests.request_values import Priority
 from weft.kernel.values.units import wait_words

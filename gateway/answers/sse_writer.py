@@ -31,8 +31,8 @@ from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.telemetry.log import get_logger
 from weft.kernel.text.json_lines import encode_json
+from weft.kernel.time.cancellation import Interruptible
 from weft.kernel.time.clock import Clock, within
-from weft.kernel.time.deadline import Interruptible
 
 _HEADERS = (
     # no-transform and no buffering: proxies must forward each event immediately.

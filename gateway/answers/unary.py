@@ -16,7 +16,7 @@ from gateway.http.protocol import WHOLE_KEY
 from gateway.request_facts import facts_of
 from weft.api.common.v1 import receipt_pb2, warning_pb2
 from weft.dispatch.operation_table import ChunkT, OperationSpec, PayloadT
-from weft.dispatch.request_trace import RequestContext
+from weft.dispatch.request_receipt import RequestContext
 from weft.kernel.errors.error_tree import invalid_field
 from weft.kernel.text.json_lines import encode_json
 from weft.kernel.values.fast_dataclass import fast_dataclass

@@ -13,7 +13,7 @@ from typing_extensions import override
 from gateway.errors import ClientGoneError
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
-from weft.kernel.time.deadline import Interruptible
+from weft.kernel.time.cancellation import Interruptible
 
 ABORT_KEY = "abort_connection"
 """Key in a request's state for the function that drops its connection, if the server provides one."""

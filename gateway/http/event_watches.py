@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from gateway.errors import shutting_down
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
-from weft.kernel.time.deadline import Interruptible
+from weft.kernel.time.cancellation import Interruptible
 
 
 class EventWatches:

@@ -25,7 +25,7 @@ from gateway.request_facts import Headers, RequestFacts, facts_of, headers_of
 from weft.dispatch.agents import name_asked_for, require_model_name
 from weft.dispatch.aliases import AskedName
 from weft.dispatch.parameter_checks import allowed_handling, cache_tag, prefix_seconds, require_session
-from weft.dispatch.request_trace import Journal, RequestContext, WhenLeft
+from weft.dispatch.request_receipt import Journal, RequestContext, WhenLeft
 from weft.durable.batches import MAX_METADATA, MAX_METADATA_VALUE_CHARS
 from weft.durable.tasks import MAX_IDEMPOTENCY_KEY_CHARS
 from weft.kernel.access.principal import LOCAL, MAY_LEAVE, OTHER_USER, USE_MODELS

@@ -14,7 +14,7 @@ from weft.durable.responses import ResponseClient
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.telemetry.log import get_logger
-from weft.kernel.time.deadline import Interruptible
+from weft.kernel.time.cancellation import Interruptible
 from weft.kernel.time.timestamps import stamp_of
 
 log = get_logger("weft.gateway")

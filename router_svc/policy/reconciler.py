@@ -8,8 +8,8 @@ from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.cluster_view import ClusterView, ViewDelta
 from router_svc.policy.endpoints.retry import RetryBudget
 from router_svc.policy.limits import SchedulerLimits
+from router_svc.policy.loading.cold_start_plan import LoadStart
 from router_svc.policy.loading.load_coordinator import LoadCoordinator
-from router_svc.policy.loading.load_plan import LoadStart
 from router_svc.policy.progress.wait_estimator import WaitEstimator
 from router_svc.policy.queue.queue import Queue
 from router_svc.policy.queue.queues import Queues

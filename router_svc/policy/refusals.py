@@ -7,7 +7,7 @@ from router_svc.policy.decisions import Rejects
 from router_svc.policy.endpoints.candidates import Candidate, HostMemory
 from router_svc.policy.endpoints.required_capabilities import GateSummary
 from router_svc.policy.router_request import Request
-from weft.kernel.errors.failures import FailureKind, classify
+from weft.kernel.errors.failover import FailureKind, classify
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.values import unknown_names
 from weft.kernel.values.units import size_words

@@ -23,8 +23,8 @@ from router_svc.policy.endpoints.load_balancer import NOTHING_AHEAD
 from router_svc.policy.endpoints.retry import RetryBudget
 from router_svc.policy.estimates import Estimates
 from router_svc.policy.limits import SchedulerLimits
+from router_svc.policy.loading.cold_start_plan import LoadGate
 from router_svc.policy.loading.load_coordinator import LoadCoordinator
-from router_svc.policy.loading.load_plan import LoadGate
 from router_svc.policy.loading.wake_tracker import WakeTracker
 from router_svc.policy.pool_settings import Settings, TenantSettings
 from router_svc.policy.progress.status_notifier import StatusNotifier
@@ -38,7 +38,7 @@ from router_svc.policy.quotes import Quote, Quotes
 from router_svc.policy.reconciler import Reconciler
 from router_svc.policy.request_table import RequestTable
 from router_svc.policy.router_request import MEDIA_UNITS, UNITS, Request, WorkUnit
-from weft.kernel.errors.failures import FailureKind, classify, may_be_the_requests, may_follow_prompt
+from weft.kernel.errors.failover import FailureKind, classify, may_be_the_requests, may_follow_prompt
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.requests.placement_request import PoolQueue
 from weft.kernel.requests.request_values import Operation, Priority

@@ -8,7 +8,7 @@ from typing import Protocol
 from runner_svc.backend.port import Backend
 from runner_svc.memory.estimate import read_model_facts
 from runner_svc.policy.kept_prompts import KeptPrompt
-from runner_svc.policy.load_plan import LoadPlan
+from runner_svc.policy.load_options import LoadPlan
 from runner_svc.policy.memory_estimate import CACHE_TYPE_BYTES, MemorySettings
 from weft.kernel.models.load_parameters import LoadValue
 

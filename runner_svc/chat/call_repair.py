@@ -19,7 +19,7 @@ from runner_svc.tools.argument_repair import MAX_REPAIRED_CHARS, is_object, repa
 from runner_svc.tools.schemas import ArgumentCheck
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2
 from weft.dispatch.frames import Frame
-from weft.dispatch.payload_description import TokenCounter
+from weft.dispatch.token_counts import TokenCounter
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.text.json_objects import plain_object
 

@@ -3,7 +3,7 @@
 from runner_svc.request_records import RequestRecord
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, signal_pb2, timing_pb2, usage_pb2, warning_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.dispatch.payload_description import TokenCounter
+from weft.dispatch.token_counts import TokenCounter
 from weft.kernel.errors.error_tree import COMPLETION_TOKENS, PROMPT_ESTIMATED, PROMPT_TOKENS, WeftError
 
 MAX_NOTED = 64

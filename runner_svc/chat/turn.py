@@ -23,7 +23,7 @@ from weft.api.common.v1 import (
     warning_pb2,
 )
 from weft.dispatch.frames import Frame, GenerationPayload, is_content, is_seal
-from weft.dispatch.payload_description import TokenCounter
+from weft.dispatch.token_counts import TokenCounter
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.values.names import new_id

@@ -25,10 +25,7 @@ from runner_svc.environments.environment import (
     Variant,
 )
 from runner_svc.environments.folder import EnvironmentFolder
-from runner_svc.environments.locked_install import Failure, PipOutput, package_count, pip_arguments
-from runner_svc.environments.prebuilt import DIGEST_PREFIX, PrebuiltProgram, download, unpack_program
-from runner_svc.environments.program_build import build_program, package_folder, require_tools
-from runner_svc.environments.receipts import (
+from runner_svc.environments.installed_environments import (
     changing,
     lock_digest,
     read_receipt,
@@ -36,6 +33,9 @@ from runner_svc.environments.receipts import (
     versions_of,
     write_receipt,
 )
+from runner_svc.environments.locked_install import Failure, PipOutput, package_count, pip_arguments
+from runner_svc.environments.prebuilt import DIGEST_PREFIX, PrebuiltProgram, download, unpack_program
+from runner_svc.environments.program_build import build_program, package_folder, require_tools
 from runner_svc.environments.removal import remove_versions
 from runner_svc.supervise.child_program import run_program
 from weft import __version__

@@ -9,7 +9,7 @@ import psutil
 
 from runner_svc.environments.environment import EngineEnvironment
 from runner_svc.environments.folder import EnvironmentFolder
-from runner_svc.environments.receipts import changing
+from runner_svc.environments.installed_environments import changing
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
 

@@ -19,12 +19,12 @@ from runner_svc.memory.model_memory import ModelMemory
 from runner_svc.memory.port import MemoryLedger
 from runner_svc.policy.kept_prompts import KeptPrompt
 from runner_svc.policy.lifecycle import Command, Phase
-from runner_svc.policy.load_plan import AS_CONFIGURED, STAY_LOADED, LoadPlan, LoadSpec
+from runner_svc.policy.load_options import AS_CONFIGURED, STAY_LOADED, LoadPlan, LoadSpec
 from runner_svc.request_records import RequestRecord, RequestRecords
 from runner_svc.waiting import within
 from weft.dispatch.placement import MAX_ATTEMPT_LOG_BYTES, MAX_ATTEMPT_LOG_LINES
 from weft.kernel.errors.error_tree import WeftError
-from weft.kernel.errors.failures import FailureKind, classify
+from weft.kernel.errors.failover import FailureKind, classify
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.requests.capabilities import Capabilities, complete_list, known_capabilities
 from weft.kernel.requests.request_values import Priority

@@ -26,7 +26,7 @@ from runner_svc.policy.lifecycle import (
     verdict_on,
     with_log_command,
 )
-from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
+from runner_svc.policy.load_options import AS_CONFIGURED, LoadPlan
 from runner_svc.request_records import RequestRecords
 from runner_svc.waiting import SharedOutcome, end_tasks, event_within, first_of, first_within, within
 from weft.dispatch.frames import Frame

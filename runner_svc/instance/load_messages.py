@@ -5,7 +5,7 @@ from pathlib import Path
 
 from runner_svc.backend.port import Backend
 from runner_svc.model_files.gguf import read_gguf_header
-from runner_svc.policy.load_plan import LoadPlan, LoadSpec
+from runner_svc.policy.load_options import LoadPlan, LoadSpec
 from weft.api.runner.v1 import load_pb2 as pb
 from weft.kernel.errors.error_tree import WeftError, invalid_field
 from weft.kernel.models.load_parameters import LoadValue, check_parameters, load_value, value_message

@@ -12,11 +12,11 @@ from runner_svc.instance.accepted_forms import AcceptedForms
 from runner_svc.instance.instance_settings import ServedModel
 from runner_svc.memory.model_memory import ModelMemory
 from runner_svc.memory.port import OnWaiting
-from runner_svc.policy.load_plan import AS_CONFIGURED
+from runner_svc.policy.load_options import AS_CONFIGURED
 from weft.kernel.requests.capabilities import UNKNOWN, Capabilities, known_capabilities
 from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.cancellation import Interruptible
 from weft.kernel.time.clock import Clock
-from weft.kernel.time.deadline import Interruptible
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,7 +15,7 @@ from runner_svc.memory.port import MemoryForecast
 from runner_svc.model_files.gguf import is_gguf, model_parts, read_gguf_model
 from runner_svc.model_files.pipeline_folder import PipelineFolderError, is_pipeline, read_pipeline_folder
 from runner_svc.model_files.safetensors import is_safetensors, read_safetensors_model
-from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
+from runner_svc.policy.load_options import AS_CONFIGURED, LoadPlan
 from runner_svc.policy.memory_estimate import (
     MEBIBYTE,
     EngineHabits,

@@ -16,7 +16,7 @@ from runner_svc.memory.port import (
     leased_bytes,
 )
 from runner_svc.policy.host_memory import host_memory_limit
-from runner_svc.policy.load_plan import LoadPlan
+from runner_svc.policy.load_options import LoadPlan
 from runner_svc.policy.memory_estimate import MemoryEstimate
 from runner_svc.request_records import RequestRecords
 from weft.api.registry.v1.lease_pb2 import Lease

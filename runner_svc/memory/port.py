@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from runner_svc.policy.load_plan import LoadPlan
+from runner_svc.policy.load_options import LoadPlan
 from runner_svc.policy.memory_estimate import MemoryEstimate
 from weft.api.registry.v1.lease_pb2 import Lease
 from weft.api.registry.v1.lease_service_pb2 import AcquireLeaseRequest, LeaseUse

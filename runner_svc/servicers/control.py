@@ -15,7 +15,7 @@ from runner_svc.instance.load_messages import load_spec_from, own_quantization
 from runner_svc.model_store.peers import SharedModels
 from runner_svc.model_store.store import FORMS
 from runner_svc.policy.lifecycle import Phase
-from runner_svc.policy.load_plan import LoadSpec
+from runner_svc.policy.load_options import LoadSpec
 from runner_svc.policy.repository_files import ModelForm
 from runner_svc.session.report import RunnerReport, request_record_message
 from runner_svc.supervise.logs import LogBatch

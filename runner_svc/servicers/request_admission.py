@@ -18,7 +18,7 @@ from weft.dispatch.parameter_checks import granted_priority_of, handling_of
 from weft.dispatch.payload_description import Payload, untaken_words_of
 from weft.dispatch.tickets import TicketGate
 from weft.kernel.errors.error_tree import WeftError
-from weft.kernel.errors.failures import quotes_model
+from weft.kernel.errors.failover import quotes_model
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.telemetry.log import get_logger
 from weft.kernel.telemetry.structured_logs import TRACEPARENT, trace_id_of, traceparent_of

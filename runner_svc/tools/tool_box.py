@@ -21,7 +21,7 @@ from runner_svc.tools.schemas import ArgumentCheck
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.telemetry.log import get_logger
-from weft.kernel.time.deadline import task_is_cancelled
+from weft.kernel.time.cancellation import task_is_cancelled
 
 log = get_logger("weft.tools")
 

@@ -50,8 +50,8 @@ from weft.kernel.text.content_coding import BodyDecoder
 from weft.kernel.text.decoding import DECODE_FAULTS
 from weft.link.frames import Side, error_of, metadata_of, timeout_of
 from weft.link.multiplexer import LinkLimits, Multiplexer
-from weft_app.compose.announcement import parse_announcement
 from weft_app.compose.join_address import parse_fingerprint, parse_join_address
+from weft_app.compose.mdns_announcement import parse_announcement
 
 CORPUS = Path(__file__).parents[1] / "corpus" / "parsers"
 MAX_DECODED_BYTES = 1024 * 1024

@@ -7,7 +7,7 @@ from kit.engines import call_of
 from runner_svc.backend.port import Backend, CacheUse, CallInfo
 from runner_svc.cache.manager import CacheManager
 from runner_svc.policy.kept_prompts import KeptPrompt
-from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
+from runner_svc.policy.load_options import AS_CONFIGURED, LoadPlan
 from weft_testing.conformance.prefix_cache import MODEL, PrefixCacheConformance
 
 

@@ -16,7 +16,7 @@ from weft.dispatch.payload_description import (
     needed_thinking,
     untaken_words_of,
 )
-from weft.dispatch.request_trace import RequestContext
+from weft.dispatch.request_receipt import RequestContext
 from weft.dispatch.workflow_graph import input_values
 from weft.kernel.access.principal import USE_MODELS, Principal
 from weft.kernel.access.rpc_auth import caller

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from weft.api.common.v1 import event_pb2, warning_pb2
 from weft.dispatch.frames import Frame
 from weft.dispatch.operation_table import ChunkT, OperationSpec, PayloadT
-from weft.dispatch.request_trace import RequestContext
+from weft.dispatch.request_receipt import RequestContext
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
 

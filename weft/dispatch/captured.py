@@ -15,7 +15,7 @@ from weft.api.registry.v1 import capture_service_pb2 as pb
 from weft.api.registry.v1.capture_service_pb2_grpc import CaptureServiceStub
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.dispatch.request_trace import RequestContext
+from weft.dispatch.request_receipt import RequestContext
 from weft.dispatch.run_observer import ObservedRun, RunObserver
 from weft.kernel.channels.rpc import calling
 from weft.kernel.errors.error_tree import WeftError

@@ -36,7 +36,6 @@ from weft.dispatch.operation_table import ChunkT, OperationSpec, PayloadT, ended
 from weft.dispatch.parameter_checks import serve_options
 from weft.dispatch.payload_description import (
     Description,
-    TokenCounter,
     affinity_key,
     cache_scope,
     describe,
@@ -45,10 +44,10 @@ from weft.dispatch.placement import Decision, PlacementPort, canceller_of
 from weft.dispatch.prefix_holders import PrefixHolders
 from weft.dispatch.prices import known_price
 from weft.dispatch.prompt_beginnings import PromptBeginnings
-from weft.dispatch.prompt_counts import PromptCounts
 from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
+from weft.dispatch.request_receipt import RequestContext, RequestTrace, log_internal, log_receipt
 from weft.dispatch.request_spans import request_spans
-from weft.dispatch.request_trace import RequestContext, RequestTrace, log_internal, log_receipt
+from weft.dispatch.token_counts import PromptCounts, TokenCounter
 from weft.kernel.access.rpc_auth import caller
 from weft.kernel.errors.error_tree import (
     LACKED_ROUTER,
@@ -62,8 +61,8 @@ from weft.kernel.requests.placement_request import PlacementRequest, PrefixHolde
 from weft.kernel.requests.request_values import Priority
 from weft.kernel.telemetry.structured_logs import TRACEPARENT
 from weft.kernel.telemetry.tracing import NO_TRACING, ServiceName, TraceContext, Tracing
+from weft.kernel.time.cancellation import task_is_cancelled
 from weft.kernel.time.clock import Clock, SystemClock
-from weft.kernel.time.deadline import task_is_cancelled
 from weft.kernel.time.timestamps import optional_seconds, seconds_of
 from weft.kernel.values.address import metadata_of
 from weft.kernel.values.names import AGENT_PREFIX, WORKFLOW_PREFIX

@@ -15,7 +15,7 @@ from importlib.metadata import entry_points
 
 from weft.api.common.v1 import chat_pb2, completion_pb2
 from weft.dispatch.payload_description import Payload
-from weft.dispatch.request_trace import RequestContext
+from weft.dispatch.request_receipt import RequestContext
 from weft.kernel.requests.placement_request import label_set
 from weft.kernel.telemetry.log import get_logger
 from weft.kernel.values.names import AUTO_MODEL, ROUTE_PREFIX, is_name, is_token

@@ -27,7 +27,7 @@ from weft.api.runner.v1 import embedding_service_pb2, generation_service_pb2, mo
 from weft.dispatch import payload_checks
 from weft.dispatch.frames import Frame, GenerationPayload, collected_images, collected_transcription, has_content
 from weft.dispatch.placement import Decision, waiting_event
-from weft.dispatch.request_trace import RequestTrace, is_miscounted
+from weft.dispatch.request_receipt import RequestTrace, is_miscounted
 from weft.kernel.channels.rpc import RpcMethod
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason

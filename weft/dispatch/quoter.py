@@ -11,8 +11,8 @@ from weft.dispatch.labelers import Labelers
 from weft.dispatch.payload_description import Payload, cache_scope, describe
 from weft.dispatch.placement import QuoteSource
 from weft.dispatch.prices import known_price, price_of
-from weft.dispatch.prompt_counts import PromptCounts
-from weft.dispatch.request_trace import RequestContext
+from weft.dispatch.request_receipt import RequestContext
+from weft.dispatch.token_counts import PromptCounts
 
 
 class Quoter:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from weft.api.common.v1 import receipt_pb2, usage_pb2
-from weft.dispatch.request_trace import AttemptRecord, RequestTrace, WaitPeriod
+from weft.dispatch.request_receipt import AttemptRecord, RequestTrace, WaitPeriod
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.requests.request_values import Operation
 from weft.kernel.telemetry.structured_logs import new_span_id

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 from weft.api.common.v1 import receipt_pb2
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.frames import Frame
-from weft.dispatch.request_trace import RequestContext
+from weft.dispatch.request_receipt import RequestContext
 
 
 class ObservedRun(Protocol):

@@ -16,7 +16,7 @@ from weft.api.router.v1 import inference_service_pb2, task_pb2, task_service_pb2
 from weft.dispatch.call import Call, Layer, Proceed
 from weft.dispatch.frames import Frame, has_content
 from weft.dispatch.operation_table import EMBEDDING, SPEECH, SpeechPiece
-from weft.dispatch.request_trace import Journal, RequestContext, WhenLeft
+from weft.dispatch.request_receipt import Journal, RequestContext, WhenLeft
 from weft.durable.batches import FileClient
 from weft.durable.media import filled, referring_part
 from weft.durable.tasks import TaskClient, TaskPayload, failure_of, is_terminal

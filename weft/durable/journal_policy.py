@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from weft.api.registry.v1.tenant_pb2 import Tenant
 from weft.dispatch.agents import models_behind
 from weft.dispatch.fleet import FleetSource, FleetView
-from weft.dispatch.request_trace import WhenLeft
+from weft.dispatch.request_receipt import WhenLeft
 from weft.kernel.errors.error_tree import FieldError
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.requests.request_values import TASK_OPERATIONS, JournalMode, Operation, journal_in

@@ -14,7 +14,7 @@ from weft.api.router.v1 import task_service_pb2 as pb
 from weft.dispatch.captured import may_capture
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.dispatch.request_trace import RequestContext
+from weft.dispatch.request_receipt import RequestContext
 from weft.dispatch.run_observer import ObservedRun, RunObserver
 from weft.durable.durable_call import task_spec
 from weft.durable.tasks import TaskClient

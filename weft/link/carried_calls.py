@@ -27,7 +27,7 @@ from weft.kernel.channels.rpc import (
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.services.service_lifecycle import start_task
-from weft.kernel.time.deadline import Deadlines
+from weft.kernel.time.deadlines import Deadlines
 from weft.kernel.values.address import target_of
 from weft.link.frames import Metadata, Side, error_of, metadata_of, new_status, timeout_of
 from weft.link.link import Link, LinkCall

@@ -18,9 +18,9 @@ from weft_app.cli.terminal import is_err_terminal, note, safe_text, say
 
 if TYPE_CHECKING:
     from runner_svc.discovery import FoundServer
-    from weft_app.compose.announcement import Announcement
     from weft_app.compose.discovery import Discovered
     from weft_app.compose.home import WeftHome
+    from weft_app.compose.mdns_announcement import Announcement
     from weft_app.config.config import DiscoverySettings, WeftConfig
 
 LISTEN_SECONDS = 1.0
@@ -78,7 +78,7 @@ def _found_here(addresses: list[str] | None, config: Path | None, home: Path) ->
 
 
 def _found_meshes() -> "Sequence[Announcement]":
-    from weft_app.compose.announcement import find_meshes  # noqa: PLC0415 - `up` imports this
+    from weft_app.compose.mdns_announcement import find_meshes  # noqa: PLC0415 - `up` imports this
 
     try:
         return asyncio.run(find_meshes(LISTEN_SECONDS))

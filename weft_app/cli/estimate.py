@@ -11,7 +11,7 @@ from runner_svc.added_models_file import remembered_models
 from runner_svc.memory.estimate import FileForecast, ModelFacts, ModelFiles, loaded_facts
 from runner_svc.memory.learned_memory import LearnedMemory, learned_file
 from runner_svc.model_store.store import ModelStore
-from runner_svc.policy.load_plan import AS_CONFIGURED
+from runner_svc.policy.load_options import AS_CONFIGURED
 from runner_svc.policy.memory_estimate import (
     CACHE_TYPE_BYTES,
     MEBIBYTE,

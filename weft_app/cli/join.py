@@ -24,15 +24,6 @@ from weft_app.cli.network_options import Discover
 from weft_app.cli.options import EXIT_FAILED, EXIT_INTERRUPTED
 from weft_app.cli.serving import run_service
 from weft_app.cli.terminal import is_err_terminal, note, safe_text, say
-from weft_app.compose.announcement import (
-    OTHER_WAY,
-    Announcement,
-    find_addresses,
-    find_meshes,
-    joined_mesh,
-    listed,
-    require_same_mesh,
-)
 from weft_app.compose.discovery import discover as look
 from weft_app.compose.environment import read_environment
 from weft_app.compose.followed_servers import list_of_followed, why_none_served
@@ -42,6 +33,15 @@ from weft_app.compose.join import JoinPlan, config_with_server, pick_published
 from weft_app.compose.join import join as join_mesh
 from weft_app.compose.join_address import FindAddresses, Trust, parse_fingerprint, parse_join_address, parse_trust
 from weft_app.compose.machine import this_machine
+from weft_app.compose.mdns_announcement import (
+    OTHER_WAY,
+    Announcement,
+    find_addresses,
+    find_meshes,
+    joined_mesh,
+    listed,
+    require_same_mesh,
+)
 from weft_app.config.config import WeftConfig
 from weft_app.config.document import Document
 from weft_app.config.loader import load_config

@@ -27,7 +27,7 @@ from weft_app.compose.home import WeftHome
 from weft_app.config.config import CONFIG_NAME
 
 if TYPE_CHECKING:
-    from weft_app.compose.announcer import AnnouncementState
+    from weft_app.compose.mdns_announcer import AnnouncementState
     from weft_app.compose.up import UpHost
 
 

@@ -19,9 +19,9 @@ from runner_svc.environments.environment import (
     find_interpreter,
 )
 from runner_svc.environments.folder import EnvironmentFolder
+from runner_svc.environments.installed_environments import read_receipt, status_of, variant_of, versions_of
 from runner_svc.environments.installer import DEFAULT_SECONDS, EnvironmentInstaller, InstallOrder, InstallProgress
 from runner_svc.environments.prebuilt import prebuilt_program
-from runner_svc.environments.receipts import read_receipt, status_of, variant_of, versions_of
 from runner_svc.environments.removal import remove_environment, remove_version, use_version
 from runner_svc.runtimes.table import environments, require_environment, users_of
 from weft.api.runner.v1 import environment_pb2 as pb

@@ -30,8 +30,8 @@ from weft.kernel.errors.error_tree import FieldError, WeftError
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.services.service_lifecycle import Service
 from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.cancellation import Interruptible
 from weft.kernel.time.clock import SystemClock
-from weft.kernel.time.deadline import Interruptible
 from weft.kernel.values.address import split_address
 from weft_app.compose.home import WeftHome
 from weft_app.compose.publishers import Publishers

@@ -8,7 +8,7 @@ import grpc
 
 from runner_svc.instance.instance_settings import ServedModel
 from runner_svc.memory.machine_memory import host_memory_bytes
-from runner_svc.policy.load_plan import AS_CONFIGURED
+from runner_svc.policy.load_options import AS_CONFIGURED
 from runner_svc.policy.replacement import must_drain_first, replacement_words
 from runner_svc.runner_config import RunnerConfig
 from weft.api.registry.v1 import lease_service_pb2, lease_service_pb2_grpc

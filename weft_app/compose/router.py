@@ -5,7 +5,7 @@ import os
 import grpc
 
 import router_svc.router_service
-from router_svc.announcement import RouterAnnouncement
+from router_svc.registry_session import RouterAnnouncement
 from weft.kernel.channels.rpc import open_channel
 from weft.kernel.services.health_monitor import HealthMonitor
 from weft.kernel.time.clock import SystemClock

@@ -15,10 +15,10 @@ from registry_svc.registry_config import (
     RegistryConfig,
     RegistrySettings,
 )
-from router_svc.announcement import default_router_name
 from router_svc.client_registry import ClientsConfig
 from router_svc.policy.limits import QueueLimits, SchedulerLimits
 from router_svc.policy.pool_settings import RateLimitConfig, RemotePermission, TenantRates, TenantSettings
+from router_svc.registry_session import default_router_name
 from router_svc.router_config import RelayConfig, RouterConfig
 from router_svc.router_settings import RouterSettings
 from weft.api.registry.v1 import journal_pb2

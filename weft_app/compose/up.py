@@ -16,7 +16,7 @@ from gateway.gateway_service import GatewayService
 from gateway.http.server import free_address
 from registry_svc.registry_metrics import add_registry_metrics
 from registry_svc.registry_service import RegistryService
-from router_svc.announcement import RouterAnnouncement
+from router_svc.registry_session import RouterAnnouncement
 from router_svc.router_metrics import RouterMetrics
 from router_svc.router_service import RouterService
 from weft import __version__
@@ -41,7 +41,6 @@ from weft.kernel.services.service_lifecycle import Service, start_task, stop_tas
 from weft.kernel.telemetry.tracing import NO_TRACING, ServiceName, Tracing
 from weft.kernel.time.clock import SystemClock
 from weft.link.carried_calls import CallStreams
-from weft_app.compose.announcer import AnnouncementState, Announcer, announcer_of
 from weft_app.compose.certificate_expiry import CertificateExpiry
 from weft_app.compose.configuration import ConfigurationSource, ReadConfiguration, write_snapshot
 from weft_app.compose.configuration_service import ConfigurationService
@@ -56,6 +55,7 @@ from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.home import RUNNING, STARTING, WeftHome
 from weft_app.compose.join_listeners import join_listeners
 from weft_app.compose.machine import local_url, network_urls
+from weft_app.compose.mdns_announcer import AnnouncementState, Announcer, announcer_of
 from weft_app.compose.mesh_runners import MeshRunners
 from weft_app.compose.process_metrics import metrics_page, metrics_services
 from weft_app.compose.process_service import ProcessService

@@ -15,7 +15,7 @@ from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, Read
 from router_svc.policy.endpoints.cluster_view import MeshChange
 from router_svc.policy.port import SchedulerPort
 from router_svc.policy.router_request import Request
-from weft.kernel.errors.failures import FailureKind, classify
+from weft.kernel.errors.failover import FailureKind, classify
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.requests.request_values import Priority
 from weft_extensions.simulate.hosts import Targets, World, lacks

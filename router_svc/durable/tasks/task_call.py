@@ -25,7 +25,7 @@ from weft.dispatch.fleet import FleetSource
 from weft.dispatch.operation_table import SpeechPiece, operation_of
 from weft.dispatch.parameter_checks import client_of, handling_of, session_of
 from weft.dispatch.placement import Decision, OnCancelled, Placement, PlacementPort
-from weft.dispatch.request_trace import RequestContext
+from weft.dispatch.request_receipt import RequestContext
 from weft.dispatch.run_observer import RunObserver
 from weft.durable.media import media_parts
 from weft.durable.tasks import payload_of

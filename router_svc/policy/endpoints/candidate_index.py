@@ -24,7 +24,7 @@ from router_svc.policy.endpoints.required_capabilities import GateSummary, summa
 from router_svc.policy.endpoints.routes import PRIMARY, RouteStep
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.pool_settings import ChoicePolicy, Settings
-from weft.kernel.errors.failures import FailureKind
+from weft.kernel.errors.failover import FailureKind
 from weft.kernel.errors.reasons import Reason
 
 MAX_REMEMBERED_SESSIONS = 65_536

@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Self
 
 from router_svc.policy.limits import SchedulerLimits
-from weft.kernel.errors.failures import FailureKind
+from weft.kernel.errors.failover import FailureKind
 
 CLEAN_AFTER_SECONDS = 10.0
 """Time after its last failure during which a runner counts as failing, unless a request succeeds first."""

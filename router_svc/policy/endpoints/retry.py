@@ -1,4 +1,4 @@
-"""The retry budget of a queue; `weft.kernel.errors.failures` defines which failures may be retried.
+"""The retry budget of a queue; `weft.kernel.errors.failover` defines which failures may be retried.
 
 Retries on a candidate that has not failed recently are always allowed, so that requests of one broken runner continue
 elsewhere. Other retries share a budget that grows with first attempts, like the retry budgets of Envoy and Finagle.

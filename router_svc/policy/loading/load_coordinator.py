@@ -10,8 +10,8 @@ from router_svc.policy.endpoints.capacity import Capacity
 from router_svc.policy.endpoints.cluster_view import ClusterView
 from router_svc.policy.estimates import Estimates
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.loading.load_plan import Demand, LoadGate, LoadPlan, Resident
-from router_svc.policy.loading.load_planner import LoadPlanner
+from router_svc.policy.loading.cold_start_plan import Demand, LoadGate, LoadPlan, Resident
+from router_svc.policy.loading.cold_start_planner import LoadPlanner
 from router_svc.policy.loading.wake_tracker import WakeTracker
 from router_svc.policy.queue.queues import Queues
 from router_svc.policy.queue.request_class import FirstRequest, RequestClass, rank_of

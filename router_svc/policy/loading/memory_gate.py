@@ -6,7 +6,7 @@ It only counts bytes; the ledger decides, by the same rule (weft.gpu.eviction).
 from collections.abc import Callable, Container, Iterable, Sequence
 
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, HostMemory, MemoryHolder
-from router_svc.policy.loading.load_plan import Resident
+from router_svc.policy.loading.cold_start_plan import Resident
 from weft.gpu.eviction import NEVER, Standing, victims
 from weft.kernel.requests.request_values import Priority
 from weft.kernel.values.units import size_words

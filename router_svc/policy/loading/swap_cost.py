@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from router_svc.policy.endpoints.candidates import Candidate
 from router_svc.policy.estimates import Estimates
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.loading.load_plan import Demand, Resident
+from router_svc.policy.loading.cold_start_plan import Demand, Resident
 from router_svc.policy.router_request import MEDIA_UNITS, UNITS, WorkUnit
 from weft.kernel.requests.request_values import CALLER_CLASSES, Priority
 

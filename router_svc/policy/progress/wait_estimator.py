@@ -13,7 +13,7 @@ from router_svc.policy.endpoints.cluster_view import ClusterView
 from router_svc.policy.endpoints.explanation import SAMPLE_SECONDS
 from router_svc.policy.estimates import Estimates, Speed, wait_seconds
 from router_svc.policy.limits import TELL_INTERVAL_SECONDS, SchedulerLimits
-from router_svc.policy.loading.load_plan import LoadGate
+from router_svc.policy.loading.cold_start_plan import LoadGate
 from router_svc.policy.loading.wake_tracker import WakeTracker
 from router_svc.policy.queue.queue import MAX_REMEMBERED_KINDS, Queue
 from router_svc.policy.router_request import UNITS, Request, RequestKind, WorkUnit

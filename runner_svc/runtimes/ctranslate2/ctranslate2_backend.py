@@ -8,7 +8,7 @@ from typing_extensions import override
 from runner_svc.backend.port import CallInfo
 from runner_svc.memory.estimate import FileForecast
 from runner_svc.openai_upstream.openai_request import PreparedBody, warning_frame
-from runner_svc.policy.load_plan import context_parameter, word_parameter
+from runner_svc.policy.load_options import context_parameter, word_parameter
 from runner_svc.policy.parameters import ParameterWarning
 from runner_svc.runtimes.ctranslate2.runtime import (
     BEAM_SIZE,

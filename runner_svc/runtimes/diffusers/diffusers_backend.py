@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from runner_svc.memory.estimate import FileForecast, ForecastModel, MemoryEstimator
 from runner_svc.model_files.pipeline_folder import PipelineFolderError, read_pipeline_folder
-from runner_svc.policy.load_plan import LoadPlan, word_parameter
+from runner_svc.policy.load_options import LoadPlan, word_parameter
 from runner_svc.policy.memory_estimate import EstimateSource, MemoryEstimate, MemoryPart, MemorySettings
 from runner_svc.runtimes.diffusers.runtime import (
     RUNTIME,

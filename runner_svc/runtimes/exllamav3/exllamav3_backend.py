@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from runner_svc.backend.port import CacheIsolation, LoadOrder
 from runner_svc.memory.estimate import FileForecast, ForecastModel, MemoryEstimator, ModelFiles
-from runner_svc.policy.load_plan import LoadPlan, context_parameter, whole_parameter, word_parameter
+from runner_svc.policy.load_options import LoadPlan, context_parameter, whole_parameter, word_parameter
 from runner_svc.policy.memory_estimate import MemorySettings
 from runner_svc.runtimes.exllamav3.runtime import (
     FULL_BITS,

@@ -7,7 +7,7 @@ from typing_extensions import override
 from runner_svc.backend.port import CallInfo, EmbeddingResult, LoadOrder
 from runner_svc.memory.estimate import FileForecast
 from runner_svc.openai_upstream.openai_request import PreparedBody
-from runner_svc.policy.load_plan import context_parameter, whole_parameter, word_parameter
+from runner_svc.policy.load_options import context_parameter, whole_parameter, word_parameter
 from runner_svc.runtimes.flags import LoadFlags, check_cache_and_attention, configured_values, load_arguments
 from runner_svc.runtimes.llama_cpp_python.runtime import RUNTIME, LlamaCppPythonModel
 from runner_svc.runtimes.model_engine import ModelContext, ModelEngine, file_engine, forecast_model

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from runner_svc.backend.port import LoadOrder
-from runner_svc.policy.load_plan import context_parameter, whole_parameter, with_defaults, word_parameter
+from runner_svc.policy.load_options import context_parameter, whole_parameter, with_defaults, word_parameter
 from runner_svc.policy.memory_estimate import EngineHabits, ModelShape, settings_for, tokens_at_once
 from runner_svc.runtimes.flags import (
     LoadFlags,

@@ -5,7 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from runner_svc.environments.environment import Variant
 from runner_svc.environments.folder import EnvironmentFolder
-from runner_svc.environments.receipts import read_receipt, variant_of
+from runner_svc.environments.installed_environments import read_receipt, variant_of
 from runner_svc.runtimes.llama_server.runtime import ENVIRONMENT, LAUNCHER, llama_command
 
 WHEEL = "xllamacpp"

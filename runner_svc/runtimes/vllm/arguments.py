@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from runner_svc.backend.devices import hidden_devices
 from runner_svc.backend.port import LoadOrder
-from runner_svc.policy.load_plan import context_parameter, whole_parameter
+from runner_svc.policy.load_options import context_parameter, whole_parameter
 from runner_svc.policy.memory_estimate import MEBIBYTE, ModelShape
 from runner_svc.runtimes.flags import flags_of
 from runner_svc.runtimes.kv_events import sets_flag

@@ -16,7 +16,7 @@ from runner_svc.memory.estimate import (
     manifest_bytes_of,
     read_model_facts,
 )
-from runner_svc.policy.load_plan import LoadPlan
+from runner_svc.policy.load_options import LoadPlan
 from runner_svc.policy.memory_estimate import CONTEXT_STEP, MemorySettings, ModelShape
 from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
 from runner_svc.runtimes.vllm.arguments import (

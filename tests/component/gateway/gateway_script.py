@@ -32,7 +32,7 @@ from weft.dispatch.fleet import FleetSource, FleetView, ModelView
 from weft.dispatch.operation_table import ChunkT, OperationSpec, PayloadT, SpeechPiece
 from weft.dispatch.quoter import Quoter
 from weft.dispatch.remote_router import RouterSource
-from weft.dispatch.request_trace import RequestContext
+from weft.dispatch.request_receipt import RequestContext
 from weft.durable.batches import BatchClient, FileClient
 from weft.durable.requests import RequestClient
 from weft.durable.responses import ResponseClient

@@ -13,7 +13,7 @@ from gateway_script import RawResponse, RunningGateway, ScriptedDispatcher, delt
 
 from weft.api.common.v1 import event_pb2, tokenize_pb2
 from weft.dispatch.call import Call
-from weft.dispatch.request_trace import RequestContext
+from weft.dispatch.request_receipt import RequestContext
 from weft.kernel.requests.request_values import Operation
 
 MESSAGES: list[MessageParam] = [{"role": "user", "content": "Say hello"}]

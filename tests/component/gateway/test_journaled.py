@@ -13,7 +13,7 @@ from weft.api.common.v1.priority_pb2 import PRIORITY_LOW, PRIORITY_NORMAL, PRIOR
 from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.dispatch.call import Call, LayeredDispatcher
 from weft.dispatch.operation_table import CHAT, EMBEDDING, ChunkT, OperationSpec, PayloadT
-from weft.dispatch.request_trace import Journal, RequestContext, WhenLeft
+from weft.dispatch.request_receipt import Journal, RequestContext, WhenLeft
 from weft.durable.durable_call import (
     DurableCallConfig,
     durable_calls,

@@ -7,8 +7,8 @@ from task_script import ScriptedTasks
 
 from weft.api.registry.v1.model_pb2 import ModelPrice
 from weft.api.router.v1.quote_pb2 import Quote
-from weft.dispatch.prompt_counts import PromptCounts
 from weft.dispatch.quoter import Quoter
+from weft.dispatch.token_counts import PromptCounts
 from weft.kernel.requests.placement_request import PlacementRequest
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "one two three"}], "max_tokens": 7}

@@ -10,8 +10,8 @@ from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
 
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
-from weft_app.compose.announcement import SERVICE_TYPE, Announcement, find_meshes, open_multicast
-from weft_app.compose.announcer import NO_ADDRESS, Announcer
+from weft_app.compose.mdns_announcement import SERVICE_TYPE, Announcement, find_meshes, open_multicast
+from weft_app.compose.mdns_announcer import NO_ADDRESS, Announcer
 from weft_app.config.config import AnnounceSettings
 from weft_testing.fake_clock import FakeClock
 
@@ -106,14 +106,14 @@ async def test_machine_without_multicast_is_reported_with_the_alternative(monkey
     def refuse(_: object = ()) -> AsyncZeroconf:
         raise OSError(19, "No such device")
 
-    monkeypatch.setattr("weft_app.compose.announcement.open_multicast", refuse)
-    monkeypatch.setattr("weft_app.compose.announcer.open_multicast", refuse)
+    monkeypatch.setattr("weft_app.compose.mdns_announcement.open_multicast", refuse)
+    monkeypatch.setattr("weft_app.compose.mdns_announcer.open_multicast", refuse)
     with pytest.raises(WeftError, match="no multicast DNS: No such device; join with the command that") as caught:
         await find_meshes(LISTEN_SECONDS)
     assert caught.value.reason is Reason.CONNECT_FAILED
     async with running(announcer("atlas", new_pin(), ["192.168.1.5"])) as one:
         assert one.state.name == ""
         assert "No such device" in one.state.why_not
-        monkeypatch.setattr("weft_app.compose.announcer.open_multicast", open_multicast)
+        monkeypatch.setattr("weft_app.compose.mdns_announcer.open_multicast", open_multicast)
         await one.check()
         assert (one.state.name != "", one.state.why_not) == (True, "")

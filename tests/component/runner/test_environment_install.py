@@ -23,8 +23,8 @@ from runner_svc.environments.environment import (
     find_interpreter,
 )
 from runner_svc.environments.folder import EnvironmentFolder
+from runner_svc.environments.installed_environments import changing, read_receipt, status_of
 from runner_svc.environments.installer import EnvironmentInstaller, InstallOrder, InstallProgress, InstallStep
-from runner_svc.environments.receipts import changing, read_receipt, status_of
 from runner_svc.environments.removal import remove_environment
 from weft.api.runner.v1 import environment_pb2 as pb
 from weft.kernel.errors.error_tree import WeftError

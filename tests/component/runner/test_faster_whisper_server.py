@@ -14,7 +14,7 @@ from kit.failures import fails
 from kit.presence import present
 
 from runner_svc.backend.port import BackendFacts, LoadOrder
-from runner_svc.policy.load_plan import AS_CONFIGURED
+from runner_svc.policy.load_options import AS_CONFIGURED
 from runner_svc.runtimes.faster_whisper.faster_whisper_backend import FasterWhisperBackend
 from runner_svc.runtimes.faster_whisper.runtime import RUNTIME, FasterWhisperModel
 from runner_svc.runtimes.library_server import program_command

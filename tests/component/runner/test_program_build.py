@@ -30,6 +30,7 @@ from runner_svc.environments.environment import (
     Variant,
 )
 from runner_svc.environments.folder import EnvironmentFolder
+from runner_svc.environments.installed_environments import status_of, variant_of, versions_of
 from runner_svc.environments.installer import (
     KEPT_PER_VARIANT,
     EnvironmentInstaller,
@@ -39,7 +40,6 @@ from runner_svc.environments.installer import (
 )
 from runner_svc.environments.prebuilt import PrebuiltProgram
 from runner_svc.environments.program_build import unpack_headers
-from runner_svc.environments.receipts import status_of, variant_of, versions_of
 from runner_svc.environments.removal import remove_environment, remove_version, use_version
 from weft.api.runner.v1 import environment_pb2 as pb
 from weft.kernel.errors.error_tree import WeftError

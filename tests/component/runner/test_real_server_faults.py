@@ -17,7 +17,7 @@ from runner_harness import POLL_SECONDS, WAIT_SECONDS, RunningRunner, events_of,
 
 from runner_svc.instance.instance_settings import ServedModel
 from runner_svc.policy import host_memory
-from runner_svc.policy.load_plan import LoadPlan
+from runner_svc.policy.load_options import LoadPlan
 from runner_svc.policy.memory_estimate import MEBIBYTE
 from runner_svc.policy.timeouts import TimeoutProfile
 from runner_svc.runtimes.llama_server import xllamacpp_launcher

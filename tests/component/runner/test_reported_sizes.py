@@ -11,7 +11,7 @@ from runner_svc import runner_service as service
 from runner_svc.instance.instance_settings import HibernationSettings, ServedModel
 from runner_svc.memory.port import MemoryForecast
 from runner_svc.policy.lifecycle import Phase
-from runner_svc.policy.load_plan import LoadPlan
+from runner_svc.policy.load_options import LoadPlan
 from runner_svc.policy.memory_estimate import EstimateSource, MemoryEstimate
 
 SIZE_BYTES = 5 << 30

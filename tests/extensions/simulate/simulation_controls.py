@@ -7,7 +7,7 @@ from typing import Any
 
 from router_svc.policy.decisions import Decision, Placed, Served, WakeFailure, Wakes
 from router_svc.policy.endpoints.cluster_view import MeshChange
-from router_svc.policy.loading.load_plan import Demand, Resident
+from router_svc.policy.loading.cold_start_plan import Demand, Resident
 from router_svc.policy.loading.swap_cost import SwapCosts
 from router_svc.policy.pool_settings import Settings
 from router_svc.policy.queue.queue import Queue, QueueEntry

@@ -16,7 +16,7 @@ from weft.api.registry.v1.tenant_pb2 import Tenant, TenantManifest
 from weft.api.registry.v1.trial_pb2 import Trial, TrialManifest
 from weft.api.router.v1 import task_pb2
 from weft.api.router.v1.task_service_pb2 import SubmitTaskRequest
-from weft.dispatch.request_trace import RequestContext
+from weft.dispatch.request_receipt import RequestContext
 from weft.durable.trials import is_candidate_first, pair_of
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.requests.request_values import Operation

@@ -10,7 +10,7 @@ from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, sampling_pb2
 from weft.api.registry.v1 import agent_pb2
 from weft.dispatch.agents import agent_name_of, members_of, require_model_name, resolve, with_agent
 from weft.dispatch.fleet import FleetView, ModelView
-from weft.dispatch.request_trace import RequestContext
+from weft.dispatch.request_receipt import RequestContext
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.requests.request_values import Operation

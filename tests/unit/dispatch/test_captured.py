@@ -8,7 +8,7 @@ from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb
 from weft.api.registry.v1.tenant_pb2 import Tenant, TenantManifest
 from weft.dispatch.captured import MAX_TEXT_BYTES, CapturedRequest, may_capture
 from weft.dispatch.fleet import FleetView
-from weft.dispatch.request_trace import RequestContext
+from weft.dispatch.request_receipt import RequestContext
 from weft.kernel.requests.request_values import CacheMode, Handling, Operation
 from weft.kernel.telemetry.structured_logs import new_traceparent
 from weft.kernel.text.json_objects import to_json_object

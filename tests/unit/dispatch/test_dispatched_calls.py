@@ -14,7 +14,7 @@ from weft.api.runner.v1 import model_call_service_pb2_grpc
 from weft.dispatch.call import Call
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.operation_table import IMAGE, RERANK, SPEECH, TOKENIZE, SpeechPiece
-from weft.dispatch.request_trace import RequestContext
+from weft.dispatch.request_receipt import RequestContext
 from weft.kernel.channels.rpc import ChannelPool, answering, new_server
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason

@@ -32,7 +32,7 @@ from weft.dispatch.placement import (
     in_queue,
     request_cancelled,
 )
-from weft.dispatch.request_trace import RequestContext
+from weft.dispatch.request_receipt import RequestContext
 from weft.durable.trials import TrialSender
 from weft.kernel.channels.rpc import ChannelPool, answering, new_server
 from weft.kernel.errors.error_tree import WeftError, quoting_engine

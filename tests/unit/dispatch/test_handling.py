@@ -15,7 +15,7 @@ from weft.dispatch.parameter_checks import (
     priority_of,
     serve_options,
 )
-from weft.dispatch.request_trace import RequestContext, RequestTrace
+from weft.dispatch.request_receipt import RequestContext, RequestTrace
 from weft.kernel.access.principal import Principal, parse_scope
 from weft.kernel.errors.error_tree import FieldError
 from weft.kernel.errors.reasons import Reason

@@ -8,7 +8,7 @@ from kit.resources import snapshot
 from weft.api.registry.v1 import agent_pb2, journal_pb2, model_pb2, route_pb2, settings_pb2
 from weft.api.registry.v1.registry_service_pb2 import WatchResponse
 from weft.dispatch.fleet import FleetView, ModelView, apply_watch, expected_model
-from weft.dispatch.request_trace import WhenLeft
+from weft.dispatch.request_receipt import WhenLeft
 from weft.durable.journal_policy import JournalPolicy, JournalRules, journal_mode
 from weft.kernel.errors.error_tree import FieldError
 from weft.kernel.errors.reasons import Reason

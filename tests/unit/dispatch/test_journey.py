@@ -8,7 +8,7 @@ from weft.api.common.v1 import event_pb2, receipt_pb2, usage_pb2
 from weft.api.registry.v1.model_pb2 import ModelPrice
 from weft.api.router.v1.placement_service_pb2 import Granted
 from weft.dispatch.placement import for_load, in_queue
-from weft.dispatch.request_trace import MAX_TOOL_RUNS, RequestContext, RequestTrace
+from weft.dispatch.request_receipt import MAX_TOOL_RUNS, RequestContext, RequestTrace
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.requests.request_values import Operation

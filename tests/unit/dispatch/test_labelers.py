@@ -10,7 +10,7 @@ from kit.runtime_plugin import write_distribution
 
 from weft.api.common.v1.chat_pb2 import ChatPayload
 from weft.dispatch.labelers import Labelers
-from weft.dispatch.request_trace import RequestContext
+from weft.dispatch.request_receipt import RequestContext
 from weft.kernel.requests.request_values import Operation
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "route_labeler"

@@ -7,8 +7,8 @@ from weft.api.common.v1 import receipt_pb2, timing_pb2, usage_pb2
 from weft.api.router.v1.placement_service_pb2 import Granted
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.placement import for_load, in_queue
+from weft.dispatch.request_receipt import MAX_WAIT_PERIODS, RequestContext, RequestTrace
 from weft.dispatch.request_spans import request_spans
-from weft.dispatch.request_trace import MAX_WAIT_PERIODS, RequestContext, RequestTrace
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.requests.request_values import Operation

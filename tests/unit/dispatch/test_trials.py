@@ -13,7 +13,7 @@ from weft.api.registry.v1.trial_pb2 import Trial, TrialManifest
 from weft.api.router.v1 import task_pb2
 from weft.api.router.v1 import task_service_pb2 as pb
 from weft.dispatch.fleet import FleetView
-from weft.dispatch.request_trace import RequestContext
+from weft.dispatch.request_receipt import RequestContext
 from weft.durable.trials import (
     COUNT_SECONDS,
     MAX_PAIR_BYTES,

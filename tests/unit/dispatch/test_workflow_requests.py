@@ -8,7 +8,7 @@ from weft.api.common.v1 import chat_pb2, image_pb2
 from weft.api.registry.v1.workflow_pb2 import RegisteredWorkflow, WorkflowManifest
 from weft.dispatch.agents import models_behind, name_asked_for, require_model_name, resolve
 from weft.dispatch.fleet import FleetView, expected_model
-from weft.dispatch.request_trace import RequestContext
+from weft.dispatch.request_receipt import RequestContext
 from weft.kernel.errors.error_tree import FieldError, WeftError
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.requests.request_values import Operation

@@ -4,7 +4,8 @@ import pytest
 
 from gateway.errors import ClientGoneError
 from gateway.http.disconnect import interrupt_on_disconnect
-from weft.kernel.time.deadline import Deadlines, Interruptible
+from weft.kernel.time.cancellation import Interruptible
+from weft.kernel.time.deadlines import Deadlines
 
 
 async def test_interrupt_becomes_its_error_and_not_a_cancellation() -> None:

@@ -24,8 +24,9 @@ from gateway.request_facts import FACTS_KEY, RequestFacts
 from weft.dispatch.fleet import FleetView
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.cancellation import Interruptible
 from weft.kernel.time.clock import SystemClock
-from weft.kernel.time.deadline import Deadlines, Interruptible
+from weft.kernel.time.deadlines import Deadlines
 
 
 async def _never() -> dict[str, Any]:

@@ -13,7 +13,7 @@ from gateway.intake.request_model import HandledRequest
 from gateway.request_facts import FACTS_KEY, RequestFacts
 from weft.dispatch.aliases import AskedName
 from weft.dispatch.parameter_checks import handling_of, serve_options
-from weft.dispatch.request_trace import RequestContext
+from weft.dispatch.request_receipt import RequestContext
 from weft.kernel.access.principal import LOCAL, OTHER_USER, Principal
 from weft.kernel.errors.error_tree import FieldError
 from weft.kernel.requests.request_values import CacheMode, Handling, Operation, Priority

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from kit.tiny_gguf import write_adapter, write_gguf
 
-from runner_svc.policy.load_plan import AS_CONFIGURED
+from runner_svc.policy.load_options import AS_CONFIGURED
 from runner_svc.runtimes.llama_server.arguments import adapter_bodies, server_arguments
 from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft.kernel.errors.error_tree import FieldError

@@ -2,7 +2,7 @@
 
 from router_svc.declared_tenants import limits_of, settings_of
 from router_svc.policy.pool_settings import RemotePermission, TenantRates, TenantSettings
-from router_svc.policy.tenant_limits import over_the_whole
+from router_svc.policy.tenant_budgets import over_the_whole
 from router_svc.router_settings import RouterSettings
 from weft.api.registry.v1.tenant_pb2 import TenantLimit
 from weft.documents.codec import document_of

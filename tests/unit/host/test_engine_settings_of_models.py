@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from runner_svc.instance.instance_settings import ServedModel
-from runner_svc.policy.load_plan import AS_CONFIGURED
+from runner_svc.policy.load_options import AS_CONFIGURED
 from runner_svc.policy.memory_estimate import MEBIBYTE
 from runner_svc.runner_settings import RunnerSettings
 from runner_svc.runtimes.llama_server.arguments import server_arguments

@@ -7,8 +7,8 @@ import pytest
 
 from runner_svc.environments.environment import Variant, fitting_variants
 from runner_svc.environments.folder import EnvironmentFolder
+from runner_svc.environments.installed_environments import variant_number, write_receipt
 from runner_svc.environments.program_build import require_tools
-from runner_svc.environments.receipts import variant_number, write_receipt
 from runner_svc.runtimes.llama_server.engine_report import engine_report
 from runner_svc.runtimes.llama_server.runtime import ENVIRONMENT, LAUNCHER, llama_command
 from weft.api.runner.v1.environment_pb2 import InstalledEnvironment

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runner_svc.policy.load_plan import AS_CONFIGURED
+from runner_svc.policy.load_options import AS_CONFIGURED
 from runner_svc.runner_config import RunnerConfig
 from runner_svc.runner_settings import RunnerSettings
 from runner_svc.runtimes.llama_server.llama_server_backend import LlamaServerBackend

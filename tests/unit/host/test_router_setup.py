@@ -2,7 +2,7 @@
 
 import pytest
 
-from router_svc.announcement import default_router_name
+from router_svc.registry_session import default_router_name
 from weft.kernel.values.names import is_name
 from weft_app.compose.service_configs import router_config
 from weft_app.config.config import WeftConfig

@@ -17,8 +17,8 @@ from router_svc.memory_watch import host_memory_of
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.estimates import Estimates
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.loading.load_plan import Demand, Resident
-from router_svc.policy.loading.load_planner import LoadPlanner
+from router_svc.policy.loading.cold_start_plan import Demand, Resident
+from router_svc.policy.loading.cold_start_planner import LoadPlanner
 from weft.kernel.requests.request_values import CALLER_CLASSES, Operation, Priority
 
 HOSTS = 1_000

@@ -9,7 +9,7 @@ from router_svc.policy.endpoints.candidates import Needs, Readiness
 from router_svc.policy.endpoints.choice import MAX_CONSIDERED, SHOWN_OF_MANY
 from router_svc.policy.endpoints.pool import Endpoint
 from router_svc.policy.endpoints.routes import Route
-from weft.kernel.errors.failures import FailureKind
+from weft.kernel.errors.failover import FailureKind
 from weft.kernel.requests.request_values import Operation
 
 EMBED = Needs(Operation.EMBEDDING)

@@ -13,7 +13,7 @@ from router_svc.policy.endpoints.circuit_breaker import HealthState
 from router_svc.policy.endpoints.pool import Endpoint
 from router_svc.policy.endpoints.required_capabilities import fits
 from router_svc.policy.pool_settings import ChoicePolicy
-from weft.kernel.errors.failures import FailureKind
+from weft.kernel.errors.failover import FailureKind
 from weft.kernel.requests.request_values import Operation
 
 NAMES = "abcdef"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from load_harness import STEP_SECONDS, LoadWorld, ModelSpec
 
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.loading.load_plan import Demand, LoadPlan, Resident
+from router_svc.policy.loading.cold_start_plan import Demand, LoadPlan, Resident
 from weft.kernel.requests.request_values import Priority
 
 LONG = pytest.mark.slow("simulates histories of two minutes in small steps")

@@ -8,7 +8,7 @@ from index_harness import index, member, pick, place
 from router_svc.policy.endpoints.candidate_index import CandidateIndex
 from router_svc.policy.endpoints.candidates import Candidate, Readiness
 from router_svc.policy.endpoints.routes import Route
-from weft.kernel.errors.failures import FailureKind, classify
+from weft.kernel.errors.failover import FailureKind, classify
 from weft.kernel.errors.reasons import Reason
 
 A, B, C = member("a"), member("b"), member("c")

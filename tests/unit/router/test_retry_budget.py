@@ -9,7 +9,7 @@ from index_harness import index, member, pick
 from router_svc.policy.endpoints.candidate_index import CandidateIndex
 from router_svc.policy.endpoints.retry import RetryBudget
 from router_svc.policy.limits import SchedulerLimits
-from weft.kernel.errors.failures import FailureKind
+from weft.kernel.errors.failover import FailureKind
 
 LINE = "p"
 MAX_ATTEMPTS = SchedulerLimits().max_attempts

@@ -20,7 +20,7 @@ from weft.api.registry.v1.route_pb2 import RouteCondition as RouteConditionMessa
 from weft.api.registry.v1.route_pb2 import RouteManifest
 from weft.documents.kinds.route import check_route
 from weft.kernel.errors.error_tree import FieldError
-from weft.kernel.errors.failures import FailureKind
+from weft.kernel.errors.failover import FailureKind
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.requests.request_values import Skill
 

@@ -24,7 +24,7 @@ from runner_svc.memory.port import (
     OnWaiting,
 )
 from runner_svc.policy.lifecycle import Phase
-from runner_svc.policy.load_plan import LoadPlan, LoadSpec
+from runner_svc.policy.load_options import LoadPlan, LoadSpec
 from runner_svc.policy.memory_estimate import EstimateSource, MemoryEstimate
 from runner_svc.policy.progress import EngineUsage
 from runner_svc.supervise.logs import LogRing

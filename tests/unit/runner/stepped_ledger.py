@@ -9,7 +9,7 @@ from runner_svc.memory.port import (
     MemoryUser,
     OnWaiting,
 )
-from runner_svc.policy.load_plan import LoadPlan
+from runner_svc.policy.load_options import LoadPlan
 from runner_svc.policy.memory_estimate import EstimateSource, MemoryEstimate
 from weft.api.registry.v1.lease_pb2 import DeviceBytes, Lease
 from weft.api.registry.v1.lease_service_pb2 import AcquireLeaseRequest

@@ -13,7 +13,7 @@ from runner_svc.backend.port import CacheIsolation, ErasedCache, SlotSnapshot
 from runner_svc.cache.manager import CacheManager
 from runner_svc.cache.model_cache import ModelCache
 from runner_svc.policy.kept_prompts import KeptPrompt
-from runner_svc.policy.load_plan import AS_CONFIGURED
+from runner_svc.policy.load_options import AS_CONFIGURED
 from weft.api.common.v1 import completion_pb2, usage_pb2
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.kernel.errors.error_tree import WeftError

@@ -20,7 +20,7 @@ from runner_svc.openai_upstream.errors import (
 from runner_svc.openai_upstream.openai_stream import StreamReader
 from runner_svc.policy.engine_failures import without_tracebacks
 from weft.kernel.errors.error_tree import LASTING, WeftError, with_field
-from weft.kernel.errors.failures import FailureKind, classify
+from weft.kernel.errors.failover import FailureKind, classify
 from weft.kernel.errors.reasons import Reason
 
 if TYPE_CHECKING:

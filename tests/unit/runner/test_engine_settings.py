@@ -9,7 +9,7 @@ from kit.failures import fails
 from kit.presence import present
 
 from runner_svc.instance.instance_settings import ServedModel
-from runner_svc.policy.load_plan import AS_CONFIGURED
+from runner_svc.policy.load_options import AS_CONFIGURED
 from runner_svc.runtimes.llama_cpp_python.llama_cpp_python_backend import LlamaCppPythonBackend
 from runner_svc.runtimes.llama_server.arguments import server_arguments
 from runner_svc.runtimes.llama_server.runtime import LlamaServerModel

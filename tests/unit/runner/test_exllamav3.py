@@ -13,7 +13,7 @@ from kit.failures import fails
 from kit.presence import present
 
 from runner_svc.memory.estimate import ForecastModel, MemoryEstimator, ModelFiles
-from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
+from runner_svc.policy.load_options import AS_CONFIGURED, LoadPlan
 from runner_svc.policy.memory_estimate import EstimateSource
 from runner_svc.runtimes.exllamav3 import runtime, server
 from runner_svc.runtimes.exllamav3.cache_turns import CacheTurns

@@ -11,7 +11,7 @@ from stepped_ledger import SteppedLedger
 
 from runner_svc.policy.keep_alive import CATEGORY_SECONDS, category_of, keep_alive
 from runner_svc.policy.lifecycle import Phase
-from runner_svc.policy.load_plan import LoadSpec
+from runner_svc.policy.load_options import LoadSpec
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.requests.request_values import TEXT_OPERATIONS, Operation
 

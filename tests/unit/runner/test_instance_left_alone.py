@@ -7,7 +7,7 @@ from instance_stage import living, outcome
 from stepped_ledger import SteppedLedger
 
 from runner_svc.policy.lifecycle import Phase
-from runner_svc.policy.load_plan import LoadSpec
+from runner_svc.policy.load_options import LoadSpec
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.requests.request_values import Priority

@@ -12,7 +12,7 @@ from stepped_ledger import GIB, WORDS, SteppedLedger
 from runner_svc.backend.port import LoadOrder
 from runner_svc.instance.instance_settings import SleepSettings
 from runner_svc.policy.lifecycle import Command, Phase
-from runner_svc.policy.load_plan import LoadPlan, LoadSpec
+from runner_svc.policy.load_options import LoadPlan, LoadSpec
 from weft.api.registry.v1.lease_pb2 import DeviceBytes
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason

@@ -10,7 +10,7 @@ from kit.recipes import http_recipe
 from runner_svc.instance.instance_settings import SleepSettings
 from runner_svc.instance.lifecycle_loop import BEFORE_END_SECONDS
 from runner_svc.policy.lifecycle import Phase
-from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan, LoadSpec
+from runner_svc.policy.load_options import AS_CONFIGURED, LoadPlan, LoadSpec
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
 

@@ -10,7 +10,7 @@ from kit.calls import calls_of
 from stepped_ledger import GIB, SteppedLedger
 
 from runner_svc.memory.estimate import ModelFacts, read_model_facts
-from runner_svc.policy.load_plan import STAY_LOADED, LoadPlan, LoadSpec
+from runner_svc.policy.load_options import STAY_LOADED, LoadPlan, LoadSpec
 from runner_svc.policy.memory_estimate import FileKind
 from runner_svc.runner_config import RunnerConfig
 from runner_svc.runtimes.model_engine import model_file_of

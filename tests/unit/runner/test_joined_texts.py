@@ -11,7 +11,7 @@ from runner_svc.policy.repetition import RepetitionLimits, TextureLimits
 from runner_svc.servicers.inference import AnswerWriter
 from weft.api.common.v1 import chat_pb2, event_pb2
 from weft.dispatch.frames import MAX_JOINED_CHARS, MAX_JOINED_TEXTS, Frame, apart
-from weft.dispatch.payload_description import TokenCounter
+from weft.dispatch.token_counts import TokenCounter
 
 
 def _chunk(**fields: Any) -> bytes:

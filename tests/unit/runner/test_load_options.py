@@ -10,7 +10,7 @@ from kit.engine_settings import engine_settings
 from kit.failures import fails
 
 from runner_svc.instance.load_messages import load_spec_from, options_message
-from runner_svc.policy.load_plan import STAY_LOADED, LoadPlan, LoadSpec
+from runner_svc.policy.load_options import STAY_LOADED, LoadPlan, LoadSpec
 from runner_svc.runtimes.llama_cpp_python.llama_cpp_python_backend import LlamaCppPythonBackend
 from runner_svc.runtimes.llama_cpp_python.runtime import LlamaCppPythonModel
 from runner_svc.runtimes.llama_server.llama_server_backend import LlamaServerBackend

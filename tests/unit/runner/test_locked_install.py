@@ -10,6 +10,7 @@ from hatchling.builders.wheel import WheelBuilder
 
 from runner_svc.environments import locked_install
 from runner_svc.environments.environment import EngineEnvironment, Variant, VariantChoice, choose_variant
+from runner_svc.environments.installed_environments import lock_digest
 from runner_svc.environments.locked_install import (
     MAX_KEPT_LINES,
     MAX_LINE_CHARS,
@@ -18,7 +19,6 @@ from runner_svc.environments.locked_install import (
     package_count,
     pip_arguments,
 )
-from runner_svc.environments.receipts import lock_digest
 from runner_svc.runtimes.table import environments
 from weft.kernel.errors.error_tree import FieldError
 

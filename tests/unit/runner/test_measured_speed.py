@@ -13,7 +13,7 @@ from runner_svc.instance.admission import MIN_MEASURED_SECONDS, AdmittedRequest,
 from runner_svc.request_records import RequestRecord, RequestRecords
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, usage_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.dispatch.payload_description import TokenCounter
+from weft.dispatch.token_counts import TokenCounter
 from weft_testing.fake_clock import FakeClock
 
 Event = event_pb2.InferenceEvent

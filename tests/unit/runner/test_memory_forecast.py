@@ -9,7 +9,7 @@ from kit.waiting import until
 from runner_svc.memory.estimate import FileForecast, ForecastModel, MemoryEstimator, ModelFiles, manifest_bytes_of
 from runner_svc.memory.learned_memory import LearnedMemory, learned_file
 from runner_svc.memory.port import MemoryForecast
-from runner_svc.policy.load_plan import LoadPlan
+from runner_svc.policy.load_options import LoadPlan
 from runner_svc.policy.memory_estimate import MEBIBYTE, settings_for
 from weft.kernel.models.load_parameters import LoadValue
 from weft_app.compose.demo import demo_model_path

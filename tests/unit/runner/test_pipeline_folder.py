@@ -9,7 +9,7 @@ from kit.failures import fails
 from kit.presence import present
 
 from runner_svc.model_files.pipeline_folder import PipelineFolderError, read_pipeline_folder
-from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
+from runner_svc.policy.load_options import AS_CONFIGURED, LoadPlan
 from runner_svc.policy.memory_estimate import EstimateSource
 from runner_svc.runtimes.diffusers.families import FAMILIES, PIPELINE_CLASSES, Mode
 from runner_svc.runtimes.diffusers.runtime import RUNTIME, DiffusersModel

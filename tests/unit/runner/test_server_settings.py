@@ -12,7 +12,7 @@ from runner_svc.backend.port import LoadOrder
 from runner_svc.followed_servers import record_models, remembered_of, server_record
 from runner_svc.memory.estimate import DeclaredForecast
 from runner_svc.policy.followed_models import FollowedModel
-from runner_svc.policy.load_plan import LoadPlan
+from runner_svc.policy.load_options import LoadPlan
 from runner_svc.policy.memory_estimate import MEBIBYTE, EstimateSource
 from runner_svc.runner_settings import RunnerSettings
 from runner_svc.runtimes.placeholders import filled, placeholders_of

@@ -16,7 +16,7 @@ from kit.presence import present
 
 from runner_svc.backend.port import LoadOrder
 from runner_svc.memory.estimate import ForecastModel, MemoryEstimator, ModelFiles, read_model_facts
-from runner_svc.policy.load_plan import AS_CONFIGURED, LoadPlan
+from runner_svc.policy.load_options import AS_CONFIGURED, LoadPlan
 from runner_svc.policy.memory_estimate import CONTEXT_STEP, MEBIBYTE, EstimateSource, ModelShape
 from runner_svc.runtimes.kv_events import FLAG
 from runner_svc.runtimes.metrics_page import MAX_COUNT

@@ -18,8 +18,8 @@ from typing_extensions import override
 from weft.kernel.channels.chosen_channel import ChosenSyncChannel, PickedChannel
 from weft.kernel.services.service_lifecycle import start_task, stop_tasks
 from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.cancellation import task_is_cancelled
 from weft.kernel.time.clock import Clock, SystemClock
-from weft.kernel.time.deadline import task_is_cancelled
 
 log = get_logger("weft.failover")
 

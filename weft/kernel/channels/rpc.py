@@ -22,7 +22,7 @@ from weft.kernel.errors.error_tree import FieldError, WeftError
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.machine.open_files import max_connections
 from weft.kernel.telemetry.log import get_logger
-from weft.kernel.time.deadline import task_is_cancelled
+from weft.kernel.time.cancellation import task_is_cancelled
 from weft.kernel.values.address import addresses_of, needs_tls, target_of
 
 ERROR_DOMAIN = "weft"

@@ -13,8 +13,8 @@ from grpc_reflection.v1alpha import reflection
 
 from weft.kernel.services.health import HealthSource
 from weft.kernel.telemetry.log import get_logger
+from weft.kernel.time.cancellation import task_is_cancelled
 from weft.kernel.time.clock import Clock
-from weft.kernel.time.deadline import task_is_cancelled
 
 log = get_logger("weft.service")
 

@@ -18,7 +18,8 @@ from weft.kernel.services.service_lifecycle import start_task, stop_tasks
 from weft.kernel.telemetry.log import get_logger
 from weft.kernel.time.clock import Clock
 from weft.kernel.values.address import split_address
-from weft_app.compose.announcement import (
+from weft_app.compose.machine import this_machine
+from weft_app.compose.mdns_announcement import (
     MAX_ADDRESSES,
     OTHER_WAY,
     SERVICE_TYPE,
@@ -26,7 +27,6 @@ from weft_app.compose.announcement import (
     multicast_errors,
     open_multicast,
 )
-from weft_app.compose.machine import this_machine
 from weft_app.compose.relay import RelayEndpoint
 from weft_app.config.config import AnnounceSettings, WeftConfig
 

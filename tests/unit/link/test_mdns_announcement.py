@@ -8,7 +8,8 @@ import typer
 from weft.kernel.errors.error_tree import FieldError, WeftError
 from weft.kernel.errors.reasons import Reason
 from weft_app.cli.join import JoinDialog, announced_mesh, ask_mesh, require_some
-from weft_app.compose.announcement import (
+from weft_app.compose.join_address import JoinAddress, Trust
+from weft_app.compose.mdns_announcement import (
     MAX_ADDRESSES,
     MAX_VERSION_CHARS,
     Announcement,
@@ -16,7 +17,6 @@ from weft_app.compose.announcement import (
     listed,
     parse_announcement,
 )
-from weft_app.compose.join_address import JoinAddress, Trust
 from weft_app.compose.startable import require_announceable
 from weft_app.config.loader import load_config
 

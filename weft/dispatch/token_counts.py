@@ -1,4 +1,4 @@
-"""The length of prompts in tokens, as engines count them: learned for each target from requests that ended.
+"""Counts of tokens: the length of prompts as engines count them, learned for each target, and the tokens of a turn.
 
 An estimate by characters knows neither the template, which adds tokens to each prompt, nor the tokenizer. Engines count
 each prompt, so a line through their latest counts corrects the next estimates. Pure.
@@ -7,8 +7,10 @@ each prompt, so a line through their latest counts corrects the next estimates. 
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from weft.api.common.v1 import chat_pb2
-from weft.dispatch.payload_description import Payload
+from weft.api.common.v1 import chat_pb2, event_pb2, usage_pb2
+from weft.dispatch.frames import Frame, GenerationPayload
+from weft.dispatch.payload_description import Payload, estimated_prompt_tokens
+from weft.kernel.requests.request_values import CHARS_PER_TOKEN
 
 MAX_TARGETS = 1000
 """Targets whose counts are remembered; beyond it, the one that was used longest ago is forgotten."""
@@ -84,3 +86,54 @@ class PromptCounts:
         self._targets.move_to_end(target)
         if len(self._targets) > MAX_TARGETS:
             self._targets.popitem(last=False)
+
+
+class TokenCounter:
+    """Counts the tokens of a turn by its chunks: engines send one per token. Joined chunks count by length."""
+
+    def __init__(self, payload: GenerationPayload, *, whole: bool, prompt_tokens: int | None = None) -> None:
+        """`whole`: the answer is not streamed, so its chunks may have been joined.
+
+        `prompt_tokens`: the expected length of the prompt; None: estimated by its characters.
+        """
+        self._payload = payload
+        self._prompt_tokens = prompt_tokens
+        self._whole = whole
+        self._progress: event_pb2.Progress | None = None
+        self._pieces = 0
+        self._chars = 0
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the engine has visibly worked on the request."""
+        return self._progress is not None or self._pieces > 0
+
+    def note(self, frame: Frame) -> None:
+        """Counts another frame of the engine."""
+        for event in frame:
+            kind = event.WhichOneof("event")
+            if kind == "delta":
+                delta = event.delta
+                calls = delta.tool_calls
+                written = len(delta.text + delta.reasoning + delta.refusal)
+                if calls:
+                    written += sum(len(call.arguments_text) for call in calls)
+                self._pieces += len(delta.piece_lengths) or bool(written or calls)
+                self._chars += written
+            elif kind == "progress":
+                self._progress = event.progress
+
+    @property
+    def usage(self) -> usage_pb2.Usage:
+        """Returns the counts so far. Prompt tokens are the engine's count if it reported one, else an estimate."""
+        progress = self._progress or event_pb2.Progress()
+        prompt_tokens = progress.prompt_tokens or self._prompt_tokens
+        if prompt_tokens is None:
+            prompt_tokens = estimated_prompt_tokens(self._payload)
+        joined = int(self._chars / CHARS_PER_TOKEN) if self._whole else 0
+        return usage_pb2.Usage(
+            prompt_tokens=prompt_tokens,
+            cached_prompt_tokens=progress.cached_tokens,
+            completion_tokens=max(self._pieces, joined),
+            prompt_estimated=not progress.prompt_tokens,
+        )

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.api.common.v1 import chat_pb2, completion_pb2
-from weft.dispatch.prompt_counts import MAX_TARGETS, PromptCounts
+from weft.dispatch.token_counts import MAX_TARGETS, PromptCounts
 
 
 def learned(*pairs: tuple[int, int]) -> PromptCounts:

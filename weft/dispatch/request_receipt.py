@@ -10,11 +10,11 @@ from weft.api.common.v1 import receipt_pb2, usage_pb2
 from weft.api.registry.v1 import model_pb2
 from weft.api.router.v1.placement_service_pb2 import Granted
 from weft.dispatch.frames import Frame
-from weft.dispatch.payload_description import TokenCounter
 from weft.dispatch.placement import MAX_ATTEMPT_LOG_LINES, MAX_ATTEMPT_MESSAGE_CHARS, Decision
 from weft.dispatch.prices import price_of
+from weft.dispatch.token_counts import TokenCounter
 from weft.kernel.errors.error_tree import ENGINE_CAUSE, UNSENT, WeftError
-from weft.kernel.errors.failures import quotes_model
+from weft.kernel.errors.failover import quotes_model
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.requests.request_values import Handling, Operation, Priority
 from weft.kernel.telemetry.log import get_logger

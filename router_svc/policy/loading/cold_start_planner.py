@@ -29,7 +29,7 @@ from dataclasses import dataclass, field, replace
 from router_svc.policy.endpoints.candidates import Candidate, CandidateKey, HostMemory, Readiness
 from router_svc.policy.estimates import Estimates, Recent
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.loading.load_plan import Demand, LoadGate, LoadPlan, LoadStart, Resident
+from router_svc.policy.loading.cold_start_plan import Demand, LoadGate, LoadPlan, LoadStart, Resident
 from router_svc.policy.loading.memory_gate import (
     HostSpace,
     held_by_other_loads,

@@ -1,6 +1,6 @@
 """Announcements of meshes on the local network (mDNS): parsing, discovery, and the choice of the mesh to join.
 
-`announcer` sends them. Announcements are untrusted: anyone on the network can send one.
+`mdns_announcer` sends them. Announcements are untrusted: anyone on the network can send one.
 """
 
 import asyncio

@@ -10,8 +10,8 @@ from router_svc.policy.decisions import Served
 from router_svc.policy.endpoints.candidates import Candidate, HostMemory, MemoryHolder, Readiness
 from router_svc.policy.estimates import Estimates
 from router_svc.policy.limits import SchedulerLimits
-from router_svc.policy.loading.load_plan import Demand, LoadPlan, Resident
-from router_svc.policy.loading.load_planner import LoadPlanner
+from router_svc.policy.loading.cold_start_plan import Demand, LoadPlan, Resident
+from router_svc.policy.loading.cold_start_planner import LoadPlanner
 from weft.kernel.requests.request_values import Priority
 
 LIMITS = SchedulerLimits()

@@ -1,4 +1,4 @@
-"""Classification of failed attempts: whether to retry the request, and whether it counts against the runner."""
+"""Failover of a request: whether a failed attempt is retried elsewhere, and whether it counts against the runner."""
 
 from enum import Enum
 
