@@ -15,13 +15,10 @@ from weft.api.common.v1 import (
     chat_pb2,
     completion_pb2,
     embedding_pb2,
-    event_pb2,
     image_pb2,
     rerank_pb2,
     tokenize_pb2,
-    usage_pb2,
 )
-from weft.dispatch.frames import Frame, GenerationPayload
 from weft.dispatch.history import SYSTEM_ROLES, media_skills, unread_media
 from weft.dispatch.media_work import work_of
 from weft.kernel.requests.capabilities import Capabilities, ThinkingMode, untaken_languages, untaken_words
@@ -346,56 +343,3 @@ def steady_text(text: str) -> tuple[str, str]:
             if count:
                 return steady, kind.name
     return text, ""
-
-
-class TokenCounter:
-    """Counts the tokens of a turn by its chunks: engines send one per token. Joined chunks count by length."""
-
-    def __init__(self, payload: GenerationPayload, *, whole: bool, prompt_tokens: int | None = None) -> None:
-        """`whole`: the answer is not streamed, so its chunks may have been joined.
-
-        `prompt_tokens`: the expected length of the prompt; None: estimated by its characters.
-        """
-        self._payload = payload
-        self._prompt_tokens = prompt_tokens
-        self._whole = whole
-        self._progress: event_pb2.Progress | None = None
-        self._pieces = 0
-        self._chars = 0
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether the engine has visibly worked on the request."""
-        return self._progress is not None or self._pieces > 0
-
-    def note(self, frame: Frame) -> None:
-        """Counts another frame of the engine, but not its last one: then the engine has counted the answer."""
-        if frame and frame[-1].WhichOneof("event") == "finished":
-            return
-        for event in frame:
-            kind = event.WhichOneof("event")
-            if kind == "delta":
-                delta = event.delta
-                calls = delta.tool_calls
-                written = len(delta.text + delta.reasoning + delta.refusal)
-                if calls:
-                    written += sum(len(call.arguments_text) for call in calls)
-                self._pieces += len(delta.piece_lengths) or bool(written or calls)
-                self._chars += written
-            elif kind == "progress":
-                self._progress = event.progress
-
-    @property
-    def usage(self) -> usage_pb2.Usage:
-        """Returns the counts so far. Prompt tokens are the engine's count if it reported one, else an estimate."""
-        progress = self._progress or event_pb2.Progress()
-        prompt_tokens = progress.prompt_tokens or self._prompt_tokens
-        if prompt_tokens is None:
-            prompt_tokens = estimated_prompt_tokens(self._payload)
-        joined = int(self._chars / CHARS_PER_TOKEN) if self._whole else 0
-        return usage_pb2.Usage(
-            prompt_tokens=prompt_tokens,
-            cached_prompt_tokens=progress.cached_tokens,
-            completion_tokens=max(self._pieces, joined),
-            prompt_estimated=not progress.prompt_tokens,
-        )

@@ -109,7 +109,9 @@ class TokenCounter:
         return self._progress is not None or self._pieces > 0
 
     def note(self, frame: Frame) -> None:
-        """Counts another frame of the engine."""
+        """Counts another frame of the engine, but not its last one: then the engine has counted the answer."""
+        if frame and frame[-1].WhichOneof("event") == "finished":
+            return
         for event in frame:
             kind = event.WhichOneof("event")
             if kind == "delta":
