@@ -43,3 +43,12 @@ def test_a_command_of_a_disabled_extension_says_why_it_does_not_run(folder: Path
 def test_a_configuration_that_cannot_be_read_disables_nothing(folder: Path) -> None:
     (folder / "weft.yaml").write_text("extensions: {disabled: simulate\n")
     assert "simulate" in CliRunner().invoke(app, ["mesh", "--help"]).stdout
+
+
+def test_a_command_of_the_core_looks_for_no_extension(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise AssertionError("reading the packages of an environment takes 20 ms")
+
+    monkeypatch.setattr("weft_app.cli.extension_commands.all_extensions", fail)
+    for words in (["keys", "create", "--help"], ["mesh", "version", "--help"], ["ps", "--help"]):
+        assert CliRunner().invoke(app, words).exit_code == 0

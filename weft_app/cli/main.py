@@ -39,9 +39,12 @@ class CommandGroup(TyperGroup):
 
     path = ""
     """The words after `weft`."""
+    listed: frozenset[str] = frozenset()
+    """Names of the commands that are imported when they run."""
 
     def add_listed(self, names: Mapping[str, str], panel: str | None = None) -> None:
         """Adds commands with their names and summaries for help and completion."""
+        self.listed |= names.keys()
         self.commands.update(
             (name, TyperCommand(name, help=summary, rich_help_panel=panel)) for name, summary in names.items()
         )
@@ -74,9 +77,9 @@ class CommandGroup(TyperGroup):
             meant = [each for each in SUBCOMMAND_ALIASES.get(args[0], ()) if each in self.commands]
             args = [*meant[:1], *args[1:]] if meant else args
         word, listed, rest = super().resolve_command(ctx, args)
-        path = f"{self.path} {word}".strip()
-        if not is_command(path):
+        if word not in self.listed:
             return word, listed, rest
+        path = f"{self.path} {word}".strip()
         return word, (ctx.resilient_parsing and _completed(path, rest)) or load(path), rest
 
 
@@ -122,23 +125,18 @@ class WeftGroup(CommandGroup):
             word, *rest = args
             is_bare_list = ALIASES.get(word) == "get" and (not rest or rest[0].startswith("-"))
             args = [ALIASES.get(word, word), *(["models"] if is_bare_list else []), *rest]
-        if args and not args[0].startswith("-") and args[0] not in self.commands and not is_command(args[0]):
+        if args and not args[0].startswith("-") and args[0] not in self.commands:
             from weft_app.cli.extension_commands import off_command  # noqa: PLC0415 - the help imports little
 
-            ctx.fail(off_command(args[0]) or _no_command(args[0]))
+            self.add_of_extensions()
+            if args[0] not in self.commands:
+                ctx.fail(off_command(args[0]) or _no_command(args[0]))
         return super().resolve_command(ctx, args)
-
-
-def is_command(path: str) -> bool:
-    """Whether the core or an extension has a command of these words."""
-    from weft_app.cli.extension_commands import extension_commands  # noqa: PLC0415 - a listed command needs none of it
-
-    return path in COMMANDS or path in extension_commands()
 
 
 def _no_command(word: str) -> str:
     """Returns the error for an unknown command, with its equivalents or similar commands."""
-    from weft_app.cli.extension_commands import extension_commands  # noqa: PLC0415 - as above
+    from weft_app.cli.extension_commands import extension_commands  # noqa: PLC0415 - the help imports little
 
     meant = OTHER_WORDS.get(word)
     if meant is not None:
@@ -242,8 +240,9 @@ def loaded_commands(path: str, command: Any) -> Mapping[str, Any]:
     """Returns the commands of the group `path` by name, loaded; of another command none."""
     if isinstance(command, CommandGroup):
         command.add_of_extensions()
+    listed = getattr(command, "listed", ())
     own = getattr(command, "commands", {})
-    return {name: load(f"{path} {name}") if is_command(f"{path} {name}") else each for name, each in own.items()}
+    return {name: load(f"{path} {name}") if name in listed else each for name, each in own.items()}
 
 
 def _completed(path: str, words: Sequence[str]) -> Any:
