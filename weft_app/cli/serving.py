@@ -3,14 +3,10 @@
 import asyncio
 import faulthandler
 import os
-import select
-import selectors
 import sys
-import time
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from selectors import EVENT_READ, EVENT_WRITE
 from typing import Any, TextIO, TypeVar, cast
 
 import typer
@@ -81,47 +77,7 @@ def run_service(work: Coroutine[Any, Any, Result]) -> Result:
     raise_open_files()
     # A library that crashes leaves no log line: this prints what each thread ran, without any value.
     faulthandler.enable()
-    is_debugged = sys.flags.dev_mode or os.environ.get("PYTHONASYNCIODEBUG")
-    with asyncio.Runner(loop_factory=None if is_debugged or sys.platform != "linux" else _LeanLoop) as runner:
-        return runner.run(_run(work))
-
-
-async def _run(work: Coroutine[Any, Any, Result]) -> Result:
-    # The loop would keep a set of all generators, of which a chat begins five. Each is closed by whom iterates it.
-    sys.set_asyncgen_hooks(firstiter=None)
-    return await work
-
-
-if sys.platform == "linux":
-
-    class _LeanLoop(asyncio.SelectorEventLoop):
-        """The default event loop with half of its calls: a chat takes 15 turns. Without its checks for debugging."""
-
-        time = staticmethod(time.monotonic)
-        get_debug = staticmethod(bool)
-
-        def __init__(self) -> None:
-            super().__init__(_LeanSelector())
-
-        def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:  # type: ignore[override]
-            """See AbstractEventLoop.call_soon."""
-            handle = asyncio.Handle(callback, args, self, context)
-            self._ready.append(handle)  # type: ignore[attr-defined]
-            return handle
-
-    class _LeanSelector(selectors.EpollSelector):
-        def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-            """See BaseSelector.select. An error or a hang-up is both events; more events than 256 come a turn later."""
-            keys: Mapping[int, selectors.SelectorKey] = self._fd_to_key  # type: ignore[attr-defined]
-            try:
-                found = self._selector.poll(-1 if timeout is None else timeout, 256)  # type: ignore[attr-defined]
-            except InterruptedError:
-                return []
-            return found and [
-                (keys[fd], (event & ~select.EPOLLIN and EVENT_WRITE) | (event & ~select.EPOLLOUT and EVENT_READ))
-                for fd, event in found
-                if fd in keys
-            ]
+    return asyncio.run(work)
 
 
 @contextmanager
