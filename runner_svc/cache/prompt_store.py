@@ -5,7 +5,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import suppress
 from errno import ENOSPC
 from functools import partial
@@ -17,7 +17,6 @@ import msgspec
 
 from runner_svc.backend.port import Backend
 from runner_svc.cache.restore_checks import RestoreChecks
-from runner_svc.cache.store_followers import StoreFollowers
 from runner_svc.policy.cache_directory import Partition
 from runner_svc.policy.kept_prompts import KeptPrompt, KeptPrompts
 from weft.kernel.errors.error_tree import WeftError
@@ -26,6 +25,8 @@ from weft.kernel.machine.file_replacement import replace_file
 from weft.kernel.services.service_lifecycle import start_task
 from weft.kernel.telemetry.log import get_logger
 
+MAX_FOLLOWERS = 64
+"""Maximum callers that follow which prompts are stored."""
 MIN_FREE_BYTES = 1024 * 1024 * 1024
 """Nothing is stored that would leave less free disk space than this."""
 MAX_AGE_SECONDS = 7 * 86_400.0
@@ -46,6 +47,40 @@ _COUNT_BYTES = 4
 _PRIVATE = 0o600
 
 log = get_logger("weft.runner")
+
+
+class StoreFollowers:
+    """Wakes its followers after changes. Used on the event loop only."""
+
+    def __init__(self, on_change: Callable[[], None]) -> None:
+        self.on_change = on_change
+        self._events: set[asyncio.Event] = set()
+        self._has_ended = False
+
+    def note_change(self) -> None:
+        """Records that the store has changed."""
+        self.on_change()
+        for event in self._events:
+            event.set()
+
+    def end(self) -> None:
+        """Ends all followers: the runner stops."""
+        self._has_ended = True
+        self.note_change()
+
+    async def changes(self) -> AsyncGenerator[None]:
+        """Yields immediately, then after changes. Raises TOO_MANY_RESOURCES beyond MAX_FOLLOWERS."""
+        if len(self._events) >= MAX_FOLLOWERS:
+            raise WeftError(Reason.TOO_MANY_RESOURCES, f"{MAX_FOLLOWERS} callers follow the stored prompts, the limit")
+        event = asyncio.Event()
+        self._events.add(event)
+        try:
+            while not self._has_ended:
+                yield
+                await event.wait()
+                event.clear()
+        finally:
+            self._events.discard(event)
 
 
 class _Header(msgspec.Struct):
