@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.live import Live
 
-    from weft_app.compose.up import Stage
+    from weft_app.compose.model_starts import Stage
 
 STARTING = "starting weft "
 """Beginning of the first line of `weft up`."""

@@ -4,7 +4,7 @@ import asyncio
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,20 +21,17 @@ from router_svc.router_metrics import RouterMetrics
 from router_svc.router_service import RouterService
 from weft import __version__
 from weft.api.operations.v1 import configuration_service_pb2 as pb
-from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.end_reporter import EndReporter
 from weft.dispatch.fleet import (
     ExpectingFleet,
-    FleetView,
     FleetWatcher,
 )
-from weft.documents.left_out import left_out_items
 from weft.durable.requests import RequestClient
 from weft.durable.store_calls import TIMEOUT_SECONDS as STORE_TIMEOUT_SECONDS
 from weft.kernel.channels.rpc import ChannelPool, open_channel
 from weft.kernel.errors.error_tree import WeftError, renaming_fields
-from weft.kernel.errors.reasons import MODEL_NOT_LISTED, PULLING, WAITING_FOR_PULL, Reason
+from weft.kernel.errors.reasons import Reason
 from weft.kernel.machine.memory_tuning import settle_memory
 from weft.kernel.services.health_monitor import HealthMonitor
 from weft.kernel.services.service_lifecycle import Service, start_task, stop_tasks
@@ -44,7 +41,6 @@ from weft.link.carried_calls import CallStreams
 from weft_app.compose.certificate_expiry import CertificateExpiry
 from weft_app.compose.configuration import ConfigurationSource, ReadConfiguration, write_snapshot
 from weft_app.compose.configuration_service import ConfigurationService
-from weft_app.compose.demo import DEMO_NOT_PULLED, is_demo_source
 from weft_app.compose.discovered_here import DiscoveredHere
 from weft_app.compose.dump import left_behind
 from weft_app.compose.durable_services import RouterStores, router_stores
@@ -57,6 +53,7 @@ from weft_app.compose.join_listeners import join_listeners
 from weft_app.compose.machine import local_url, network_urls
 from weft_app.compose.mdns_announcer import AnnouncementState, Announcer, announcer_of
 from weft_app.compose.mesh_runners import MeshRunners
+from weft_app.compose.model_starts import ModelStarts, ShowProgress, Stage
 from weft_app.compose.process_metrics import metrics_page, metrics_services
 from weft_app.compose.process_service import ProcessService
 from weft_app.compose.reload import MeshReload
@@ -77,36 +74,10 @@ if TYPE_CHECKING:
     from weft_app.compose.relay import RelayEndpoint
     from weft_app.edge.process import EdgeProxy
 
-MODEL_CHECK_SECONDS = 0.05
 PROCESSES = ("mesh", "registry", "router", "gateway")
 """Names of the process of `weft up`."""
 SNAPSHOT_NAME = "config.yaml"
 """File with the configuration in force, for the runners: an edited weft.yaml is not in force yet."""
-MAX_SHOWN_MODELS = 5
-"""Maximum number of a server's models in the line of its runner."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """One step of a start, for progress output."""
-
-    name: str
-    """Such as "services" or "smollm2-135m"."""
-    detail: str
-    done: bool = False
-    is_warning: bool = False
-    """Whether it ended with the warning in `detail`."""
-    progress: float | None = None
-    """Completed share, 0 to 1; None: unknown."""
-
-    @property
-    def text(self) -> str:
-        """The step as text, such as "qwen: pulling on laptop (40 %)"."""
-        share = "" if self.progress is None else f" ({round(self.progress * 100)} %)"
-        return f"{self.name}: {self.detail}{share}"
-
-
-ShowProgress = Callable[[Stage], None]
 
 
 class UpHost:
@@ -138,10 +109,8 @@ class UpHost:
         self._registry: RegistryService | None = None
         self._waiting_for_central: asyncio.Task[None] | None = None
         self._stack = AsyncExitStack()
-        self._listed_models: list[str] = []
-        """The models of followed servers that were available at the start."""
-        self._unusable = set[str]()
-        """Configured models that did not load at the start or that their servers did not have."""
+        self._model_starts: ModelStarts | None = None
+        """The models that start, once the services run."""
         self._tracing: Tracing = NO_TRACING
         self._reloads: MeshReload | None = None
         self._is_up = False
@@ -202,7 +171,8 @@ class UpHost:
         """A model to try, preferably for chat, and the command for a model that does not chat, else an empty text."""
         configured = [(model.name, model.tried_by) for runner in self._runners for model in runner.published_models]
         models = [*configured, *((name, "") for name in self._listed_models)]
-        models = [each for each in models if each[0] not in self._unusable] or models
+        unusable = set[str]() if self._model_starts is None else self._model_starts.unusable
+        models = [each for each in models if each[0] not in unusable] or models
         return min(models, key=lambda each: bool(each[1]), default=("<model>", ""))
 
     @property
@@ -215,6 +185,11 @@ class UpHost:
         """The number of stages of a start: the services, and each model."""
         following = sum(runner.follows_server for runner in self._runners)
         return 1 + len(reported(self._engines)) + len(self.models) + following
+
+    @property
+    def _listed_models(self) -> list[str]:
+        """The models of followed servers that were available at the start."""
+        return [] if self._model_starts is None else self._model_starts.listed
 
     @property
     def _engines(self) -> list[Engine]:
@@ -245,7 +220,15 @@ class UpHost:
                 await self._children.start(runner)
             assert self._registry is not None, "the services run"
             self._waiting_for_central = start_task(self._start_central(self._registry), name="central-models")
-            await self._until_models_are_ready(fleet, show)
+            self._model_starts = ModelStarts(
+                self._runners,
+                self._children,
+                self._registry,
+                self._home,
+                self._clock,
+                requires_all=self._config.require_all_models,
+            )
+            await self._model_starts.until_ready(fleet, show)
             for expect_no_more in self._on_ready:
                 expect_no_more()
             await self._announce()
@@ -488,113 +471,11 @@ class UpHost:
             await stop_tasks([self._waiting_for_central])
         await self._children.stop_all(self._config.drain_seconds)
 
-    async def _until_models_are_ready(self, fleet: FleetWatcher, show: ShowProgress) -> None:
-        waiting = {model.name: runner.name for runner in self._runners for model in runner.published_models}
-        pulled: dict[str, Stage] = {}
-        for model, runner in waiting.items():
-            show(Stage(name=model, detail=f"loading on {runner}"))
-        empty = {runner.name for runner in self._runners if not runner.models}
-        expected, failures = len(waiting) + len(empty), list[str]()
-        while waiting or empty:
-            view = fleet.view
-            for name in [name for name in empty if self._refusal(name)]:
-                empty.remove(name)
-                failures.append(f"runner {name} {self._refusal(name)}")
-                show(Stage(name=name, detail=self._refusal(name), done=True, is_warning=True))
-            empty = {name for name in empty if not await self._has_settled(view, name, show)}
-            for model, runner in list(waiting.items()):
-                failure, settled = self._failure(view, model, runner), self._settled(view, model, runner)
-                if failure:
-                    del waiting[model]
-                    failures.append(failure if failure.startswith("runner ") else f"{model} {failure}")
-                    self._unusable.add(model)
-                    show(Stage(name=model, detail=failure, done=True, is_warning=True))
-                elif settled is None:
-                    pulling = pulling_stage(fleet.view, model, runner)
-                    if pulling is not None and pulled.get(model) != pulling:
-                        pulled[model] = pulling
-                        show(pulling)
-                else:
-                    del waiting[model]
-                    if settled.startswith(MODEL_NOT_LISTED):
-                        self._unusable.add(model)
-                    is_warning = settled.startswith((MODEL_NOT_LISTED, f"hibernating on {runner}: "))
-                    show(Stage(name=model, detail=settled, done=True, is_warning=is_warning))
-            if failures and (self._config.require_all_models or len(failures) == expected):
-                raise WeftError(Reason.LOAD_STALLED, failures[0])
-            await self._clock.sleep(MODEL_CHECK_SECONDS)
-
-    async def _has_settled(self, view: FleetView, runner_name: str, show: ShowProgress) -> bool:
-        """Whether a runner that only follows a server is connected and serves the server's models."""
-        runner = view.runners.get(runner_name)
-        if runner is None or not runner.active:
-            return False
-        section = next((each for each in self._runners if each.name == runner_name and each.follows_server), None)
-        if section is None:
-            return True
-        instances = runner.instances.values()
-        if any(instance.phase == InstanceState.PHASE_LOADING for instance in instances):
-            return False
-        served = sorted(instance.model for instance in instances)
-        self._listed_models += served
-        left = f"left out: {left_out_items(runner.left_out)}" if runner.left_out else ""
-        if served:
-            detail = f"serves {counted_names(served)} of its server" + (f"; {left}" if left else "")
-        elif left:
-            detail = f"serves no model of its server; {left}"
-        else:
-            # Imported here: not needed if the server has models.
-            from weft_app.compose.followed_servers import list_of_followed, why_none_served  # noqa: PLC0415
-
-            # The runner does not report a reason.
-            said = await list_of_followed(section)
-            assert said is not None, "it follows a server"
-            detail = why_none_served(said)
-        show(Stage(name=runner_name, detail=detail, done=True, is_warning=bool(left) or not served))
-        return True
-
     async def _catalog(self, text: str, source: str, hosts: "Sequence[HostMemory]") -> "ModelCatalog":
         # Imported here: a start needs no client of the hub.
         from weft_app.compose.model_catalog import mesh_catalog  # noqa: PLC0415
 
         return await mesh_catalog(text, source, hosts, self._config, self._home)
-
-    def _failure(self, view: FleetView, model: str, runner_name: str) -> str:
-        """Returns why a model is not served for now, and where to read more; empty if nothing failed."""
-        instance = _instance(view, model, runner_name)
-        if self._refusal(runner_name):
-            return f"runner {runner_name} {self._refusal(runner_name)}"
-        runner = view.runners.get(runner_name)
-        for item in () if runner is None else runner.left_out:
-            if (item.kind, item.name) == ("model", model):
-                return f"is not served: {item.message}"
-        if instance is None or instance.detail.startswith(MODEL_NOT_LISTED):
-            return ""  # its server is probed periodically
-        if instance.phase in (InstanceState.PHASE_CRASH_LOOP, InstanceState.PHASE_FAILED):
-            log = self._home.logs / f"runner-{runner_name}.log"
-            return f"does not start on {runner_name}: {instance.detail}; see {log}"
-        return ""
-
-    def _refusal(self, runner_name: str) -> str:
-        """Returns why a runner is not in the mesh, such as a name that is taken; empty: nothing refuses it."""
-        refused = "" if self._registry is None else self._registry.refusal_of(runner_name)
-        if refused:
-            return f"is refused: {refused}"
-        unstarted = self._children.refusal(runner_name)
-        return f"does not start: {unstarted}" if unstarted else ""
-
-    def _settled(self, view: FleetView, model: str, runner_name: str) -> str | None:
-        """Returns the state of a model that admits requests or hibernates; None before."""
-        instance = _instance(view, model, runner_name)
-        if instance is None:
-            return None
-        if instance.detail.startswith(MODEL_NOT_LISTED):
-            return instance.detail
-        if instance.phase == InstanceState.PHASE_HIBERNATING:
-            # `detail` is set if the load failed for lack of memory or a failed pull.
-            not_pulled = f"; {DEMO_NOT_PULLED}" if instance.detail and is_demo_source(self._runners, model) else ""
-            return f"hibernating on {runner_name}" + (f": {instance.detail}{not_pulled}" if instance.detail else "")
-        return f"ready on {runner_name}" if instance.phase == InstanceState.PHASE_READY else None
 
     async def _reload(self, dry_run: bool) -> pb.ReloadConfigurationResponse:
         if self._reloads is None or not self._is_up:
@@ -621,24 +502,3 @@ class UpHost:
             "version": __version__,
             "startTime": self._started_at,
         }
-
-
-def counted_names(names: Sequence[str]) -> str:
-    """Returns models as text, such as "2 models (qwen, llama)"."""
-    more = f" and {len(names) - MAX_SHOWN_MODELS} more" if len(names) > MAX_SHOWN_MODELS else ""
-    return f"{len(names)} model{'' if len(names) == 1 else 's'} ({', '.join(names[:MAX_SHOWN_MODELS])}{more})"
-
-
-def pulling_stage(view: FleetView, model: str, runner_name: str) -> Stage | None:
-    """Returns the stage of a model that is being pulled; None: it is not, or unknown."""
-    instance = _instance(view, model, runner_name)
-    if instance is None or not instance.detail.startswith((PULLING, WAITING_FOR_PULL)):
-        return None
-    share = instance.load_progress if instance.HasField("load_progress") else None
-    return Stage(name=model, detail=f"{instance.detail} on {runner_name}", progress=share)
-
-
-def _instance(view: FleetView, model: str, runner_name: str) -> InstanceState | None:
-    """Returns the state of a model on an active runner."""
-    runner = view.runners.get(runner_name)
-    return runner.instances.get(model) if runner is not None and runner.active else None

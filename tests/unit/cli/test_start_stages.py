@@ -5,7 +5,7 @@ import pytest
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.dispatch.fleet import FleetView, RunnerView
 from weft_app.cli.stages import StageDisplay
-from weft_app.compose.up import Stage, pulling_stage
+from weft_app.compose.model_starts import Stage, pulling_stage
 
 
 def view(instance: InstanceState, *, active: bool = True) -> FleetView:
