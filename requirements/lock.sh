@@ -20,7 +20,7 @@ if [ -z "$only" ]; then
 fi
 
 # Environments of engines: for Linux on x86-64 alone, where their packages have wheels.
-environments=$PWD/runner_svc/environments
+environments=$PWD/runner_svc/environments engines=$PWD/weft_extensions/engines/environments
 pytorch=${PYTORCH_CPU_INDEX:-https://download.pytorch.org/whl/cpu}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -30,7 +30,9 @@ environments = ["sys_platform == 'linux' and platform_machine == 'x86_64' and py
 TOML
 
 lock_engine() { # lock_engine <environment> <name of the lock> [uv options]
-  local from="$environments/$1/$2.in" to="$environments/$1/$2.lock"
+  local folder=$environments/$1
+  [ -d "$folder" ] || folder=$engines/$1
+  local from="$folder/$2.in" to="$folder/$2.lock"
   [ -z "$only" ] || [ "$only" = "$1" ] || return 0
   shift 2
   # Without the comments on who needs what, which would hold the paths of this machine.
@@ -58,6 +60,7 @@ for engine in diffusers vllm; do
   [ -z "$only" ] || [ "$only" = "$engine" ] || continue
   # pip reads the index from the lock; whoever has a mirror of it in pip's configuration needs no other.
   lock=$environments/$engine/cpu-torch.lock
-  { grep '^#' "$environments/$engine/cpu-torch.in"; echo "--extra-index-url https://download.pytorch.org/whl/cpu"; cat "$lock"; } >"$work/lock"
+  [ -f "$lock" ] || lock=$engines/$engine/cpu-torch.lock
+  { grep '^#' "${lock%.lock}.in"; echo "--extra-index-url https://download.pytorch.org/whl/cpu"; cat "$lock"; } >"$work/lock"
   cp "$work/lock" "$lock"
 done

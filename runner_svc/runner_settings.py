@@ -139,8 +139,8 @@ class RunnerSettings:
     command: Annotated[tuple[str, ...] | None, PROGRAM, PUBLIC] = None
     """Server program and its first arguments. Default: `llama-server` on PATH, else the xllamacpp launcher. For
     llama_cpp_python and ctranslate2: a Python interpreter that has the library, the path of weft's
-    `runner_svc/engine_host/bootstrap.py`, and the module `runner_svc.runtimes.llama_cpp_python.server` or
-    `runner_svc.runtimes.ctranslate2.server`. Default for ctranslate2: the environment that `weft runtime install
+    `weft_extensions/engines/engine_host/bootstrap.py`, and the module `weft_extensions.engines.llama_cpp_python.server`
+    or `weft_extensions.engines.ctranslate2.server`. Default for ctranslate2: the environment that `weft runtime install
     ctranslate2` installed."""
     url: Annotated[UrlText, PUBLIC, SECRET] | None = field(default=None, repr=False)
     """Base URL of a running server, such as `http://127.0.0.1:11434`. Without `models`, all models that the server

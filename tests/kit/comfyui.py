@@ -10,12 +10,12 @@ import aiohttp
 from kit.engine_settings import engine_settings
 from kit.fake_comfyui.server import FakeComfyUi
 from runner_svc.backend.port import CallInfo
-from runner_svc.runtimes.comfyui.comfyui_backend import ComfyUiBackend
-from runner_svc.runtimes.comfyui.prompt_run import RunLimits
-from runner_svc.runtimes.comfyui.runtime import ComfyUiModel
 from weft.api.common.v1 import image_pb2, workflow_pb2
 from weft.dispatch.workflow_graph import to_canonical_workflow
 from weft.documents.reader import read_message
+from weft_extensions.comfyui.comfyui_backend import ComfyUiBackend
+from weft_extensions.comfyui.prompt_run import RunLimits
+from weft_extensions.comfyui.runtime import ComfyUiModel
 
 _PROGRAM = (
     f"import runpy, sys; sys.path.insert(0, '{Path(__file__).parents[1]}'); "

@@ -38,15 +38,16 @@ _MINILM_SCRIPT = Path(__file__).with_name("build_minilm.sh")
 _MLX_LM_SCRIPT = Path(__file__).with_name("build_mlx_lm.sh")
 _UNPACKING = (_CONVERSION_SCRIPT, Path(__file__).with_name("unpack_smollm2.py"))
 _ENVIRONMENTS = ROOT / "runner_svc" / "environments"
+_ENGINES = ROOT / "weft_extensions" / "engines" / "environments"
 _LLAMA_LOCKS = tuple(_ENVIRONMENTS / "llama_server" / f"{name}.lock" for name in ("source", "tools"))
 SERVER_SCRIPTS = (
     *(_TOOLCHAIN, _TOOLCHAIN.with_name("llama_cpp_targets.cmake"), *_LLAMA_LOCKS),
     Path(__file__).with_name("build_llama_server.sh"),
 )
-_CTRANSLATE2_LOCK = _ENVIRONMENTS / "ctranslate2" / "cpu.lock"
-_FASTER_WHISPER_LOCK = _ENVIRONMENTS / "faster_whisper" / "cpu.lock"
-_DIFFUSERS_LOCKS = (_ENVIRONMENTS / "diffusers" / "cpu-torch.lock", _ENVIRONMENTS / "diffusers" / "cpu.lock")
-_SPEECH_LOCK = _ENVIRONMENTS / "speech" / "cpu.lock"
+_CTRANSLATE2_LOCK = _ENGINES / "ctranslate2" / "cpu.lock"
+_FASTER_WHISPER_LOCK = _ENGINES / "faster_whisper" / "cpu.lock"
+_DIFFUSERS_LOCKS = (_ENGINES / "diffusers" / "cpu-torch.lock", _ENGINES / "diffusers" / "cpu.lock")
+_SPEECH_LOCK = _ENGINES / "speech" / "cpu.lock"
 _VLLM_LOCKS = (_ENVIRONMENTS / "vllm" / "cpu-torch.lock", _ENVIRONMENTS / "vllm" / "cpu.lock")
 WEFT = Path(sys.executable).with_name("weft")
 MLX_LM = ROOT / ".venv-runtimes" / "mlx-lm"

@@ -17,15 +17,15 @@ from kit.one_model import OneModelCache
 from native_builds import built_ctranslate2
 
 from runner_svc.backend.port import Backend, BackendFacts, CallInfo, LoadOrder
-from runner_svc.runtimes.ctranslate2.ctranslate2_backend import CTranslate2Backend
-from runner_svc.runtimes.ctranslate2.runtime import CTranslate2Model
-from runner_svc.runtimes.library_server import program_command
 from weft.api.common.v1 import chat_pb2, event_pb2, sampling_pb2, tokenize_pb2
 from weft.dispatch.frames import Frame, GenerationPayload, has_content
 from weft.kernel.telemetry.structured_logs import new_traceparent
+from weft_extensions.engines.ctranslate2.ctranslate2_backend import CTranslate2Backend
+from weft_extensions.engines.ctranslate2.runtime import CTranslate2Model
+from weft_extensions.engines.library_server import program_command
 from weft_testing.conformance.backend import BackendConformance, Engine
 
-SERVER_PROGRAM = "runner_svc.runtimes.ctranslate2.server"
+SERVER_PROGRAM = "weft_extensions.engines.ctranslate2.server"
 
 pytestmark = [pytest.mark.runtimes, pytest.mark.timeout(3700)]
 

@@ -13,8 +13,6 @@ from native_builds import LLAMA_CPP, ROOT, built_llama_cpp_python, built_llama_s
 from runner_svc.backend.port import Backend, CallInfo, LoadOrder
 from runner_svc.cache.manager import CacheManager
 from runner_svc.cache.prompt_store import PromptStore
-from runner_svc.runtimes.llama_cpp_python.llama_cpp_python_backend import LlamaCppPythonBackend
-from runner_svc.runtimes.llama_cpp_python.runtime import LlamaCppPythonModel
 from runner_svc.runtimes.llama_server.llama_server_backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft.api.common.v1 import chat_pb2, completion_pb2, event_pb2, sampling_pb2
@@ -23,10 +21,12 @@ from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.requests.request_values import Handling
 from weft_app.compose.demo import demo_model_path
+from weft_extensions.engines.llama_cpp_python.llama_cpp_python_backend import LlamaCppPythonBackend
+from weft_extensions.engines.llama_cpp_python.runtime import LlamaCppPythonModel
 from weft_testing.conformance.backend import BackendConformance, Engine
 from weft_testing.conformance.prefix_cache import MODEL
 
-SERVER_PROGRAM = "runner_svc.runtimes.llama_cpp_python.server"
+SERVER_PROGRAM = "weft_extensions.engines.llama_cpp_python.server"
 
 pytestmark = [pytest.mark.runtimes, pytest.mark.timeout(3700)]
 

@@ -8,11 +8,11 @@ from kit.one_model import OneModelCache
 from native_builds import LLAMA_CPP, ROOT, built_llama_cpp_python, built_llama_server
 
 from runner_svc.backend.port import Backend, CacheUse, CallInfo
-from runner_svc.runtimes.llama_cpp_python.llama_cpp_python_backend import LlamaCppPythonBackend
-from runner_svc.runtimes.llama_cpp_python.runtime import LlamaCppPythonModel
 from runner_svc.runtimes.llama_server.llama_server_backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft_app.compose.demo import demo_model_path
+from weft_extensions.engines.llama_cpp_python.llama_cpp_python_backend import LlamaCppPythonBackend
+from weft_extensions.engines.llama_cpp_python.runtime import LlamaCppPythonModel
 from weft_testing.conformance.prefix_cache import (
     CITY,
     HILLS,
@@ -22,7 +22,7 @@ from weft_testing.conformance.prefix_cache import (
     completion,
 )
 
-SERVER_PROGRAM = "runner_svc.runtimes.llama_cpp_python.server"
+SERVER_PROGRAM = "weft_extensions.engines.llama_cpp_python.server"
 
 pytestmark = [pytest.mark.runtimes, pytest.mark.timeout(3700)]
 

@@ -11,11 +11,11 @@ import pytest
 from mesh_process import MeshProcess, eventually, running_mesh, write_config
 from native_builds import built_ctranslate2
 
-from runner_svc.runtimes.library_server import program_command
 from weft.api.registry.v1 import runner_pb2
 from weft_app.compose.demo import demo_model_path
+from weft_extensions.engines.library_server import program_command
 
-SERVER_PROGRAM = "runner_svc.runtimes.ctranslate2.server"
+SERVER_PROGRAM = "weft_extensions.engines.ctranslate2.server"
 
 pytestmark = [pytest.mark.runtimes, pytest.mark.timeout(3700)]
 

@@ -17,10 +17,10 @@ from native_builds import SPEECH, built_speech
 from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.openai_upstream.client import SPEECH as SPEECH_PATH
 from runner_svc.openai_upstream.sse import MAX_EVENT_BYTES
-from runner_svc.runtimes.piper.piper_backend import PiperBackend
-from runner_svc.runtimes.piper.runtime import PiperModel
 from weft.kernel.errors.error_tree import FieldError
 from weft.kernel.errors.reasons import Reason
+from weft_extensions.engines.piper.piper_backend import PiperBackend
+from weft_extensions.engines.piper.runtime import PiperModel
 
 pytestmark = [pytest.mark.runtimes, pytest.mark.timeout(3700)]
 

@@ -22,8 +22,6 @@ from runner_svc.backend.port import (
     LoadOrder,
     SlotSnapshot,
 )
-from runner_svc.engine_host.rendered_request import rendered_translation
-from runner_svc.engine_host.translation import translates
 from runner_svc.openai_upstream.client import Endpoint, OpenAiHttp
 from runner_svc.openai_upstream.errors import JSON_FAULTS
 from runner_svc.policy.memory_estimate import MEBIBYTE
@@ -50,7 +48,9 @@ from runner_svc.runtimes.metrics_page import LLAMA_CPP, load_of, samples_of
 from runner_svc.runtimes.model_engine import ModelContext
 from runner_svc.runtimes.saved_prompts import PromptSavingServer
 from runner_svc.runtimes.started_server import StartLog
+from runner_svc.templates.rendered_request import rendered_translation
 from runner_svc.templates.sandbox import ModelTemplates, TemplateSandbox, check_before_load
+from runner_svc.templates.translation import translates
 from weft.api.common.v1 import chat_pb2, tokenize_pb2
 from weft.api.registry.v1 import runner_pb2
 from weft.dispatch.frames import Frame, GenerationPayload

@@ -16,8 +16,8 @@ from kit.tiny_gguf import write_gguf
 from runner_svc.backend.port import Backend
 from runner_svc.cache.manager import CacheManager
 from runner_svc.cache.prompt_store import PromptStore
-from runner_svc.runtimes.llama_cpp_python.llama_cpp_python_backend import LlamaCppPythonBackend
-from runner_svc.runtimes.llama_cpp_python.runtime import LlamaCppPythonModel
+from weft_extensions.engines.llama_cpp_python.llama_cpp_python_backend import LlamaCppPythonBackend
+from weft_extensions.engines.llama_cpp_python.runtime import LlamaCppPythonModel
 from weft_testing.conformance.prefix_cache import MODEL, SEA, PrefixCacheConformance, Tenants
 
 BUDGET = 64 * 1024 * 1024

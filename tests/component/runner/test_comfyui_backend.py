@@ -30,13 +30,13 @@ from kit.presence import present
 from kit.waiting import until
 
 from runner_svc.backend.port import LoadOrder
-from runner_svc.runtimes.comfyui.comfyui_backend import ComfyUiBackend
-from runner_svc.runtimes.comfyui.runtime import ComfyUiModel
 from weft.api.common.v1 import chat_pb2, event_pb2, image_pb2
 from weft.dispatch.frames import Frame, collected_images
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.text.json_objects import to_json_object
+from weft_extensions.comfyui.comfyui_backend import ComfyUiBackend
+from weft_extensions.comfyui.runtime import ComfyUiModel
 
 
 @asynccontextmanager

@@ -20,19 +20,19 @@ from runner_harness import ready_runner
 from runner_svc.backend.port import BackendFacts, CacheUse, LoadOrder
 from runner_svc.environments.folder import EnvironmentFolder
 from runner_svc.instance.instance_settings import ServedModel
-from runner_svc.runtimes.ctranslate2.ctranslate2_backend import CTranslate2Backend
-from runner_svc.runtimes.ctranslate2.runtime import CTranslate2Model
-from runner_svc.runtimes.library_server import program_command
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, sampling_pb2
 from weft.api.registry.v1 import lease_pb2
 from weft.dispatch.frames import has_content
 from weft.kernel.errors.error_tree import FieldError
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.requests.request_values import Operation
+from weft_extensions.engines.ctranslate2.ctranslate2_backend import CTranslate2Backend
+from weft_extensions.engines.ctranslate2.runtime import CTranslate2Model
+from weft_extensions.engines.library_server import program_command
 from weft_testing.conformance.backend import BackendConformance, Engine
 from weft_testing.conformance.findings import Verdict
 
-SERVER_PROGRAM = "runner_svc.runtimes.ctranslate2.server"
+SERVER_PROGRAM = "weft_extensions.engines.ctranslate2.server"
 
 pytestmark = pytest.mark.slow("starts engine processes")
 

@@ -17,9 +17,6 @@ from kit.failures import fails
 from typing_extensions import override
 
 from runner_svc.backend.port import BackendFacts, CallInfo, LoadOrder
-from runner_svc.runtimes.diffusers.diffusers_backend import DiffusersBackend
-from runner_svc.runtimes.diffusers.runtime import DiffusersModel
-from runner_svc.runtimes.library_server import program_command
 from runner_svc.runtimes.model_engine import ModelContext
 from weft.api.common.v1 import chat_pb2, event_pb2, image_pb2
 from weft.dispatch.frames import Frame, GenerationPayload, collected_images
@@ -27,9 +24,12 @@ from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.requests.request_values import Operation
 from weft.kernel.text.json_objects import to_json_object
+from weft_extensions.engines.diffusers.diffusers_backend import DiffusersBackend
+from weft_extensions.engines.diffusers.runtime import DiffusersModel
+from weft_extensions.engines.library_server import program_command
 from weft_testing.conformance.backend import Engine, LoadOrderChecks, ProcessChecks
 
-SERVER_PROGRAM = "runner_svc.runtimes.diffusers.server"
+SERVER_PROGRAM = "weft_extensions.engines.diffusers.server"
 
 pytestmark = pytest.mark.slow("starts engine processes")
 

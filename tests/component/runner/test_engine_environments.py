@@ -11,12 +11,12 @@ from kit.engine_settings import engine_settings
 from kit.tiny_gguf import write_gguf
 
 from runner_svc.backend.port import CallInfo
-from runner_svc.runtimes.library_server import BOOTSTRAP
-from runner_svc.runtimes.llama_cpp_python.llama_cpp_python_backend import LlamaCppPythonBackend
-from runner_svc.runtimes.llama_cpp_python.runtime import LlamaCppPythonModel
 from weft.api.common.v1 import completion_pb2
+from weft_extensions.engines.library_server import BOOTSTRAP
+from weft_extensions.engines.llama_cpp_python.llama_cpp_python_backend import LlamaCppPythonBackend
+from weft_extensions.engines.llama_cpp_python.runtime import LlamaCppPythonModel
 
-SERVER_PROGRAM = "runner_svc.runtimes.llama_cpp_python.server"
+SERVER_PROGRAM = "weft_extensions.engines.llama_cpp_python.server"
 
 LIBRARY = Path(__file__).with_name("scripted_library")
 LOOKED_FOR = {

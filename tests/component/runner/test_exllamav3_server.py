@@ -20,17 +20,17 @@ from record_exllamav3 import CALLED, RECORD
 
 from runner_svc.backend.port import BackendFacts, CacheIsolation, CacheUse, CallInfo, LoadOrder
 from runner_svc.environments.folder import EnvironmentFolder
-from runner_svc.runtimes.exllamav3.exllamav3_backend import ExllamaV3Backend
-from runner_svc.runtimes.exllamav3.runtime import ENVIRONMENT, ExllamaV3Model
-from runner_svc.runtimes.library_server import program_command
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, json_value_pb2, sampling_pb2
 from weft.dispatch.frames import Frame, has_content
 from weft.kernel.errors.error_tree import FieldError, WeftError
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.requests.request_values import Operation
+from weft_extensions.engines.exllamav3.exllamav3_backend import ExllamaV3Backend
+from weft_extensions.engines.exllamav3.runtime import ENVIRONMENT, ExllamaV3Model
+from weft_extensions.engines.library_server import program_command
 from weft_testing.conformance.backend import BackendConformance, Engine
 
-SERVER_PROGRAM = "runner_svc.runtimes.exllamav3.server"
+SERVER_PROGRAM = "weft_extensions.engines.exllamav3.server"
 
 pytestmark = pytest.mark.nightly("an engine in a process, as in test_ctranslate2_server")
 

@@ -15,16 +15,16 @@ from kit.presence import present
 
 from runner_svc.backend.port import BackendFacts, LoadOrder
 from runner_svc.policy.load_options import AS_CONFIGURED
-from runner_svc.runtimes.faster_whisper.faster_whisper_backend import FasterWhisperBackend
-from runner_svc.runtimes.faster_whisper.runtime import RUNTIME, FasterWhisperModel
-from runner_svc.runtimes.library_server import program_command
 from weft.api.common.v1 import audio_pb2, chat_pb2, completion_pb2
 from weft.dispatch.frames import Frame, collected_transcription, has_content
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.requests.request_values import Operation, Skill
+from weft_extensions.engines.faster_whisper.faster_whisper_backend import FasterWhisperBackend
+from weft_extensions.engines.faster_whisper.runtime import RUNTIME, FasterWhisperModel
+from weft_extensions.engines.library_server import program_command
 
-SERVER_PROGRAM = "runner_svc.runtimes.faster_whisper.server"
+SERVER_PROGRAM = "weft_extensions.engines.faster_whisper.server"
 
 
 @pytest.fixture

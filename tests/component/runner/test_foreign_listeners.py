@@ -18,11 +18,11 @@ from kit.waiting import until
 from server_dialects import TOLD, fake_command, server_settings
 
 from runner_svc.backend.engine_process import ProcessBackend
-from runner_svc.runtimes.comfyui.comfyui_backend import ComfyUiBackend
-from runner_svc.runtimes.comfyui.runtime import ComfyUiModel
 from runner_svc.runtimes.server.server_backend import ServerBackend
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
+from weft_extensions.comfyui.comfyui_backend import ComfyUiBackend
+from weft_extensions.comfyui.runtime import ComfyUiModel
 
 pytestmark = pytest.mark.slow("starts engine processes and other programs")
 

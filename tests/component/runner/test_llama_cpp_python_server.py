@@ -15,12 +15,12 @@ from kit.own_children import own_children
 from kit.tiny_gguf import write_gguf
 
 from runner_svc.backend.port import BackendFacts, CacheUse, CallInfo
-from runner_svc.runtimes.llama_cpp_python.llama_cpp_python_backend import LlamaCppPythonBackend
-from runner_svc.runtimes.llama_cpp_python.runtime import LlamaCppPythonModel
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, event_pb2, sampling_pb2, tokenize_pb2
 from weft.kernel.errors.error_tree import FieldError
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.requests.request_values import TEXT_OPERATIONS, Operation
+from weft_extensions.engines.llama_cpp_python.llama_cpp_python_backend import LlamaCppPythonBackend
+from weft_extensions.engines.llama_cpp_python.runtime import LlamaCppPythonModel
 from weft_testing.conformance.backend import BackendConformance, Engine
 
 pytestmark = pytest.mark.slow("starts engine processes")

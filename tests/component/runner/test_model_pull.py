@@ -27,11 +27,11 @@ from runner_svc.model_store.http_file import MAX_ATTEMPTS, MAX_PAUSE_SECONDS
 from runner_svc.model_store.pull import Puller, PullSettings
 from runner_svc.model_store.store import STALE_PARTIAL_SECONDS, ModelStore
 from runner_svc.policy.repository_files import ModelForm
-from runner_svc.runtimes.piper.voices import find_voices
 from weft.api.runner.v1 import model_store_pb2 as pb
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.models.model_source import parse_source
+from weft_extensions.engines.piper.voices import find_voices
 from weft_testing.model_hub import HubRepository, ModelHub
 
 WEIGHTS = bytes(range(256)) * 2_000

@@ -5,7 +5,7 @@ from unittest.mock import Mock
 
 from typing_extensions import override
 
-from runner_svc.engine_host.http_server import Caller
+from weft_extensions.engines.engine_host.http_server import Caller
 
 
 class RecordedCaller(Caller):

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from runner_svc.engine_host.ctranslate2 import cuda_libraries, load_cuda_libraries
 from runner_svc.environments import vulkan_devices
 from runner_svc.environments.cuda_toolkit import FOLDER, architecture_options, prepare
 from runner_svc.environments.environment import BuildTool
 from weft.kernel.errors.error_tree import FieldError
+from weft_extensions.engines.engine_host.ctranslate2 import cuda_libraries, load_cuda_libraries
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_libraries_are_loaded_and_a_damaged_one_is_skipped(tmp_path: Path) -> No
     (blas.parent / "libdamaged.so.12").write_bytes(b"no library")
     program = (
         "import sys; from pathlib import Path\n"
-        "from runner_svc.engine_host.ctranslate2 import load_cuda_libraries\n"
+        "from weft_extensions.engines.engine_host.ctranslate2 import load_cuda_libraries\n"
         "print(load_cuda_libraries(Path(sys.argv[1])), sys.argv[2] in Path('/proc/self/maps').read_text())"
     )
     done = subprocess.run(

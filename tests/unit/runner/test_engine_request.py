@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kit.failures import fails
 
-from runner_svc.engine_host.http_server import Caller, GoneError, Turn, _Turns
-from runner_svc.engine_host.rendered_request import prepare
-from runner_svc.engine_host.text_routes import StopMatcher
 from runner_svc.openai_upstream.openai_request import PreparedBody
 from runner_svc.policy.parameters import ParameterProfile
-from runner_svc.runtimes.llama_cpp_python.runtime import PARAMETERS as LLAMA_CPP_PYTHON_PARAMETERS
+from runner_svc.templates.rendered_request import prepare
 from runner_svc.templates.sandbox import ModelTemplates
 from weft.api.common.v1 import chat_pb2, completion_pb2, sampling_pb2
 from weft.dispatch.frames import GenerationPayload
+from weft_extensions.engines.engine_host.http_server import Caller, GoneError, Turn, _Turns
+from weft_extensions.engines.engine_host.text_routes import StopMatcher
+from weft_extensions.engines.llama_cpp_python.runtime import PARAMETERS as LLAMA_CPP_PYTHON_PARAMETERS
 
 TEMPLATES = ModelTemplates(usual="usual", tool_use="tools", bos_token="<s>", eos_token="</s>")
 PROFILE = ParameterProfile(engine=LLAMA_CPP_PYTHON_PARAMETERS)

@@ -10,7 +10,6 @@ from kit.presence import present
 
 from runner_svc.instance.instance_settings import ServedModel
 from runner_svc.policy.load_options import AS_CONFIGURED
-from runner_svc.runtimes.llama_cpp_python.llama_cpp_python_backend import LlamaCppPythonBackend
 from runner_svc.runtimes.llama_server.arguments import server_arguments
 from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft.kernel.errors.error_tree import FieldError
@@ -18,6 +17,7 @@ from weft.kernel.requests.request_values import TEXT_OPERATIONS, Operation, Skil
 from weft_app.compose.served_models import served_model
 from weft_app.config.loader import parse_section
 from weft_app.config.runners import ConfiguredRunner
+from weft_extensions.engines.llama_cpp_python.llama_cpp_python_backend import LlamaCppPythonBackend
 
 WHERE = "runners.r.models.m"
 

@@ -15,13 +15,13 @@ from kit.presence import present
 from runner_svc.memory.estimate import ForecastModel, MemoryEstimator, ModelFiles
 from runner_svc.policy.load_options import AS_CONFIGURED, LoadPlan
 from runner_svc.policy.memory_estimate import EstimateSource
-from runner_svc.runtimes.exllamav3 import runtime, server
-from runner_svc.runtimes.exllamav3.cache_turns import CacheTurns
-from runner_svc.runtimes.exllamav3.exllamav3_backend import ExllamaV3Forecast
-from runner_svc.runtimes.exllamav3.runtime import RUNTIME, ExllamaV3Model, cache_bits, cache_tokens_of
 from weft.gpu import nvml
 from weft.kernel.errors.error_tree import WeftError
 from weft_app.config.loader import parse_config
+from weft_extensions.engines.exllamav3 import runtime, server
+from weft_extensions.engines.exllamav3.cache_turns import CacheTurns
+from weft_extensions.engines.exllamav3.exllamav3_backend import ExllamaV3Forecast
+from weft_extensions.engines.exllamav3.runtime import RUNTIME, ExllamaV3Model, cache_bits, cache_tokens_of
 
 FULL_TOKEN_BYTES = 2 * 2 * 2 * 64 * 4
 """Keys and values in 16 bits of two heads of 64 numbers in four layers."""

@@ -13,11 +13,11 @@ from runner_svc.policy.engine_failures import (
     load_cause,
     program_name,
 )
-from runner_svc.runtimes.library_server import program_command
+from weft_extensions.engines.library_server import program_command
 
 NATIVE = ("/opt/llama.cpp/llama-server", "--model", "a.gguf")
 WHEEL = ("/usr/bin/python3", "-m", "runner_svc.runtimes.llama_server.xllamacpp_launcher")
-LIBRARY = ("/usr/bin/python3", "-m", "runner_svc.runtimes.llama_cpp_python.server")
+LIBRARY = ("/usr/bin/python3", "-m", "weft_extensions.engines.llama_cpp_python.server")
 
 
 @pytest.mark.parametrize(
@@ -52,12 +52,12 @@ def test_remedy_is_possible_for_the_program() -> None:
 
 
 def test_remedy_for_another_library_does_not_suggest_building_llama_cpp() -> None:
-    command = program_command("runner_svc.runtimes.ctranslate2.server", "/opt/engine/bin/python")
-    assert program_name(command) == "runner_svc.runtimes.ctranslate2.server"
+    command = program_command("weft_extensions.engines.ctranslate2.server", "/opt/engine/bin/python")
+    assert program_name(command) == "weft_extensions.engines.ctranslate2.server"
     why = present(explain_foreign_build("signal SIGILL", command, has_answered=False))
     assert "GGML" not in why
     assert "install a version of the engine's library" in why
-    library = program_command("runner_svc.runtimes.llama_cpp_python.server")
+    library = program_command("weft_extensions.engines.llama_cpp_python.server")
     assert "CMAKE_ARGS" in (explain_foreign_build("signal SIGILL", library, has_answered=False) or "")
 
 

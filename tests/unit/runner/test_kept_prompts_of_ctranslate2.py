@@ -2,7 +2,7 @@
 
 import random
 
-from runner_svc.runtimes.ctranslate2.prefix_cache import (
+from weft_extensions.engines.ctranslate2.prefix_cache import (
     MIN_SHARED_TOKENS,
     NO_BEGINNING,
     Beginning,

@@ -15,10 +15,6 @@ from runner_svc.backend.devices import hidden_devices
 from runner_svc.backend.port import LoadOrder
 from runner_svc.policy.memory_estimate import ModelShape, compute_bytes, settings_for, tokens_at_once
 from runner_svc.runtimes.flags import configured_values, tensor_split
-from runner_svc.runtimes.llama_cpp_python.llama_cpp_python_backend import LOAD_FLAGS, LlamaCppPythonBackend
-from runner_svc.runtimes.llama_cpp_python.runtime import LlamaCppPythonModel
-from runner_svc.runtimes.llama_cpp_python.server import CACHE_TYPES, load_settings
-from runner_svc.runtimes.llama_cpp_python.server import parse_arguments as parse_host_arguments
 from runner_svc.runtimes.llama_props import ServerProps, parse_props
 from runner_svc.runtimes.llama_server.arguments import LOAD_FLAGS as SERVER_FLAGS
 from runner_svc.runtimes.llama_server.arguments import (
@@ -38,6 +34,10 @@ from weft.kernel.errors.error_tree import FieldError
 from weft.kernel.models.load_parameters import check_parameters
 from weft.kernel.requests.capabilities import EVERY_MODE
 from weft.kernel.requests.request_values import Skill
+from weft_extensions.engines.llama_cpp_python.llama_cpp_python_backend import LOAD_FLAGS, LlamaCppPythonBackend
+from weft_extensions.engines.llama_cpp_python.runtime import LlamaCppPythonModel
+from weft_extensions.engines.llama_cpp_python.server import CACHE_TYPES, load_settings
+from weft_extensions.engines.llama_cpp_python.server import parse_arguments as parse_host_arguments
 
 GIBIBYTE = 2**30
 IN_PROCESS = LlamaCppPythonBackend(*engine_settings(LlamaCppPythonModel, path=Path("m.gguf")))

@@ -11,13 +11,13 @@ from kit.failures import fails
 
 from runner_svc.instance.load_messages import load_spec_from, options_message
 from runner_svc.policy.load_options import STAY_LOADED, LoadPlan, LoadSpec
-from runner_svc.runtimes.llama_cpp_python.llama_cpp_python_backend import LlamaCppPythonBackend
-from runner_svc.runtimes.llama_cpp_python.runtime import LlamaCppPythonModel
 from runner_svc.runtimes.llama_server.llama_server_backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import LlamaServerModel
 from weft.api.runner.v1.load_pb2 import LoadOptions, LoadValue
 from weft.kernel.errors.error_tree import FieldError
 from weft.kernel.models.load_parameters import load_parameter
+from weft_extensions.engines.llama_cpp_python.llama_cpp_python_backend import LlamaCppPythonBackend
+from weft_extensions.engines.llama_cpp_python.runtime import LlamaCppPythonModel
 
 VARIANTS = {"q8_0": Path("/models/q8.gguf")}
 

@@ -7,19 +7,19 @@ from typing import Any
 import pytest
 from kit.presence import present
 
-from runner_svc.engine_host.http_server import INVALID_FIELD, RefusedError, _body
-from runner_svc.engine_host.media_routes import image_size, images_of, transcription_of
 from runner_svc.openai_upstream.errors import own_error
 from runner_svc.openai_upstream.media import GRANULARITIES, form
 from runner_svc.openai_upstream.media_stream import ImageEvents, SpeechEvents, TranscriptEvents
-from runner_svc.runtimes.faster_whisper.listening import voices_of
-from runner_svc.runtimes.faster_whisper.recording import SAMPLE_RATE
 from runner_svc.servicers import inference
 from runner_svc.servicers.inference import WholeAnswerWriter
 from weft.api.common.v1 import chat_pb2, event_pb2, image_pb2
 from weft.dispatch.frames import Frame
 from weft.kernel.errors.error_tree import FieldError, WeftError
 from weft.kernel.errors.reasons import Reason
+from weft_extensions.engines.engine_host.http_server import INVALID_FIELD, RefusedError, _body
+from weft_extensions.engines.engine_host.media_routes import image_size, images_of, transcription_of
+from weft_extensions.engines.faster_whisper.listening import voices_of
+from weft_extensions.engines.faster_whisper.recording import SAMPLE_RATE
 
 BOUNDARY_IN_DATA = b"\x00\r\n--not the boundary\r\n\r\n\xff"
 

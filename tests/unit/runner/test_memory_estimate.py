@@ -36,8 +36,8 @@ from runner_svc.policy.memory_estimate import (
     settings_for,
     weights_from_name,
 )
-from runner_svc.runtimes.llama_cpp_python.runtime import RUNTIME as LLAMA_CPP_PYTHON
 from weft_app.compose.demo import demo_model_path
+from weft_extensions.engines.llama_cpp_python.runtime import RUNTIME as LLAMA_CPP_PYTHON
 
 SMOLLM2 = ModelShape(
     weight_bytes=96_576_768,

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from kit.failures import fails
 
-from runner_svc.engine_host.text_routes import MAX_REPETITIONS, MAX_SCHEMA_CHARS, schema_fault
 from runner_svc.policy.parameters import (
     CONTROLLED_BY_MESH,
     MAX_EXTRA_PARAMETERS,
@@ -16,10 +15,6 @@ from runner_svc.policy.parameters import (
     ParameterProfile,
     admit,
 )
-from runner_svc.runtimes.ctranslate2.runtime import PARAMETERS as CTRANSLATE2_PARAMETERS
-from runner_svc.runtimes.diffusers.runtime import PARAMETERS as DIFFUSERS_PARAMETERS
-from runner_svc.runtimes.exllamav3.runtime import PARAMETERS as EXLLAMAV3_PARAMETERS
-from runner_svc.runtimes.llama_cpp_python.runtime import PARAMETERS as LLAMA_CPP_PYTHON_PARAMETERS
 from runner_svc.runtimes.llama_server.llama_server_backend import LlamaServerBackend
 from runner_svc.runtimes.llama_server.runtime import PARAMETERS as LLAMA_SERVER_PARAMETERS
 from runner_svc.runtimes.openai_http.openai_http_backend import AttachedServer
@@ -32,6 +27,11 @@ from weft.kernel.errors.reasons import Reason
 from weft_app.compose.served_models import served_model
 from weft_app.config.loader import parse_section
 from weft_app.config.runners import ConfiguredRunner
+from weft_extensions.engines.ctranslate2.runtime import PARAMETERS as CTRANSLATE2_PARAMETERS
+from weft_extensions.engines.diffusers.runtime import PARAMETERS as DIFFUSERS_PARAMETERS
+from weft_extensions.engines.engine_host.text_routes import MAX_REPETITIONS, MAX_SCHEMA_CHARS, schema_fault
+from weft_extensions.engines.exllamav3.runtime import PARAMETERS as EXLLAMAV3_PARAMETERS
+from weft_extensions.engines.llama_cpp_python.runtime import PARAMETERS as LLAMA_CPP_PYTHON_PARAMETERS
 
 ALLOWED = [
     engine.allowed

@@ -11,11 +11,11 @@ from kit.presence import present
 from runner_svc.model_files.pipeline_folder import PipelineFolderError, read_pipeline_folder
 from runner_svc.policy.load_options import AS_CONFIGURED, LoadPlan
 from runner_svc.policy.memory_estimate import EstimateSource
-from runner_svc.runtimes.diffusers.families import FAMILIES, PIPELINE_CLASSES, Mode
-from runner_svc.runtimes.diffusers.runtime import RUNTIME, DiffusersModel
-from runner_svc.runtimes.diffusers.server import preview_steps
 from runner_svc.runtimes.model_engine import ModelContext, ModelEngine
 from weft.kernel.requests.request_values import Operation
+from weft_extensions.engines.diffusers.families import FAMILIES, PIPELINE_CLASSES, Mode
+from weft_extensions.engines.diffusers.runtime import RUNTIME, DiffusersModel
+from weft_extensions.engines.diffusers.server import preview_steps
 
 MEBIBYTE = 1024 * 1024
 INDEX = {

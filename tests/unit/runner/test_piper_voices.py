@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from recorded_caller import RecordedCaller
 
-from runner_svc.engine_host.http_server import INVALID_FIELD, RefusedError
-from runner_svc.engine_host.speech import SpeechRequest
-from runner_svc.runtimes.piper.server import PiperSpeaker
-from runner_svc.runtimes.piper.voices import find_voices
+from weft_extensions.engines.engine_host.http_server import INVALID_FIELD, RefusedError
+from weft_extensions.engines.engine_host.speech import SpeechRequest
+from weft_extensions.engines.piper.server import PiperSpeaker
+from weft_extensions.engines.piper.voices import find_voices
 
 CONFIGURATION: dict[str, Any] = {
     "audio": {"sample_rate": 22050},

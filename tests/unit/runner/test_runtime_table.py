@@ -153,6 +153,8 @@ ALLOWED = {
     "runner_svc/runtimes/unmanaged_server.py": "`server` is the word of messages for a running server",
     "weft_testing/fake_backend/vllm_routes.py": "`vllm` owns the models that its server lists",
     "weft_app/compose/provider_models.py": "models that operators declare are those of `openai_remote`",
+    "weft_extensions/comfyui/extension.py": "it adds the runtime",
+    "weft_extensions/engines/extension.py": "it adds the runtimes",
     "weft_extensions/ollama/models.py": "`server` is the name of a field",
     "runner_svc/added_models.py": "`server` is the name of a field",
     "runner_svc/model_files/pipeline_folder.py": "`diffusers` is a library that the components of a folder name",
@@ -185,7 +187,8 @@ def _names_in(path: Path, own: str = "") -> set[str]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             found.add(node.value)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.update(node.module.partition("runtimes.")[2].split("."))
+            inner = node.module.partition("runtimes.")[2] or node.module.partition("weft_extensions.engines.")[2]
+            found.add(inner.partition(".")[0])
     return found & names
 
 
@@ -193,7 +196,8 @@ def test_no_module_outside_its_folder_names_a_runtime() -> None:
     named = {}
     for path in _modules():
         where = path.relative_to(ROOT).as_posix()
-        own = where.split("/")[2] if where.startswith("runner_svc/runtimes/") else ""
+        folder = re.match(r"(?:runner_svc/runtimes|weft_extensions/engines|weft_extensions(?=/comfyui/))/(\w+)/", where)
+        own = folder[1] if folder else ""
         if where not in ALLOWED and (others := _names_in(path, own)):
             named[where] = sorted(others)
     assert named == {}

@@ -10,8 +10,8 @@ import pytest
 from recorded_caller import RecordedCaller
 from typing_extensions import override
 
-from runner_svc.engine_host.http_server import INVALID_FIELD, UNSUPPORTED, Caller, GoneError, RefusedError
-from runner_svc.engine_host.speech import (
+from weft_extensions.engines.engine_host.http_server import INVALID_FIELD, UNSUPPORTED, Caller, GoneError, RefusedError
+from weft_extensions.engines.engine_host.speech import (
     MAX_PIECE_CHARS,
     MAX_SOUND_BYTES,
     SpeechEngine,

@@ -6,12 +6,12 @@ import msgspec
 import pytest
 from kit.failures import fails
 
-from runner_svc.engine_host.http_server import LOOP
 from runner_svc.openai_upstream.openai_stream import DONE, StreamReader
 from runner_svc.openai_upstream.sse import ErrorPayload
 from weft.api.common.v1 import event_pb2, receipt_pb2, warning_pb2
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
+from weft_extensions.engines.engine_host.http_server import LOOP
 
 
 def _chunk(**fields: Any) -> bytes:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from kit.failures import fails
 
-from runner_svc.engine_host.text_routes import TokenBytes
 from runner_svc.model_files.gguf import MAX_TEXT_BYTES
 from runner_svc.model_files.tokenizer_folder import TokenizerFolder, read_tokenizer_folder
 from runner_svc.policy.template_capabilities import capabilities_of_templates
@@ -17,6 +16,7 @@ from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.requests.capabilities import EVERY_MODE, UNKNOWN, ThinkingMode
 from weft.kernel.requests.request_values import Skill
+from weft_extensions.engines.engine_host.text_routes import TokenBytes
 
 
 def _folder(path: Path, config: Any = None, **files: str) -> Path:

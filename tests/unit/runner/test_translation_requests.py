@@ -8,15 +8,15 @@ import pytest_asyncio
 from kit.failures import fails
 from kit.translation_template import TRANSLATION_TEMPLATE
 
-from runner_svc.engine_host.rendered_request import prepare, rendered_translation
 from runner_svc.openai_upstream.openai_request import PreparedBody
 from runner_svc.policy.parameters import ParameterProfile
-from runner_svc.runtimes.ctranslate2.runtime import PARAMETERS
-from runner_svc.runtimes.llama_cpp_python.runtime import PARAMETERS as LLAMA_CPP_PYTHON
 from runner_svc.runtimes.llama_server.runtime import PARAMETERS as LLAMA_SERVER
+from runner_svc.templates.rendered_request import prepare, rendered_translation
 from runner_svc.templates.sandbox import ModelTemplates, TemplateSandbox
 from weft.api.common.v1 import chat_pb2
 from weft.kernel.errors.error_tree import FieldError
+from weft_extensions.engines.ctranslate2.runtime import PARAMETERS
+from weft_extensions.engines.llama_cpp_python.runtime import PARAMETERS as LLAMA_CPP_PYTHON
 
 TRANSLATES = ModelTemplates(usual=TRANSLATION_TEMPLATE, bos_token="<bos>", eos_token="<eos>")
 TALKS = ModelTemplates(usual="{{ messages[-1].content }}", eos_token="<eos>")

@@ -1,0 +1,1 @@
+"""ComfyUI, running or started by weft, as the extension `comfyui`."""

@@ -1,0 +1,10 @@
+"""ComfyUI as a kind of engine: image workflows."""
+
+from weft.extension import Extension, RuntimeHook
+
+EXTENSION = Extension(
+    name="comfyui",
+    summary="Image workflows in ComfyUI, running or started by weft.",
+    docs="docs/media.md",
+    runtimes=(RuntimeHook(name="comfyui", place="weft_extensions.comfyui.runtime:RUNTIME"),),
+)

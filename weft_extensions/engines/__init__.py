@@ -1,0 +1,1 @@
+"""Engines that are libraries, each in a server program of ours, as the extension `engines`."""
