@@ -64,7 +64,7 @@ baseline-record: $(VENV)/.dev ## rewrite tests/baseline/recorded, on purpose onl
 	@WEFT_BASELINE=record $(PYTEST) -m "" -s tests/baseline $(ARGS)
 
 test-runtimes: $(VENV)/.dev ## run the tests of heavy runtimes, each in a separate environment
-	@$(PYTEST) -n 2 --dist loadfile -m "runtimes and not nightly" $(ARGS) $(if $(filter tests/%,$(ARGS)),,tests/runtimes tests/component/runner/test_exllamav3_wheel.py)
+	@$(PYTEST) -n 2 --dist loadfile -m "runtimes and not nightly" $(ARGS) $(if $(filter tests/%,$(ARGS)),,tests/runtimes tests/extensions/engines/test_exllamav3_wheel.py)
 
 test-install: $(VENV)/.dev $(DIST_VENV)/.done ## build the wheel, install it by pipx and uvx on a bare account, chat, uninstall
 	@$(PYTEST) -m install tests/install $(ARGS)

@@ -1,6 +1,6 @@
 """Records the signatures of ExLlamaV3 that the engine calls, for its stand-in: they are read, and nothing is imported.
 
-    python tests/component/runner/record_exllamav3.py FOLDER_OF_THE_UNPACKED_WHEEL
+    python tests/extensions/engines/record_exllamav3.py FOLDER_OF_THE_UNPACKED_WHEEL
 
 It writes `scripted_library/exllamav3/signatures.json`.
 """
