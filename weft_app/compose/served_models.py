@@ -153,7 +153,13 @@ class EngineThatIsOff(Backend):
 
 
 def _without_engine(model: ModelSettings, why: WeftError) -> ServedModel:
-    return ServedModel(make_backend=lambda: EngineThatIsOff(why), name=model.name, pool=model.pool or "", lack=why)
+    return ServedModel(
+        make_backend=lambda: EngineThatIsOff(why),
+        operations=frozenset(Operation),  # unknown; requests of every kind get the reason
+        name=model.name,
+        pool=model.pool or "",
+        lack=why,
+    )
 
 
 def _skills(model: ModelSettings | AdapterSettings) -> frozenset[Skill]:

@@ -23,7 +23,7 @@ from runner_svc.session.report import RunnerReport
 from weft.api.registry.v1 import model_pb2
 from weft.kernel.errors.error_tree import FieldError
 from weft.kernel.errors.reasons import Reason
-from weft.kernel.requests.request_values import Skill
+from weft.kernel.requests.request_values import Operation, Skill
 from weft.kernel.services.health import HealthState
 from weft_app.compose.home import WeftHome
 from weft_app.compose.runner import runner_config
@@ -319,6 +319,7 @@ async def test_models_of_a_disabled_extension_fail_to_load_and_their_engine_is_n
     off = "runners.r1.models.m1: the runtime ngram belongs to the extension ngram, which is off"
     assert model.lack is not None
     assert model.lack.message.startswith(off)
+    assert model.operations == frozenset(Operation)
     with fails(Reason.CONNECT_FAILED, match=off):
         await model.make_backend().start()
     assert "weft_ngram.backend" not in sys.modules
