@@ -1,6 +1,6 @@
 """Draws the packages of CONTRIBUTING.md from their imports: who imports whom, by how many modules."""
 
-import ast
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "CONTRIBUTING.md"
 BEGIN, END = "<!-- make docs: imports -->\n", "<!-- end of imports -->\n"
+_IMPORT = re.compile(r"^\s*(?:from|import) ([a-z_.]+)", re.MULTILINE)
 PACKAGES = ("weft_extensions", "weft_app", "gateway", "router_svc", "registry_svc", "runner_svc", "weft")
 
 
@@ -22,10 +23,8 @@ def imports() -> Counter[tuple[str, str]]:
 
 
 def _imported(file: Path) -> set[str]:
-    nodes = list(ast.walk(ast.parse(file.read_text("utf-8"))))
-    modules = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
-    modules += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
-    return {module.partition(".")[0] for module in modules}
+    # Parsing all modules takes seconds.
+    return {found.partition(".")[0] for found in _IMPORT.findall(file.read_text("utf-8"))}
 
 
 def diagram(found: Counter[tuple[str, str]]) -> str:

@@ -123,8 +123,3 @@ def test_extensions_import_only_public_modules_of_the_core() -> None:
 
 def test_every_public_module_is_used_by_an_extension() -> None:
     assert PUBLIC - of_core() == set()
-
-
-def test_the_core_imports_no_extension() -> None:
-    files = (file for package in (*CORE, "weft", "weft_testing") for file in (ROOT / package).rglob("*.py"))
-    assert [f"{file}: {name}" for file in files for name in imported(file) if name.startswith("weft_extensions")] == []

@@ -168,7 +168,7 @@ def assert_items_are_told_once(told: Sequence[dict[str, Any]]) -> None:
                 assert [entry for event in grown for entry in event["logprobs"]] == part["logprobs"]
 
 
-@given(before=st.lists(BEFORE, max_size=3), said=st.lists(DELTA | NOTICE, max_size=8), place=st.integers(0, 12))
+@given(before=st.lists(BEFORE, max_size=3), said=st.lists(DELTA | NOTICE, max_size=8), index=st.integers(0, 12))
 def test_failure_at_any_point_raises_only_the_api_error(before: list[Event], said: list[Event], index: int) -> None:
     encoder = stream_of()
     frames: list[Frame] = [[event] for event in [*before, *said]] + [end()[:1]]
