@@ -124,12 +124,12 @@ def all_extensions() -> tuple[Extension, ...]:
 
 def load_hook(place: str, kind: type[Hook]) -> Hook:
     """Imports what a hook names, and returns it. Raises INTERNAL if there is nothing of that kind."""
-    from weft.kernel.errors.error_tree import WeftError  # noqa: PLC0415 - see own_extensions
-    from weft.kernel.errors.reasons import Reason  # noqa: PLC0415 - as above
-
     module, _, name = place.partition(":")
     found = getattr(import_module(module), name, None)
     if not isinstance(found, kind):
+        from weft.kernel.errors.error_tree import WeftError  # noqa: PLC0415 - see own_extensions
+        from weft.kernel.errors.reasons import Reason  # noqa: PLC0415 - as above
+
         raise WeftError(Reason.INTERNAL, f"{place} is no {kind.__name__}")
     return found
 

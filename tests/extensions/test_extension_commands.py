@@ -8,6 +8,8 @@ from typer.testing import CliRunner
 
 from weft_app.cli import extension_commands
 from weft_app.cli.main import app
+from weft_app.config import loader
+from weft_app.config.config import CONFIG_NAME
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +40,11 @@ def test_a_command_of_a_disabled_extension_says_why_it_does_not_run(folder: Path
     assert refused.exit_code == 2
     assert "mesh simulate belongs to the extension simulate, which is off" in refused.output
     assert "extensions.disabled names it" in refused.output
+
+
+def test_the_files_that_may_disable_are_those_of_the_loader() -> None:
+    assert extension_commands.FILE_VARIABLES == (loader.SETTINGS_VARIABLE, loader.LOCAL_SETTINGS_VARIABLE)
+    assert extension_commands.FILES[0] == CONFIG_NAME
 
 
 def test_a_configuration_that_cannot_be_read_disables_nothing(folder: Path) -> None:

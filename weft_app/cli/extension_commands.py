@@ -1,9 +1,16 @@
 """The commands of extensions, those that weft.yaml does not disable."""
 
+import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
+from pathlib import Path
 
 from weft.extension import CommandHook, Extension, all_extensions, disabled_extensions
+
+FILES = ("weft.yaml", "weft.local.yaml")
+FILE_VARIABLES = ("LLM_POOL_SETTINGS_PATH", "LLM_POOL_LOCAL_SETTINGS_PATH")
+"""What `weft_app.config.loader` reads, whose import takes longer than the help."""
 
 
 @lru_cache
@@ -32,13 +39,21 @@ def _commands(extensions: Iterator[Extension]) -> Iterator[tuple[str, CommandHoo
 @lru_cache
 def _disabled_here() -> tuple[str, ...]:
     """Returns what the configuration of this folder or environment disables; nothing if it cannot be read."""
+    if not _may_disable():
+        return ()
     from weft.kernel.errors.error_tree import WeftError  # noqa: PLC0415 - the help imports little
-    from weft_app.config.loader import config_files, load_config  # noqa: PLC0415 - as above
+    from weft_app.config.loader import load_config  # noqa: PLC0415 - as above
 
     try:
-        # Reading a whole configuration takes longer than most commands.
-        if any(b"extensions" in file.read_bytes() for file in config_files(None)):
-            return load_config(None).extensions.disabled
-    except (OSError, WeftError):
+        return load_config(None).extensions.disabled
+    except WeftError:
         return ()
-    return ()
+
+
+def _may_disable() -> bool:
+    """Whether a file could disable something: reading a whole configuration takes longer than most commands."""
+    if any(os.environ.get(name) for name in FILE_VARIABLES):
+        return True
+    with suppress(OSError):
+        return any(b"extensions" in file.read_bytes() for file in map(Path, FILES) if file.is_file())
+    return False

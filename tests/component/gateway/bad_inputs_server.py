@@ -181,7 +181,10 @@ async def serve(log: TextIO, config: GatewayConfig, *, with_keys: bool) -> None:
     """Serve until the input ends."""
     configure_logging("gateway", file=log)
     ports = forgetful_ports(with_keys=with_keys)
-    routes = routes_of(app_of(config, ports).served)
+    app = app_of(config, ports)
+    for api in app._deferred:
+        api.load()(app)
+    routes = routes_of(app.served)
     service = build(config, ports)
     await service.start()
     settle_memory()

@@ -29,7 +29,8 @@ pytestmark = pytest.mark.slow("starts interpreters")
 CALL = "from weft_app.cli.main import app\napp(prog_name='weft')"
 SHARED = "import weft_app.cli.main"
 HELP_IMPORTS = {
-    *("weft", "weft.kernel", "weft.kernel.machine.memory_tuning"),
+    *("weft", "weft.extension", "weft.kernel", "weft.kernel.machine", "weft.kernel.machine.memory_tuning"),
+    "weft_app.cli.extension_commands",
     *("weft_app", "weft_app.cli", "weft_app.cli.commands", "weft_app.cli.inherited", "weft_app.cli.main"),
     "weft_app.cli.terminal",
 }
