@@ -25,6 +25,8 @@ FAST_TESTS := $(addprefix tests/,unit contract component extensions baseline cli
 # All but unit tests without a mark of this tier: each worker would import twelve thousand to run a hundred.
 SLOW_TESTS = $(filter-out tests/unit/,$(wildcard tests/*/)) examples/runtime_plugin/tests \
   $(sort $(shell grep -rl 'mark\.slow' --include='test_*.py' tests/unit))
+# By itself: on a busy machine event loops divide a chat into more turns, by 5 % of its calls.
+ALONE := tests/e2e/test_calls_per_chat.py
 COMPILED := $(BIN)/python -m compileall -q -j 0 -x '/(test_[^/]*|conftest)\.py$$' $(PACKAGES) $(TESTS) \
   && PYTHONPATH=tests $(BIN)/python -m kit.rewritten_modules $(TESTS)
 SIDE_BY_SIDE := --dist loadfile --no-loadscope-reorder -n
@@ -47,7 +49,9 @@ test: $(VENV)/.dev ## run the fast tests and one path with a real model; a test 
 
 test-slow: $(VENV)/.dev ## run the tests that start meshes, real engines, PostgreSQL or many processes
 	@$(COMPILED)
-	@$(PYTEST) $(SIDE_BY_SIDE) $(SLOW_WORKERS) -m "slow and not nightly" $(ARGS) $(if $(filter tests/%,$(ARGS)),,$(SLOW_TESTS))
+	@$(PYTEST) $(SIDE_BY_SIDE) $(SLOW_WORKERS) -m "slow and not nightly" $(ARGS) \
+	  $(if $(filter tests/%,$(ARGS)),,--deselect $(ALONE) $(SLOW_TESTS))
+	@$(if $(filter tests/%,$(ARGS)),:,$(PYTEST) -m slow $(ALONE))
 
 test-nightly: $(VENV)/.dev ## run simulator statistics, storms, torture, and properties with 500 examples
 	@$(COMPILED)
