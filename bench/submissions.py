@@ -1,4 +1,4 @@
-"""Submits durable tasks as fast as they are acknowledged: a job on stdin, what came of it on stdout."""
+"""Submits durable tasks, each as soon as the last is acknowledged. Reads a job from stdin, prints its result."""
 
 import asyncio
 import sys

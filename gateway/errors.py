@@ -21,7 +21,6 @@ Refusals for lack of capacity also contain figures; see FIGURES.
 import math
 from collections.abc import Iterator, Mapping
 from enum import Enum
-from functools import lru_cache
 from types import MappingProxyType
 
 from weft.api.common.v1.rate_limit_pb2 import RateLimitStatus, RateLimitWindow
@@ -63,7 +62,6 @@ def dialect_of(path: str, headers: Mapping[bytes, bytes]) -> Dialect:
     return Dialect.OPENAI
 
 
-@lru_cache(maxsize=64)
 def is_under(path: str, root: str) -> bool:
     """Whether a path is `root` or below it."""
     return path.startswith(root) and path[len(root) : len(root) + 1] in {"", "/"}

@@ -255,6 +255,8 @@ class EdgeApp(FastAPI):
         """Its routers, in lookup order."""
         self._direct: dict[tuple[str, str], ASGIApp] = {}
         self._deferred: list[DeferredApi] = []
+        self._unusable: list[DeferredApi] = []
+        """Those that could not be imported, which is not tried again."""
         self._loading = asyncio.Lock()
         self._document_lock = asyncio.Lock()
         self._document: bytes | None = None
@@ -278,21 +280,17 @@ class EdgeApp(FastAPI):
         self._deferred.append(api)
 
     async def load_deferred(self, path: str | None = None) -> None:
-        """Imports the deferred APIs with a path, off the event loop; None: all, except those that fail.
-
-        Raises INTERNAL if the API with this path cannot be imported.
-        """
+        """Imports the deferred APIs with a path, off the event loop; None: all. One that fails is logged once."""
         async with self._loading:
             for api in [each for each in self._deferred if path is None or each.has(path)]:
                 try:
                     serve = await asyncio.to_thread(api.load)
-                except Exception as error:
+                except Exception:
                     log.exception("cannot import an API", api=api.name)
-                    if path is not None:
-                        raise WeftError(Reason.INTERNAL, f"the API {api.name} cannot be imported") from error
-                    continue
+                    self._unusable.append(api)
+                else:
+                    serve(self)
                 self._deferred.remove(api)
-                serve(self)
                 self._document = self.openapi_schema = None
 
     @override
@@ -307,12 +305,16 @@ class EdgeApp(FastAPI):
     def _routed(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Serves a request: by FastAPI, unless its path alone finds the route."""
         direct = self._direct.get((scope["method"], scope["path"]))
-        if direct is None and any(each.has(scope["path"]) for each in self._deferred):
+        if direct is None and any(each.has(scope["path"]) for each in (*self._deferred, *self._unusable)):
             return self._serve_deferred(scope, receive, send)
         return (direct or super().__call__)(scope, receive, send)
 
     async def _serve_deferred(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves a request to an API that was deferred. Raises INTERNAL if it cannot be imported."""
         await self.load_deferred(scope["path"])
+        for api in self._unusable:
+            if api.has(scope["path"]):
+                raise WeftError(Reason.INTERNAL, f"the API {api.name} cannot be imported")
         await (self._direct.get((scope["method"], scope["path"])) or super().__call__)(scope, receive, send)
 
     @override
@@ -325,12 +327,11 @@ class EdgeApp(FastAPI):
         """Raises NOT_FOUND for an unknown path, METHOD_NOT_ALLOWED for its method."""
         assert isinstance(error, HTTPException)
         found = [route for route in routes_of(self.served) if route.matches(request.scope)[0] is not Match.NONE]
-        if not found:
-            # Their paths are among those that the caller may have meant.
-            await self.load_deferred()
         if not any(needs_of(route).is_open for route in found):
             facts_of(request.scope).principal = self.gate.admit(request.scope)
         if not found:
+            # The caller may have meant one of their paths.
+            await self.load_deferred()
             raise WeftError(Reason.NOT_FOUND, self._unknown_path_words(request.scope))
         allowed = sorted({method for route in found for method in route.methods or ()})
         message = f"{request.method} is not allowed at this path"

@@ -399,7 +399,7 @@ class RequestLog:
 
     def _placed(self, key: int) -> Request | None:
         """Return the request under way with this key; for a task its placement."""
-        task = self._placements.get(key) if self._placements else None
+        task = self._placements.get(key)
         entry = self._under_way.get(key) if task is None else task.placement
         return entry if isinstance(entry, Request) else None
 

@@ -94,7 +94,7 @@ class FoundExtension:
 
 @lru_cache
 def own_extensions() -> tuple[Extension, ...]:
-    """Returns weft's own extensions, by name. Raises INTERNAL for one without a descriptor."""
+    """Returns weft's own extensions, by name."""
     from pkgutil import iter_modules  # noqa: PLC0415 - a command that needs no extension imports little
 
     spec = find_spec(PACKAGE)

@@ -1,4 +1,4 @@
-"""The stream of a transcription: OpenAI's events, with text as it is recognized."""
+"""The event stream of a transcription, in OpenAI's format: each event has the text recognized since the last one."""
 
 from collections.abc import Sequence
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
-from functools import lru_cache
 from typing import Any
 
 import httptools
@@ -35,7 +34,6 @@ class Answer:
             "_buffered",
             "_decoder",
             "_fault",
-            "_fed",
             "_has_head",
             "_head_bytes",
             "_header_count",
@@ -64,7 +62,7 @@ class Answer:
         self._fault: HttpFaultError | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._began = self._has_head = self._is_interim = self._lasts_to_end = False
-        self._head_bytes = self._header_count = self._fed = 0
+        self._head_bytes = self._header_count = 0
         parser = httptools.HttpResponseParser(self)
         # Common deviations that are unambiguous.
         parser.set_dangerous_leniencies(
@@ -84,7 +82,7 @@ class Answer:
     @property
     def content_type(self) -> str:
         """Media type in lower case, without parameters."""
-        return _media_type(self._headers.get(b"content-type", b""))
+        return self.header("content-type").partition(";")[0].strip().lower() or "application/octet-stream"
 
     async def head(self) -> None:
         """Waits until the head is complete. Raises HttpFaultError."""
@@ -146,7 +144,6 @@ class Answer:
             self.is_followed = True
             return False
         self._began = True
-        self._fed += len(data)
         buffered = self._buffered
         try:
             self._parser.feed_data(data)
@@ -187,12 +184,10 @@ class Answer:
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header or a trailer is complete."""
         self._header_count += 1
-        # A header is no larger than what has arrived so far.
-        is_long = self._fed > MAX_HEADER_BYTES and len(name) + len(value) > MAX_HEADER_BYTES
-        if self._header_count > MAX_HEADERS or is_long:
+        if self._header_count > MAX_HEADERS or len(name) + len(value) > MAX_HEADER_BYTES:
             self._exceed()
-        elif not self._has_head and (name := name.lower()) not in self._headers:
-            self._headers[name] = value
+        elif not self._has_head:
+            self._headers.setdefault(name.lower(), value)
 
     def on_headers_complete(self) -> None:
         """A head is complete."""
@@ -250,11 +245,6 @@ class Answer:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-
-@lru_cache(maxsize=64)
-def _media_type(value: bytes) -> str:
-    return _text(value).partition(";")[0].strip().lower() or "application/octet-stream"
 
 
 def _text(value: bytes) -> str:

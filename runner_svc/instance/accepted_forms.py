@@ -35,7 +35,7 @@ class AcceptedForms:
 
 
 class FittedRequest:
-    """A request in the form that its engine accepts, as far as it is known."""
+    """A request, rewritten to the form that its engine is known to accept."""
 
     def __init__(self, payload: GenerationPayload, accepted: AcceptedForms) -> None:
         self._original = payload

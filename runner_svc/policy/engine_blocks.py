@@ -190,7 +190,7 @@ class EngineBlocks:
             self._place(prompt)
 
     def _place(self, prompt: _Prompt) -> None:
-        """Finds the blocks in which a prompt's prefixes end, as far as they are stored."""
+        """Finds the last cached block of each of a prompt's prefixes, for the prefixes whose blocks are stored."""
         digests = prompt.prefixes.digests
         last = None if prompt.last_block is None else self._blocks.get(prompt.last_block)
         if last is None or not prompt.token_count or prompt.placed == len(digests):

@@ -64,7 +64,7 @@ class KeptPrompts:
         """Returns the partition's prompt with the most common leading marks, and their number."""
         found: KeptPrompt | None = None
         most = 0
-        for kept in self._prompts.values() if self._prompts else ():
+        for kept in self._prompts.values():
             if kept.partition != partition or kept.identity != identity:
                 continue
             if (count := common_marks(kept.marks, marks)) > most:

@@ -212,7 +212,7 @@ class BlockEvents:
             context.destroy(linger=0)
 
     async def _read(self, events: "zmq.asyncio.Socket", context: "zmq.asyncio.Context", folder: Path) -> str:
-        """Reads events until it cannot go on, and returns why."""
+        """Reads the engine's events until they can no longer be read; returns the reason."""
         while True:
             frames = await events.recv_multipart()
             number = _number_of(frames)

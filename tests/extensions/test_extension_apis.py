@@ -4,7 +4,9 @@ import asyncio
 import json
 import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import pytest
 from asgi_call import answer_of
@@ -19,8 +21,17 @@ from gateway.http_api import HttpApi
 from gateway.ports import GatewayPorts
 from gateway.routing import ApiRouter, DeferredApi, EdgeApp, routes_of
 from weft.extension import ApiHook, Extension, load_hook, own_extensions
+from weft.kernel.access.principal import KeyRing
 
 GREETING = ApiRouter("greeting")
+
+
+@dataclass(frozen=True)
+class NoKeys:
+    """A gate that admits no caller."""
+
+    ring: KeyRing = field(default_factory=KeyRing)
+    is_ready: bool = True
 
 
 async def greet(_request: Request) -> Response:
@@ -37,12 +48,13 @@ def extension(place: str = f"{__name__}:API") -> Extension:
     return Extension(name="greeting", summary="Greets.", docs="docs/extensions.md", apis=(hook,))
 
 
-def app_with(extensions: Sequence[Extension]) -> EdgeApp:
+def app_with(extensions: Sequence[Extension], keys: NoKeys | None = None) -> EdgeApp:
     ports = GatewayPorts(
         dispatcher=ScriptedDispatcher(),
         fleet=FixedFleet.of(model("tiny")),
         registry=ScriptedRegistry(),
         extensions=extensions,
+        keys=keys,
     )
     return app_of(GatewayConfig(), ports)
 
@@ -94,6 +106,28 @@ async def test_an_api_that_cannot_be_imported_fails_its_own_requests_only() -> N
     assert ("cannot import an API", "no_such_package:API") in {(each["event"], each.get("api")) for each in logs}
     assert (await answer_of(app, "GET", "/v1/models")).status == 200
     assert b"/v1/models" in await app.document()
+
+
+async def test_an_api_that_cannot_be_imported_is_tried_once() -> None:
+    app, tries = app_with([]), Counter[str]()
+
+    def load() -> Callable[[EdgeApp], None]:
+        tries["greeting"] += 1
+        raise ImportError
+
+    app.defer(DeferredApi(name="greeting", paths=("/greeting",), load=load))
+    for path in ("/unknown", "/greeting", "/unknown", "/greeting"):
+        await answer_of(app, "GET", path)
+    await app.document()
+    assert tries["greeting"] == 1
+    assert (await answer_of(app, "GET", "/greeting")).status == 500
+
+
+async def test_a_caller_without_a_key_has_no_api_imported_by_an_unknown_path() -> None:
+    app = app_with([extension()], keys=NoKeys())
+    assert (await answer_of(app, "GET", "/unknown")).status == 401
+    assert GREETING not in app.served
+    assert app._deferred
 
 
 async def test_other_requests_are_served_while_an_api_is_imported() -> None:

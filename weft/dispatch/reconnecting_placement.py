@@ -75,6 +75,7 @@ class ReconnectingPlacement(Placement):
 
     async def __aenter__(self) -> Self:
         if self._place.never_waits:
+            await self._place.__aenter__()
             return self
         try:
             await within(self._seconds_left, self._place.__aenter__())

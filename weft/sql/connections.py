@@ -217,7 +217,7 @@ class Connection(ABC):
         self.called(self._raw.cursor().executemany, self.bound(sql, {})[0], [self.bound(sql, row)[1] for row in rows])
 
     def stream(self, sql: str) -> Any:
-        """Runs a query. Returns a cursor that reads rows from the database only as they are fetched."""
+        """Runs a query and returns a cursor, which reads each row from the database when it is fetched."""
         return self.execute(sql)
 
     def fetch(self, cursor: Any) -> list[tuple[Any, ...]]:

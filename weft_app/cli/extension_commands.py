@@ -1,12 +1,12 @@
 """The commands of extensions, those that weft.yaml does not disable."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
-from weft.extension import CommandHook, Extension, all_extensions, disabled_extensions
+from weft.extension import CommandHook, all_extensions, disabled_extensions
 
 FILES = ("weft.yaml", "weft.local.yaml")
 FILE_VARIABLES = ("LLM_POOL_SETTINGS_PATH", "LLM_POOL_LOCAL_SETTINGS_PATH")
@@ -15,25 +15,23 @@ FILE_VARIABLES = ("LLM_POOL_SETTINGS_PATH", "LLM_POOL_LOCAL_SETTINGS_PATH")
 
 @lru_cache
 def extension_commands() -> Mapping[str, CommandHook]:
-    """Returns the commands by the words after `weft`."""
+    """Returns the commands by the words after `weft`; of two with the same words the first, so weft's own."""
     found = all_extensions()
     off = disabled_extensions(found, _disabled_here())
-    return dict(_commands(each for each in found if each.name not in off))
+    commands = dict[str, CommandHook]()
+    for hook in (hook for each in found if each.name not in off for hook in each.commands):
+        commands.setdefault(hook.words, hook)
+    return commands
 
 
 def off_command(path: str) -> str:
     """Returns the message for a command of an extension that is off; empty: it is another one."""
     found = all_extensions()
-    for name, why in disabled_extensions(found, _disabled_here()).items():
-        if path in dict(_commands(each for each in found if each.name == name)):
-            return f"the command {path} belongs to the extension {name}, which is off: {why}"
+    off = disabled_extensions(found, _disabled_here())
+    for each in found:
+        if each.name in off and path in {hook.words for hook in each.commands}:
+            return f"the command {path} belongs to the extension {each.name}, which is off: {off[each.name]}"
     return ""
-
-
-def _commands(extensions: Iterator[Extension]) -> Iterator[tuple[str, CommandHook]]:
-    for extension in extensions:
-        for hook in extension.commands:
-            yield hook.words, hook
 
 
 @lru_cache
