@@ -12,7 +12,6 @@ from gateway.answers.sse import receipt_facts
 from gateway.deps import InferenceDeps
 from gateway.errors import JSON, OLLAMA_JSON, rate_limit_headers
 from gateway.http.disconnect import WhileConnected
-from gateway.http.protocol import WHOLE_KEY
 from gateway.request_facts import facts_of
 from weft.api.common.v1 import receipt_pb2, warning_pb2
 from weft.dispatch.operation_table import ChunkT, OperationSpec, PayloadT
@@ -52,7 +51,7 @@ class UnaryAnswer(Response):
             (b"content-length", str(len(answer.body)).encode()),
             *answer.headers,
         ]
-        await send({"type": "http.response.start", "status": 200, "headers": headers, WHOLE_KEY: True})
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": answer.body})
 
 

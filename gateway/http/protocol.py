@@ -9,7 +9,7 @@ protocol as the next request, and answers HTTP/1.0 in chunks.
 import asyncio
 import ipaddress
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NoReturn, cast
@@ -17,13 +17,7 @@ from typing import Any, NoReturn, cast
 import httptools
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn import Config
-from uvicorn.protocols.http.httptools_impl import (
-    HEADER_RE,
-    HEADER_VALUE_RE,
-    STATUS_LINE,
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from gateway.auth.authentication import OWN_USER_KEY
@@ -125,10 +119,6 @@ _ORDINARY_BODY_BYTES = 10 * 1024 * 1024
 """Larger bodies, such as uploads, may arrive in more segments on a slow network."""
 _LARGE_PIECE_BYTES = 1024
 """One more segment is allowed per this many bytes beyond _ORDINARY_BODY_BYTES."""
-WHOLE_KEY = "weft.whole"
-"""True in the first message of an answer 200 whose only part follows immediately: the two are one write."""
-_JOINED_BYTES = 64 * 1024
-"""Maximum size of a body that is copied to send it with its head."""
 
 
 class EdgeServerConfig(Config):
@@ -444,18 +434,7 @@ class EdgeProtocol(HttpToolsProtocol):
         """Returns an application whose answer does not close the connection while its request still arrives."""
 
         def serve(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-            start: Message | None = None
-
             async def send_and_linger(message: Message) -> None:
-                nonlocal start
-                if message.get(WHOLE_KEY):
-                    start = message
-                    return
-                if start is not None:
-                    if _send_whole(cycle, start["headers"], message["body"]):
-                        return
-                    await send(start)
-                    start = None
                 is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
                 is_early = is_last and cycle.more_body and not cycle.keep_alive
                 if is_early:
@@ -526,29 +505,6 @@ class EdgeProtocol(HttpToolsProtocol):
         self.parser = httptools.HttpRequestParser(self)
         self.headers, self.url = [], b""
         self.scope = cast("Any", None)  # As before the first head.
-
-
-def _send_whole(cycle: RequestResponseCycle, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bool:
-    """Sends a complete answer in one write, as uvicorn does in two with four calls for each header.
-
-    Returns False without sending anything if uvicorn has to send or refuse it.
-    """
-    headers = [*cycle.default_headers, *headers]
-    names, values = [name for name, _ in headers], b"".join([value for _, value in headers])
-    all_names = b"".join(names)
-    is_usual = cycle.keep_alive and not (cycle.response_started or cycle.disconnected or cycle.flow.write_paused)
-    is_counted = cycle.chunked_encoding is None and (b"content-length", b"%d" % len(body)) in headers
-    is_plain = all_names == all_names.lower() and b"connection" not in names and b"transfer-encoding" not in names
-    is_sound = is_plain and not (HEADER_RE.search(all_names) or HEADER_VALUE_RE.search(values))
-    if not (is_usual and is_counted and is_sound) or cycle.scope["method"] == "HEAD" or len(body) > _JOINED_BYTES:
-        return False
-    cycle.response_started = cycle.response_complete = True
-    cycle.waiting_for_100_continue = cycle.chunked_encoding = False
-    head = b"".join([b"%b: %b\r\n" % header for header in headers])
-    cycle.transport.write(b"%b%b\r\n%b" % (STATUS_LINE[200], head, body))
-    cycle.message_event.set()
-    cycle.on_response()
-    return True
 
 
 def _without_chunks(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
