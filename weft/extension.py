@@ -11,7 +11,7 @@ A descriptor loads quickly: its hooks are places, `module:NAME`, which are impor
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, TypeVar
@@ -60,6 +60,26 @@ class RuntimeHook:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ListenerHook:
+    """A listener of each router with a relay, for programs that join a mesh in another way than weft's runners do."""
+
+    place: str
+    """Of a function from `weft_app.compose.join_listeners.JoinParts` to a `JoinListener`, or None: it is not wanted."""
+    setting: str = ""
+    """The setting of weft.yaml with its address, such as `publishers.listen`: the place is imported only if it is set.
+    Empty: the function decides."""
+    label: str
+    """First word of its line in what `weft up` prints, up to 9 letters."""
+    summary: str
+    """The rest of that line, before its URL, such as "programs register over HTTP"."""
+
+    def address(self, config: object) -> str | None:
+        """Returns the value of its setting in a configuration; None: it is not set."""
+        found: object = reduce(lambda section, name: getattr(section, name, None), self.setting.split("."), config)
+        return found if isinstance(found, str) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Extension:
     """What one extension is and adds."""
 
@@ -77,6 +97,8 @@ class Extension:
     """Commands of the command line."""
     runtimes: tuple[RuntimeHook, ...] = ()
     """Kinds of engines."""
+    listeners: tuple[ListenerHook, ...] = ()
+    """Listeners of routers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +177,15 @@ def enabled_extensions(disabled: Iterable[str]) -> tuple[Extension, ...]:
     found = all_extensions()
     off = disabled_extensions(found, disabled)
     return tuple(each for each in found if each.name not in off)
+
+
+def listener_hooks(disabled: Iterable[str]) -> Iterator[tuple[ListenerHook, str]]:
+    """Yields the listeners of all extensions, each with why it is off; empty: it is on."""
+    found = all_extensions()
+    off = disabled_extensions(found, disabled)
+    for each in found:
+        why = f"belongs to the extension {each.name}, which is off: {off[each.name]}" if each.name in off else ""
+        yield from ((hook, why) for hook in each.listeners)
 
 
 def _inspect(point: "EntryPoint", *, is_twice: bool) -> FoundExtension:

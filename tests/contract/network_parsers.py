@@ -37,7 +37,6 @@ from runner_svc.openai_upstream import media, media_stream
 from runner_svc.openai_upstream.errors import refusal, stated_answer
 from runner_svc.openai_upstream.openai_stream import StreamReader
 from runner_svc.openai_upstream.sse import SseDecoder
-from runner_svc.publishers.messages import read_piece, read_registration
 from runner_svc.runtimes.kv_events import UntrackedCacheError, events_of
 from runner_svc.templates.sandbox import TemplateSandbox
 from weft.api.common.v1 import link_pb2
@@ -52,6 +51,7 @@ from weft.link.frames import Side, error_of, metadata_of, timeout_of
 from weft.link.multiplexer import LinkLimits, Multiplexer
 from weft_app.compose.join_address import parse_fingerprint, parse_join_address
 from weft_app.compose.mdns_announcement import parse_announcement
+from weft_extensions.publishers.messages import read_piece, read_registration
 
 CORPUS = Path(__file__).parents[1] / "corpus" / "parsers"
 MAX_DECODED_BYTES = 1024 * 1024

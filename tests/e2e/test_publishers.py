@@ -20,7 +20,7 @@ from apart_mesh import running_apart
 from join_process import make_token
 from kit.fake_backend import run_fake_backend
 from kit.quick_weft import within
-from mesh_process import MeshProcess, eventually, run_weft, running_mesh, write_config
+from mesh_process import MeshProcess, eventually, fake_runner, run_weft, running_mesh, write_config
 from python_publisher import DONE, LIMIT_SECONDS, Publisher, publisher_process, publishing, text_chunk
 
 from weft.api.registry.v1 import runner_pb2
@@ -34,7 +34,7 @@ LIMITS = {
     "max_chunk_bytes": 4096,
     "max_answer_bytes": 65_536,
 }
-LIMITED = within({"runner_svc.publishers.session:PublisherLimits": LIMITS})
+LIMITED = within({"weft_extensions.publishers.session:PublisherLimits": LIMITS})
 LISTENS = {"listen": "127.0.0.1:0", "max_sessions": 6}
 EXAMPLE = Path(__file__).parents[2] / "examples" / "publisher" / "publisher.mjs"
 ACTIVE = runner_pb2.Runner.STATUS_ACTIVE
@@ -570,3 +570,21 @@ async def test_node_publisher_passes_runner_conformance(edge: Edge) -> None:
     honoured = {check for check, verdict in verdicts.items() if verdict == "honoured"}
     assert honoured >= {"tickets", "event-order", "usage-counts", "disconnect", "slots", "request-record"}, verdicts
     await edge.until_lost("noddy")
+
+
+async def test_mesh_whose_extension_is_off_starts_says_so_and_serves_its_models(tmp_path: Path) -> None:
+    config = write_config(
+        tmp_path,
+        fake_runner("a"),
+        relay={"listen": "127.0.0.1:0"},
+        publishers=LISTENS,
+        extensions={"disabled": ["publishers"]},
+    )
+    with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
+        said = (tmp_path / "home.out").read_text()
+        assert "WARNING   publishers.listen is set, but belongs to the extension publishers, which is off" in said
+        assert "programs register over HTTP" not in said
+        assert "publishers" not in {each["surface"] for each in mesh.log_lines("listens")}
+        body = {"model": "m-a", "messages": [{"role": "user", "content": "hi"}]}
+        async with aiohttp.ClientSession() as http, http.post(f"{mesh.url}/v1/chat/completions", json=body) as answer:
+            assert answer.status == 200

@@ -30,7 +30,7 @@ from runner_svc.runtimes.runtime_settings import (
 from runner_svc.runtimes.table import DEFAULT_RUNTIME, installed, require_runtime, usable_names, why_off
 from weft.client._home import ADDRESS_VARIABLES
 from weft.documents.resource_kinds import ResourceKind
-from weft.extension import all_extensions, disabled_extensions, installed_extensions
+from weft.extension import all_extensions, disabled_extensions, installed_extensions, listener_hooks
 from weft.gpu.nvml import read_within
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.telemetry.structured_logs import discarded_logs
@@ -362,6 +362,9 @@ def _extensions(config: WeftConfig) -> Iterator[Finding]:
     yield ok("extensions", ", ".join(each.name for each in found if each.name not in off) or "none")
     for name, why in off.items():
         yield ok("extensions", f"{name} is off: {why}")
+    for hook, why in listener_hooks(config.extensions.disabled):
+        if why and hook.address(config) is not None:
+            yield warning("extensions", f"{hook.setting} is set, but {why}", "remove it from extensions.disabled")
     for name in sorted({*config.extensions.disabled} - {each.name for each in found}):
         close = close_names(name, [each.name for each in found])
         yield warning("extensions", f"extensions.disabled names {name}, which is not installed", close or "remove it")

@@ -26,6 +26,7 @@ from weft.api.operations.v1 import process_service_pb2 as pb
 from weft.client._home import mesh_address
 from weft.documents.kinds.model import SECRET_PREFIX
 from weft.documents.resource_kinds import ResourceKind
+from weft.extension import listener_hooks
 from weft.gpu.nvml import Health, NvmlReading
 from weft.kernel.channels.failover_channel import CHECK_TIMEOUT_SECONDS, READINESS, Reach, reach_of
 from weft.kernel.errors.error_tree import WeftError
@@ -179,9 +180,10 @@ def port_findings(config: WeftConfig, running: Mapping[str, Any] | None) -> Iter
     if config.grpc_port is not None:
         remedy = f"weft up --grpc-port {config.grpc_port + 1}"
         yield _port(" (grpc_port)", "127.0.0.1", config.grpc_port, remedy, running)
+    hooks = [hook for hook, why_off in listener_hooks(config.extensions.disabled) if not why_off]
     for name, listen, remedy in (
         ("relay.listen", config.relay.listen, "weft up --join-port PORT, or another port in relay.listen"),
-        ("publishers.listen", config.publishers.listen, "another port in publishers.listen"),
+        *((hook.setting, hook.address(config), f"another port in {hook.setting}") for hook in hooks),
     ):
         host, _, port = (listen or "").rpartition(":")
         if port.isdecimal():

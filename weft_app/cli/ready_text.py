@@ -179,8 +179,7 @@ def _facts(host: "UpHost", home: WeftHome, access: FirstAccess) -> Iterator[str]
         yield _fact("keys", *_key_lines(access))
     if host.relay is not None:
         yield _fact("runners", *_join_lines(host.relay.url, access))
-    if host.publishers_url:
-        yield _fact("publish", f"programs register over HTTP at {host.publishers_url}")
+    yield from (_fact(label, line) for label, line in host.joins)
     if host.announcement is not None:
         yield _fact("announced", *_announcement_lines(host.announcement))
     yield _fact("logs", str(home.logs))

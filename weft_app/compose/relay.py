@@ -41,10 +41,10 @@ class RelayEndpoint:
 class RelayListener(Service):
     """The relay on a separate gRPC server, so that joining runners can reach nothing else."""
 
-    def __init__(self, section: RelaySettings, home: WeftHome, relay: Relay, *, has_publishers: bool = False) -> None:
-        """`has_publishers`: whether it also listens on a private address for runners of this process."""
+    def __init__(self, section: RelaySettings, home: WeftHome, relay: Relay) -> None:
         self._section = section
-        self._has_publishers = has_publishers
+        self.has_private_address = False
+        """Whether it also listens on a private address, for runners of this process. Set it before the start."""
         self._home = home
         self._relay = relay
         self._server: grpc.aio.Server | None = None
@@ -68,7 +68,7 @@ class RelayListener(Service):
             bound = self._host.bind(listen, None if certificate is None else certificate.credentials())
         port = int(bound.rpartition(":")[2]) or port
         self.endpoint = _endpoint(host, port, certificate)
-        if self._has_publishers:
+        if self.has_private_address:
             self.private_address = self._host.bind(self._home.address("relay"))
         await self._host.start([_RelayService(self._relay)])
         try:

@@ -134,8 +134,8 @@ class UpHost:
         """The TCP address of gRPC, once started; empty: none."""
         self.relay: RelayEndpoint | None = None
         """The relay's address, once started; None: no relay."""
-        self.publishers_url = ""
-        """Base URL for publishers, once started; empty: none."""
+        self.joins: list[tuple[str, str]] = []
+        """The listeners of extensions by which programs join, once started: the label and the line of each."""
         self._announcer: Announcer | None = None
         self._proxy: EdgeProxy | None = None
         """The Envoy in front of the gateway, once started; None: no proxy."""
@@ -303,7 +303,8 @@ class UpHost:
         services = [registry, router, leading, announcement, listeners, self.configuration, process]
         await host.start(services, self._monitor)
         self.relay = None if listeners.relay is None else listeners.relay.endpoint
-        self.publishers_url = "" if listeners.publishers is None else listeners.publishers.url
+        self.joins = listeners.added
+        self.notices += listeners.notices
         self.notices += registry.removed
         self.notices += self._expiry.warnings(datetime.now(UTC))
         if database.notice:

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 from kit.failures import fails
 
-from runner_svc.publishers.messages import Chunk
-from runner_svc.publishers.session import EventStream, PublisherLimits, PublisherSession
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
+from weft_extensions.publishers.messages import Chunk
+from weft_extensions.publishers.session import EventStream, PublisherLimits, PublisherSession
 from weft_testing.fake_clock import FakeClock
 
 LIMITS = PublisherLimits(max_tasks=2, max_waiting_chunks=2)

@@ -22,21 +22,18 @@ from gateway.gateway_config import ConnectionLimits, EdgeTls, Exposure, GatewayC
 from gateway.http.disconnect import WhileConnected, abort_connection
 from gateway.http.server import AppServer
 from gateway.http.tls import following_context
-from router_svc.relay import Relay
-from runner_svc.publishers.messages import Chunk, Leave, read, read_piece, read_registration
-from runner_svc.publishers.session import PublisherSession, PublisherTask
 from weft.kernel.channels.tls import TlsSource
 from weft.kernel.errors.error_tree import FieldError, WeftError
 from weft.kernel.errors.reasons import Reason
-from weft.kernel.services.service_lifecycle import Service
 from weft.kernel.telemetry.log import get_logger
 from weft.kernel.time.cancellation import Interruptible
 from weft.kernel.time.clock import SystemClock
 from weft.kernel.values.address import split_address
-from weft_app.compose.home import WeftHome
-from weft_app.compose.publishers import Publishers
-from weft_app.compose.relay import RelayListener, relay_certificate, shown_host
-from weft_app.config.config import WeftConfig
+from weft_app.compose.join_listeners import JoinListener, JoinParts
+from weft_app.compose.relay import relay_certificate, shown_host
+from weft_extensions.publishers.messages import Chunk, Leave, read, read_piece, read_registration
+from weft_extensions.publishers.publisher_runners import Publishers
+from weft_extensions.publishers.session import PublisherSession, PublisherTask
 
 log = get_logger("weft.publishers")
 
@@ -82,22 +79,20 @@ class WholeAnswers:
             self._held_bytes -= len(body)
 
 
-class PublisherListener(Service):
+class PublisherListener(JoinListener):
     """The HTTP listener for publishers."""
 
-    def __init__(self, config: WeftConfig, home: WeftHome, relay: Relay, relay_listener: RelayListener) -> None:
-        self._listen = config.publishers.listen or ""
-        self._relay_section = config.relay
-        self._home = home
-        self._publishers = Publishers(config, home, relay, relay_listener)
+    def __init__(self, parts: JoinParts) -> None:
+        self._listen = parts.config.publishers.listen or ""
+        self._relay_section = parts.config.relay
+        self._home = parts.home
+        self._publishers = Publishers(parts)
         self._limits = limits = self._publishers.limits
         self._stream_config = GatewayConfig(
             sse_keepalive_seconds=PING_SECONDS, write_timeout_seconds=limits.silence_timeout_seconds
         )
         self._whole = WholeAnswers()
         self._server: AppServer | None = None
-        self.url = ""
-        """Base URL for publishers, once started."""
 
     @override
     async def start(self) -> None:
@@ -280,6 +275,11 @@ class PublisherListener(Service):
                     yield line
         if kept.strip():
             yield kept
+
+
+def publisher_listener(parts: JoinParts) -> PublisherListener:
+    """Returns the listener of a router."""
+    return PublisherListener(parts)
 
 
 async def _read_within(request: Request, limit: int, what: str) -> bytes:

@@ -1,7 +1,7 @@
 """Publishers of a mesh: each becomes a dial-out runner of this process, which serves its models over HTTP.
 
 The runner joins like any dial-out runner: with the publisher's token, over the relay, within the relay's limits. Only
-its backend differs, see `runner_svc.publishers`.
+its backend differs, see `publisher_backend.py`.
 """
 
 import asyncio
@@ -16,13 +16,9 @@ import grpc
 import msgspec
 
 import runner_svc.runner_service
-from router_svc.relay import Relay
 from runner_svc.dial_out import DialOut, DialOutConfig, LinkEvent, LinkState
 from runner_svc.instance.instance_settings import ServedModel
 from runner_svc.policy.timeouts import TimeoutProfile
-from runner_svc.publishers.messages import Registration
-from runner_svc.publishers.publisher_backend import NOWHERE, PublishedModel
-from runner_svc.publishers.session import PublisherLimits, PublisherSession
 from runner_svc.runner_config import RunnerConfig
 from runner_svc.runner_settings import RunnerSettings
 from runner_svc.runtimes.runtime_settings import UpstreamSettings
@@ -34,11 +30,12 @@ from weft.kernel.telemetry.log import get_logger
 from weft.kernel.time.clock import SystemClock
 from weft.link.link import LINK_CHANNEL_OPTIONS
 from weft_app.compose.grpc_host import GrpcHost
-from weft_app.compose.home import WeftHome
+from weft_app.compose.join_listeners import JoinParts
 from weft_app.compose.machine_credential import machine_credential
-from weft_app.compose.relay import RelayListener
 from weft_app.compose.served_models import runner_context, served_model
-from weft_app.config.config import WeftConfig
+from weft_extensions.publishers.messages import Registration
+from weft_extensions.publishers.publisher_backend import NOWHERE, PublishedModel
+from weft_extensions.publishers.session import PublisherLimits, PublisherSession
 
 log = get_logger("weft.publishers")
 
@@ -121,12 +118,10 @@ class PublisherRunner:
 class Publishers:
     """The registered publishers and their runners."""
 
-    def __init__(self, config: WeftConfig, home: WeftHome, relay: Relay, relay_listener: RelayListener) -> None:
-        self.limits = PublisherLimits(max_sessions=config.publishers.max_sessions)
-        self._drain_seconds = config.drain_seconds
-        self._home = home
-        self._relay = relay
-        self._relay_listener = relay_listener
+    def __init__(self, parts: JoinParts) -> None:
+        self.limits = PublisherLimits(max_sessions=parts.config.publishers.max_sessions)
+        self._drain_seconds = parts.config.drain_seconds
+        self._parts = parts
         self._clock = SystemClock()
         self._sockets = tempfile.TemporaryDirectory(prefix="weft-publishers-")
         """A private folder with a path short enough for sockets."""
@@ -165,7 +160,7 @@ class Publishers:
         """Registers a publisher as a runner. Raises UNAUTHENTICATED, and the mesh's errors."""
         # The relay checks the token again; this check counts invalid ones by client address.
         # A publisher stores nothing but its token, so that its credential follows from it.
-        await self._relay.check_token(token, machine_credential(token), peer)
+        await self._parts.relay.check_token(token, machine_credential(token), peer)
         await self._end_earlier(earlier_secret)
         await self._require_room()
         self._require_open()
@@ -195,7 +190,7 @@ class Publishers:
             session,
             self._runner_config(registration, session),
             own_address=f"unix:{self._sockets.name}/p{self._made}.sock",
-            relay_address=self._relay_listener.private_address,
+            relay_address=self._parts.relay_listener.private_address,
             token=token,
         )
         try:
@@ -238,7 +233,7 @@ class Publishers:
         return f"pub_{secrets.token_hex(SECRET_BYTES)}"
 
     def _session_file(self, secret: str) -> Path:
-        return self._home.state / "publishers" / f"{_hash(secret)}.session"
+        return self._parts.home.state / "publishers" / f"{_hash(secret)}.session"
 
     def _runner_config(self, registration: Registration, session: PublisherSession) -> RunnerConfig:
         session_file = self._session_file(session.secret)

@@ -7,7 +7,7 @@ from typing import Any
 from kit.failures import fails
 
 from weft.kernel.errors.reasons import Reason
-from weft_app.compose.publisher_http import MAX_WHOLE_BYTES, SMALL_BYTES, WholeAnswers
+from weft_extensions.publishers.publisher_http import MAX_WHOLE_BYTES, SMALL_BYTES, WholeAnswers
 
 LIMIT = 64 * 1024**2
 PART = bytes(4 * 1024**2)

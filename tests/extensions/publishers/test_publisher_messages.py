@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kit.failures import fails
 
-from runner_svc.publishers.messages import Chunk, Whole, as_chunk, event, read_piece, read_registration
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
+from weft_extensions.publishers.messages import Chunk, Whole, as_chunk, event, read_piece, read_registration
 
 MODEL = {"name": "m"}
 

@@ -5,11 +5,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from runner_svc.publishers.messages import Chunk, Whole, event, failure_event
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.time.clock import Clock
 from weft.kernel.values.names import new_id
+from weft_extensions.publishers.messages import Chunk, Whole, event, failure_event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,14 +9,14 @@ from runner_svc.backend.port import CallInfo, ExitReport
 from runner_svc.engine_http.answer import Answer
 from runner_svc.openai_upstream.client import CHAT, COMPLETIONS, EMBEDDINGS, RERANK, Endpoint, OpenAiHttp
 from runner_svc.policy.parameters import EngineParameters
-from runner_svc.publishers.messages import Chunk, Whole, as_chunk
-from runner_svc.publishers.session import PublisherSession, PublisherTask
 from runner_svc.runtimes.model_engine import ModelContext, parameter_profile
 from runner_svc.runtimes.runtime_settings import UpstreamSettings
 from runner_svc.runtimes.unmanaged_server import UnmanagedServer
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.requests.request_values import Operation
+from weft_extensions.publishers.messages import Chunk, Whole, as_chunk
+from weft_extensions.publishers.session import PublisherSession, PublisherTask
 
 NOWHERE = "http://publisher.invalid"
 """Placeholder URL of publishers' models; nothing connects to it."""
