@@ -36,9 +36,10 @@ from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import ExpectedMesh, FleetListener, FleetView, FleetWatcher, probe_fleet
 from weft.durable.batches import FileClient
 from weft.durable.durable_call import durable_calls
+from weft.durable.ended_requests import ObserverParts, ended_requests
 from weft.durable.journal_policy import JournalPolicy
 from weft.durable.tasks import TaskClient
-from weft.durable.trials import TrialSender
+from weft.extension import Extension
 from weft.kernel.channels.rpc import ChannelPool, calling, open_channel
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
@@ -62,9 +63,10 @@ def build(
     clock: Clock | None = None,
     tracing: Tracing = NO_TRACING,
     observer: SchedulingObserver | None = None,
+    extensions: Iterable[Extension] = (),
 ) -> "RouterService":
     """Build a router that is not started; `observer` receives its scheduling events."""
-    return RouterService(config, clock or SystemClock(), tracing, observer)
+    return RouterService(config, clock or SystemClock(), tracing, observer, extensions)
 
 
 class RouterService(Service):
@@ -76,6 +78,7 @@ class RouterService(Service):
         clock: Clock,
         tracing: Tracing = NO_TRACING,
         observer: SchedulingObserver | None = None,
+        extensions: Iterable[Extension] = (),
     ) -> None:
         self._config = config
         self.name = config.name
@@ -91,8 +94,9 @@ class RouterService(Service):
         """Channels to runners for dispatchers in this process; closed when the router stops."""
         run_wake_recipe = partial(run_recipe, environment=config.wake_environment, outbound=config.outbound)
         self.captures = CaptureSender(lambda: self._registry)
-        self.trials = TrialSender(lambda: self._tasks, lambda: self._view, clock)
-        self.observers = (self.captures, self.trials)
+        parts = ObserverParts(tasks=lambda: self._tasks, view=lambda: self._view, clock=clock)
+        self.ended_requests = ended_requests(extensions, parts)
+        self.observers = (self.captures, *self.ended_requests)
         """For dispatchers in this process."""
         self._waker = Waker(run_wake_recipe, self.channels, clock, config.wake_recipes)
         records = self.records = RouterRecords.empty(
@@ -269,7 +273,8 @@ class RouterService(Service):
         """
         self.close()
         await self._waker.stop()
-        await self.trials.stop()
+        for each in self.ended_requests:
+            await each.stop()
         await self.captures.stop()
         await self._prefixes.stop()
         if self._memory is not None:

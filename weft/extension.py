@@ -80,6 +80,14 @@ class ListenerHook:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ObserverHook:
+    """Gets ended requests in each process that runs some: gateways, and routers for those over gRPC and of tasks."""
+
+    place: str
+    """Of a function from `weft.durable.ended_requests.ObserverParts` to a `RequestObserver`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Extension:
     """What one extension is and adds."""
 
@@ -99,6 +107,8 @@ class Extension:
     """Kinds of engines."""
     listeners: tuple[ListenerHook, ...] = ()
     """Listeners of routers."""
+    observers: tuple[ObserverHook, ...] = ()
+    """Observers of requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,11 +36,11 @@ from weft.dispatch.leader_placement import LeaderPlacement
 from weft.dispatch.placement import RouterPort
 from weft.dispatch.quoter import Quoter
 from weft.durable.batches import BatchClient, FileClient
+from weft.durable.ended_requests import ObserverParts, ended_requests
 from weft.durable.journal_policy import JournalPolicy
 from weft.durable.requests import RequestClient
 from weft.durable.responses import ResponseClient
 from weft.durable.tasks import TaskClient
-from weft.durable.trials import TrialSender
 from weft.durable.usage import UsageClient
 from weft.extension import enabled_extensions
 from weft.kernel.channels.rpc import ChannelPool, open_channel
@@ -171,7 +171,8 @@ class RemoteMesh:
         self.ends = EndReporter(self.routers, self.clock)
         self.captures = CaptureSender(lambda: self.registry)
         tasks = TaskClient(self.routers.channel)
-        self.trials = TrialSender(lambda: tasks, lambda: self.fleet.view, self.clock)
+        parts = ObserverParts(tasks=lambda: tasks, view=lambda: self.fleet.view, clock=self.clock)
+        self.ended_requests = ended_requests(enabled_extensions(config.extensions.disabled), parts)
         self.tracing = tracing_of(os.environ)
 
     def ports(self, health: HealthSource) -> GatewayPorts:
@@ -186,7 +187,7 @@ class RemoteMesh:
             service=ServiceName.GATEWAY,
         )
         dispatcher.report_ends_to(self.ends)
-        dispatcher.observers = (self.captures, self.trials)
+        dispatcher.observers = (self.captures, *self.ended_requests)
         services = {"mesh": self.registry, "registry": self.registry, "router": routers.channel, "gateway": self.itself}
         ports = gateway_ports(
             self._config,
@@ -245,7 +246,8 @@ class RemoteMesh:
                 ends.push_async_callback(self.keys.stop)
             ends.push_async_callback(self.fleet.stop)
             ends.push_async_callback(self.captures.stop)
-            ends.push_async_callback(self.trials.stop)
+            for each in self.ended_requests:
+                ends.push_async_callback(each.stop)
             ends.push_async_callback(self.routers.close)
 
 

@@ -6,6 +6,7 @@ import grpc
 
 import router_svc.router_service
 from router_svc.registry_session import RouterAnnouncement
+from weft.extension import enabled_extensions
 from weft.kernel.channels.rpc import open_channel
 from weft.kernel.services.health_monitor import HealthMonitor
 from weft.kernel.time.clock import SystemClock
@@ -50,7 +51,8 @@ async def serve_router(
         from router_svc.router_metrics import RouterMetrics  # noqa: PLC0415 - only where there is a page
 
         observer = RouterMetrics(page)
-    service = router_svc.router_service.build(settings, tracing=tracing, observer=observer)
+    extensions = enabled_extensions(config.extensions.disabled)
+    service = router_svc.router_service.build(settings, tracing=tracing, observer=observer, extensions=extensions)
     stores = router_stores(config, home, service, address, page)
     database, leading = stores.database, stores.leading(service, clock)
     watch = owner_watch_of(database.address, ROUTER_OWNER, clock, SILENCE_SECONDS)

@@ -29,6 +29,7 @@ from weft.dispatch.fleet import (
 )
 from weft.durable.requests import RequestClient
 from weft.durable.store_calls import TIMEOUT_SECONDS as STORE_TIMEOUT_SECONDS
+from weft.extension import enabled_extensions
 from weft.kernel.channels.rpc import ChannelPool, open_channel
 from weft.kernel.errors.error_tree import WeftError, renaming_fields
 from weft.kernel.errors.reasons import Reason
@@ -271,7 +272,12 @@ class UpHost:
         self._stack.push_async_callback(close_tracing, self._tracing)
         address = self.grpc_address
         config = router_config(self._config, address, address)
-        router = router_svc.router_service.build(config, tracing=self._tracing, observer=RouterMetrics(self._page))
+        router = router_svc.router_service.build(
+            config,
+            tracing=self._tracing,
+            observer=RouterMetrics(self._page),
+            extensions=enabled_extensions(self._config.extensions.disabled),
+        )
         router.expect(expected_mesh(self._runners))
         self._on_ready.append(router.expect_no_more)
         registry = self._registry = registry_svc.registry_service.build(

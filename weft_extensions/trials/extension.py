@@ -1,12 +1,13 @@
 """Trials: two models are compared by requests of a tenant."""
 
-from weft.extension import ApiHook, CommandHook, Extension
+from weft.extension import ApiHook, CommandHook, Extension, ObserverHook
 
 EXTENSION = Extension(
     name="trials",
     summary="Compare two models by requests of a tenant.",
     docs="docs/models.md",
     apis=(ApiHook(place="weft_extensions.trials.trial_endpoints:API", paths=("/v1/trials/",)),),
+    observers=(ObserverHook(place="weft_extensions.trials.pair_tasks:observer"),),
     commands=(
         CommandHook(
             words="models trial",

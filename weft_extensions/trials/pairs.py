@@ -20,13 +20,13 @@ from weft.api.router.v1.task_service_pb2 import GetTaskResponse, ListTasksReques
 from weft.dispatch.captured import answer_text, prompt_text
 from weft.dispatch.frames import GenerationPayload
 from weft.durable.tasks import MAX_LISTED, TaskClient, failure_of, is_terminal, payload_of
-from weft.durable.trials import REQUEST_KEY, is_candidate_first, origin_kind_of
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.schemas.value_check import ValueCheck
 from weft.kernel.text.json_objects import plain_object
 from weft.kernel.time.timestamps import optional_seconds, seconds_of
 from weft_extensions.trials.comparison import Answer, ToolCall, check_pair
+from weft_extensions.trials.pair_tasks import REQUEST_KEY, is_candidate_first, origin_kind_of
 
 MAX_CHECKS = 10_000
 """Maximum number of pairs whose checks are kept in memory; they never change."""

@@ -19,10 +19,10 @@ from weft.api.registry.v1.trial_service_pb2 import JudgePairRequest, JudgePairRe
 from weft.documents.codec import document_of
 from weft.documents.document_base import DocumentPart
 from weft.documents.resource_kinds import ResourceKind
-from weft.durable.trials import REQUEST_KEY, is_candidate_first
 from weft.kernel.values.names import MAX_NAME_CHARS, MAX_REQUEST_ID_CHARS, require_token
 from weft.kernel.values.unknown_names import unknown_name
 from weft_extensions.trials.comparison import summarize
+from weft_extensions.trials.pair_tasks import REQUEST_KEY, is_candidate_first
 from weft_extensions.trials.pairs import Pair, TrialPairs, shown_pair
 
 SURFACE = "trials"

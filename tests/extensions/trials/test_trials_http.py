@@ -17,12 +17,12 @@ from weft.api.registry.v1.trial_pb2 import Trial, TrialManifest
 from weft.api.router.v1 import task_pb2
 from weft.api.router.v1.task_service_pb2 import SubmitTaskRequest
 from weft.dispatch.request_receipt import RequestContext
-from weft.durable.trials import is_candidate_first, pair_of
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.requests.request_values import Operation
 from weft.kernel.telemetry.structured_logs import new_traceparent
 from weft.kernel.text.json_objects import to_json_object
 from weft.kernel.time.timestamps import duration_of
+from weft_extensions.trials.pair_tasks import is_candidate_first, pair_of
 
 NAME, REPORT = "old-or-new", "/v1/trials/old-or-new"
 KEYS = Keys(

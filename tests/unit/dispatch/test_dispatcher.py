@@ -12,16 +12,16 @@ from typing import Any, Self
 import grpc
 import pytest
 import structlog
+from typing_extensions import override
 
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, usage_pb2
 from weft.api.registry.v1.tenant_pb2 import Tenant, TenantManifest
-from weft.api.registry.v1.trial_pb2 import Trial, TrialManifest
 from weft.api.router.v1.placement_service_pb2 import Granted
-from weft.api.router.v1.task_service_pb2 import ListTasksRequest
 from weft.api.runner.v1 import generation_service_pb2, generation_service_pb2_grpc, ticket_pb2
 from weft.dispatch.captured import CapturedRequest, CaptureSender
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import FleetView
+from weft.dispatch.frames import GenerationPayload
 from weft.dispatch.operation_table import CHAT
 from weft.dispatch.placement import (
     MAX_ATTEMPT_MESSAGE_CHARS,
@@ -33,7 +33,7 @@ from weft.dispatch.placement import (
     request_cancelled,
 )
 from weft.dispatch.request_receipt import RequestContext
-from weft.durable.trials import TrialSender
+from weft.durable.ended_requests import EndedRequest, EndedRequests, RequestObserver
 from weft.kernel.channels.rpc import ChannelPool, answering, new_server
 from weft.kernel.errors.error_tree import WeftError, quoting_engine
 from weft.kernel.errors.reasons import Reason
@@ -288,29 +288,35 @@ async def test_request_that_no_runner_got_is_not_captured() -> None:
     await channels.close()
 
 
-async def test_request_is_answered_although_the_pair_of_its_trial_is_refused(tmp_path: Path) -> None:
-    refused: list[str] = []
+class FailingObserver(RequestObserver):
+    """Wants every request, and fails at its end."""
 
-    async def list_page(_tenant: str, request: ListTasksRequest) -> None:
-        refused.append(request.origin_kind)
-        raise WeftError(Reason.SERVICE_UNAVAILABLE, "the task store is away")
+    def __init__(self) -> None:
+        self.got: list[str] = []
 
-    trial = TrialManifest(name="t", candidate="n", against="m", tenant="t", share_percent=100, max_pairs=1)
-    tenant = Tenant(manifest=TenantManifest(name="t", capture=True))
-    view = FleetView(revision=1, tenants={"t": tenant}, trials={"t": Trial(manifest=trial)})
-    tasks: Any = SimpleNamespace(list_page=list_page)
-    trials = TrialSender(lambda: tasks, lambda: view, FakeClock())
+    @override
+    def wants(self, view: FleetView, context: RequestContext, payload: GenerationPayload) -> bool:
+        return True
+
+    @override
+    async def ended(self, request: EndedRequest) -> None:
+        self.got.append(request.answer.events[-1].WhichOneof("event") or "")
+        raise ValueError
+
+
+async def test_request_is_answered_although_its_observer_fails(tmp_path: Path) -> None:
+    observer = FailingObserver()
+    ended = EndedRequests("failing", observer)
     async with _runner(tmp_path, [STARTED, _text("a"), FINISHED]) as address:
         channels = ChannelPool()
-        streams = CallStreams(channels)
-        dispatcher = Dispatcher(ScriptedScheduler(address), streams, fleet=SimpleNamespace(view=view))
-        dispatcher.observers = (trials,)
+        dispatcher = Dispatcher(ScriptedScheduler(address), CallStreams(channels))
+        dispatcher.observers = (ended,)
         call = dispatcher.call(CHAT, _about(), chat_pb2.ChatPayload())
         frames = [frame async for frame in call.chunks()]
-        await trials.stop()
+        await ended.stop()
         await channels.close()
     assert frames[-1][-1].WhichOneof("event") == "finished"
-    assert refused == ["trial:t"]
+    assert observer.got == ["finished"]
     assert call.receipt is not None
     assert not call.receipt.captured
 

@@ -1,6 +1,5 @@
 """Which requests a trial asks its candidate again, and what their tasks have."""
 
-import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -14,19 +13,12 @@ from weft.api.router.v1 import task_pb2
 from weft.api.router.v1 import task_service_pb2 as pb
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.request_receipt import RequestContext
-from weft.durable.trials import (
-    COUNT_SECONDS,
-    MAX_PAIR_BYTES,
-    MAX_WAITING,
-    TRIAL_KEY,
-    TrialSender,
-    is_candidate_first,
-    trials_of,
-)
+from weft.durable.ended_requests import EndedRequests, ObserverParts
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.requests.request_values import CacheMode, Handling, Operation, Priority
 from weft.kernel.telemetry.structured_logs import new_traceparent
+from weft_extensions.trials.pair_tasks import COUNT_SECONDS, TRIAL_KEY, is_candidate_first, observer, trials_of
 from weft_testing.fake_clock import FakeClock
 
 TRIAL = TrialManifest(
@@ -93,7 +85,8 @@ class Stage:
         self.store = store or Store()
         self.view = view_of(*(trials or (TRIAL,)))
         self.clock = FakeClock()
-        self.sender = TrialSender(lambda: self.store, lambda: self.view, self.clock)  # type: ignore[arg-type,return-value]
+        parts = ObserverParts(tasks=lambda: self.store, view=lambda: self.view, clock=self.clock)  # type: ignore[arg-type,return-value]
+        self.ended = EndedRequests("trials", observer(parts))
 
     async def answered(
         self,
@@ -101,11 +94,11 @@ class Stage:
         payload: Any = CHAT,
         receipt: receipt_pb2.Receipt = COMPLETED,
     ) -> None:
-        sampled = self.sender.observe(self.view, context, payload)
+        sampled = self.ended.observe(self.view, context, payload)
         if sampled is not None:
             sampled.add(ANSWER)
             sampled.end(receipt)
-        await self.sender.stop()
+        await self.ended.stop()
 
 
 @pytest.mark.parametrize(
@@ -186,27 +179,13 @@ async def test_request_without_a_complete_answer_or_whose_tools_ran_makes_no_pai
     assert stage.store.submitted == []
 
 
-async def test_request_above_the_size_limit_makes_no_pair() -> None:
-    payload = completion_pb2.CompletionPayload(prompts=[completion_pb2.PromptInput(text="a" * MAX_PAIR_BYTES)])
-    stage = Stage()
-    await stage.answered(payload=payload)
-    # The payload of a task gets its images after the start of its run.
-    filled = chat_pb2.ChatPayload()
-    sampled = stage.sender.observe(stage.view, CONTEXT, filled)
-    assert sampled is not None
-    filled.messages.add().content.add().image.data = b"a" * MAX_PAIR_BYTES
-    sampled.end(COMPLETED)
-    await stage.sender.stop()
-    assert stage.store.submitted == []
-
-
 async def test_capture_that_ends_during_the_answer_makes_no_pair() -> None:
     stage = Stage()
-    sampled = stage.sender.observe(stage.view, CONTEXT, CHAT)
+    sampled = stage.ended.observe(stage.view, CONTEXT, CHAT)
     assert sampled is not None
     stage.view = view_of(TRIAL, capture=False)
     sampled.end(COMPLETED)
-    await stage.sender.stop()
+    await stage.ended.stop()
     assert stage.store.submitted == []
 
 
@@ -237,17 +216,6 @@ async def test_refused_pair_is_logged_and_the_next_trial_still_gets_its_own() ->
     assert [each.spec.model for each in stage.store.submitted] == ["new", "newer"]
 
 
-async def test_pairs_beyond_those_that_may_wait_are_dropped() -> None:
-    stage = Stage(changed(max_pairs=1_000))
-    for number in range(MAX_WAITING + 3):
-        sampled = stage.sender.observe(stage.view, replace(CONTEXT, request_id=f"r{number}"), CHAT)
-        assert sampled is not None
-        sampled.end(COMPLETED)
-    async with asyncio.timeout(10):
-        await stage.sender.stop()
-    assert len(stage.store.submitted) == MAX_WAITING
-
-
 async def test_process_without_a_task_store_follows_no_request() -> None:
-    sender = TrialSender(lambda: None, lambda: view_of(TRIAL), FakeClock())
-    assert sender.observe(view_of(TRIAL), CONTEXT, CHAT) is None
+    submitter = observer(ObserverParts(tasks=lambda: None, view=lambda: view_of(TRIAL), clock=FakeClock()))
+    assert not submitter.wants(view_of(TRIAL), CONTEXT, CHAT)
