@@ -45,6 +45,7 @@ from gateway.responses.retrieval import Responses
 from gateway.responses.running import RunningResponses
 from gateway.result_links import ResultLinks
 from gateway.routing import ApiRouter, DeferredApi, EdgeApp
+from gateway.sealed_texts import SealedTexts
 from gateway.tasks.task_apis import TaskApis, task_apis_of
 from gateway.tasks.task_endpoints import TASKS
 from gateway.visible_names import with_visible_names
@@ -92,6 +93,7 @@ def gateway_deps(
         can_be_durable=tasks is not None,
         files=ports.files,
         links=_links(config, ports, ticking),
+        summaries=None if ports.result_key is None else SealedTexts(ports.result_key, "summary"),
         journal_policy=ports.journal or JournalPolicy(ports.fleet, is_possible=tasks is not None),
         fleet=ports.fleet,
         registry=ports.registry,

@@ -18,6 +18,7 @@ from gateway.registry_client import RegistryClient
 from gateway.request_facts import RequestFacts, facts_of
 from gateway.result_links import ResultLinks
 from gateway.routing import collaborator
+from gateway.sealed_texts import SealedTexts
 from weft.dispatch.aliases import AskedName, asked_name
 from weft.dispatch.call import RequestDispatcher
 from weft.dispatch.fleet import FleetSource
@@ -56,6 +57,8 @@ class InferenceDeps:
     """Stores images and recordings of tasks; None: there are no such tasks."""
     links: ResultLinks | None = None
     """Signs URLs of images and recordings; None: answers contain them."""
+    summaries: SealedTexts | None = None
+    """Seals the summaries of compacted conversations; None: none are compacted."""
     can_be_durable: bool = False
     """Whether the dispatcher can run requests as durable tasks."""
     journal_policy: JournalPolicy | None = None

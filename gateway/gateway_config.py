@@ -200,8 +200,9 @@ class ResultConfig:
     """URL at which callers reach the gateway if it is behind a proxy, such as `https://weft.example.org`. Default: the
     host in the request."""
     key_file: Annotated[PathText | None, PUBLIC] = None
-    """File with the 32 bytes that sign result URLs, readable by its owner only. All gateways of a mesh need the same
-    file. Default: `state/results.key` under the home, created at the first start."""
+    """File with the 32 bytes that sign result URLs and encrypt summaries of compacted conversations, readable by its
+    owner only. All gateways of a mesh need the same file. Default: `state/results.key` under the home, created at the
+    first start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

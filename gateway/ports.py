@@ -63,7 +63,7 @@ class GatewayPorts:
     files: FileClient | None = None
     """Stores files; None: there are no files or batches."""
     result_key: bytes | None = None
-    """Signs the URLs of results; None: there are none."""
+    """Signs the URLs of results and seals summaries; None: there are none."""
     batches: BatchClient | None = None
     """Stores batches; None: there are none."""
     requests: RequestClient | None = None

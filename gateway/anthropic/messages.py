@@ -6,11 +6,10 @@ from typing import Annotated
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.answers.answer_builder import MAX_NOTICES, new_identity, with_warnings
+from gateway.answers.answer_builder import MAX_NOTICES, new_identity
 from gateway.answers.generation import Work, streamed, unary
+from gateway.answers.prompt_count import counted
 from gateway.answers.server_tools import ServerTool, failed, failing_tool, is_run_by_server, last_query
-from gateway.answers.sse import receipt_facts
-from gateway.answers.unary import JsonAnswer, UnaryAnswer, cut_off_seconds, warning_headers
 from gateway.anthropic.message_stream import MessagesAnswer, MessagesStream, failed_call
 from gateway.anthropic.schema import (
     NOT_OFFERED,
@@ -41,20 +40,17 @@ from gateway.errors import DetailedError
 from gateway.gateway_config import RequestLimits
 from gateway.intake.body import body_of
 from gateway.intake.request_model import require_few
-from gateway.media import RequestMedia, supply
+from gateway.media import RequestMedia
 from gateway.openai.chat_builder import ROLES, ChatBuilder, ChatTranslation, entries
 from gateway.openai.chat_schema import arguments_text
 from gateway.openai.extension_fields import LANGUAGES, fill_extra, unknown_fields, unsupported
 from gateway.openai.readable_text import document_text, text_in
-from gateway.request_facts import facts_of
-from weft.api.common.v1 import chat_pb2, tokenize_pb2
+from weft.api.common.v1 import chat_pb2
 from weft.dispatch.extra_fields import carried_only
-from weft.dispatch.operation_table import TOKENIZE
 from weft.dispatch.payload_description import estimated_prompt_tokens
 from weft.kernel.errors.error_tree import WeftError, invalid_field
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.requests.request_values import Operation
-from weft.kernel.text.json_lines import encode_json
 from weft.kernel.text.json_objects import add_member
 
 SURFACE = "messages"
@@ -90,17 +86,8 @@ async def count_tokens(
     context = deps.context(scope, surface=SURFACE, params=params, model=params.model, operation=Operation.TOKENIZE)
     media = deps.request_media(params)
     wanted = to_countable(params, deps.config.limits, media)
-
-    async def produce() -> JsonAnswer:
-        await supply(wanted.payload, media, deps.media)
-        facts_of(scope).was_dispatched = True
-        call = deps.dispatcher.call(TOKENIZE, context, tokenize_pb2.TokenizePayload(chat=wanted.payload))
-        result = await call.result()
-        headers = [] if call.receipt is None else receipt_facts(call.receipt)
-        body = with_warnings(encode_json({"input_tokens": result.count}), wanted.warnings)
-        return JsonAnswer(body, [*headers, *warning_headers(wanted.warnings)])
-
-    return UnaryAnswer(produce, cut_off_seconds=cut_off_seconds(deps, context))
+    work = Work(deps, scope, context, wanted.payload, wanted.warnings, media)
+    return counted(work, lambda count: {"input_tokens": count})
 
 
 _COPIED = ("max_tokens", "temperature", "top_p", "top_k")

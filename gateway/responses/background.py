@@ -14,6 +14,7 @@ import msgspec
 from pydantic import TypeAdapter, ValidationError
 from starlette.responses import Response
 
+from gateway.answers.compaction import seal_of
 from gateway.answers.generation import Work
 from gateway.answers.sse_writer import EventStream
 from gateway.answers.unary import JsonAnswer, UnaryAnswer, cut_off_seconds
@@ -25,10 +26,11 @@ from gateway.media import supply
 from gateway.request_facts import facts_of, headers_of
 from gateway.responses.history import items_to_store
 from gateway.responses.output import background_response_id, task_of
-from gateway.responses.payload import own_items
+from gateway.responses.payload import Conversation, own_items
 from gateway.responses.replay import FROM_THE_START, BackgroundRequest, Replay, require_resumable
 from gateway.responses.response_stream import error_event
 from gateway.responses.schema import InputItem, Items, ResponsesRequest
+from gateway.sealed_texts import SealedTexts
 from weft.api.common.v1 import chat_pb2, warning_pb2
 from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.api.router.v1.stored_response_service_pb2 import StoredResponse
@@ -129,9 +131,18 @@ class StreamPosition:
 class BackgroundResponses:
     """Background responses over the task port and the response store."""
 
-    def __init__(self, tasks: TaskClient, store: ResponseClient, clock: Clock, watches: EventWatches) -> None:
+    def __init__(
+        self,
+        tasks: TaskClient,
+        store: ResponseClient,
+        clock: Clock,
+        watches: EventWatches,
+        summaries: SealedTexts | None = None,
+    ) -> None:
+        """`summaries`: seals those that are compacted conversations."""
         self.watches = watches
         """Limits their open streams."""
+        self._summaries = summaries
         self._tasks = tasks
         self._store = store
         self._clock = clock
@@ -154,7 +165,7 @@ class BackgroundResponses:
             raise of_request(error) from None
         log.info("submitted", response_id=background_response_id(submitted.task.id), existed=submitted.existed)
         facts_of(work.scope).task_id = submitted.task.id
-        return _response_of(submitted.task, origin)
+        return self._response_of(submitted.task, origin)
 
     async def find(self, tenant: str, response_id: str) -> BackgroundResponse:
         """Returns a response of the tenant. Raises NOT_FOUND."""
@@ -164,7 +175,7 @@ class BackgroundResponses:
         details = await found_or_none(self._tasks.details(tenant, task_id))
         if details is None or details.task.origin_kind != ORIGIN_KIND:
             raise response_not_found(response_id)
-        return _response_of(details.task, details.spec.origin)
+        return self._response_of(details.task, details.spec.origin)
 
     async def body(self, found: BackgroundResponse) -> bytes:
         """Returns the current response as JSON; stores it if it has ended."""
@@ -325,14 +336,15 @@ class BackgroundResponses:
             await self._store.delete(stored.tenant, stored.id)
             raise response_not_found(stored.id)
 
+    def _response_of(self, task: task_pb2.Task, origin: bytes) -> BackgroundResponse:
+        request = read_origin(origin, task.id)
+        conversation = Conversation(request.items, seal=seal_of(self._summaries, task.tenant))
+        return BackgroundResponse(task=copy_of(task), request=replace(request, seal=conversation.seal_of_answer))
+
     async def _is_deleted(self, task: task_pb2.Task) -> bool:
         with suppress(WeftError):
             return await found_or_none(self._tasks.get(task.tenant, task.id)) is None
         return False
-
-
-def _response_of(task: task_pb2.Task, origin: bytes) -> BackgroundResponse:
-    return BackgroundResponse(task=copy_of(task), request=read_origin(origin, task.id))
 
 
 def _stored(found: BackgroundResponse, task: task_pb2.Task, body: bytes) -> StoredResponse:

@@ -7,6 +7,7 @@ from typing import Protocol
 import msgspec
 from pydantic import TypeAdapter, ValidationError
 
+from gateway.answers.compaction import SummarySeal
 from gateway.errors import DetailedError
 from gateway.intake.json_guard import member_count
 from gateway.intake.request_model import MAX_ID_CHARS
@@ -50,8 +51,9 @@ async def conversation_of(
     previous_id: str | None,
     *,
     max_members: int = MAX_MEMBERS,
+    seal: SummarySeal | None = None,
 ) -> Conversation:
-    """Returns the complete conversation that a request continues.
+    """Returns the complete conversation that a request continues. `seal`: of its summaries.
 
     `max_members`: maximum names in all JSON that is read, so that a short request does not occupy the gateway longer
     than a long one. Raises NOT_FOUND naming `previous_response_id`, INVALID_ARGUMENT naming a reference to an item
@@ -62,9 +64,9 @@ async def conversation_of(
     exchanges = {response.id: await reader.read(response, "previous_response_id") for response in chain}
     earlier = [item for exchange in exchanges.values() for item in exchange]
     if not any(item.kind == _REFERENCE for item in items):
-        return Conversation(items, earlier)
+        return Conversation(items, earlier, seal)
     known = {response_id: _by_id(exchange) for response_id, exchange in exchanges.items()}
-    return Conversation(await _resolved(store, tenant, items, known, reader), earlier)
+    return Conversation(await _resolved(store, tenant, items, known, reader), earlier, seal)
 
 
 class _Reader:

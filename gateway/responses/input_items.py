@@ -13,6 +13,7 @@ from gateway.openai.chat_builder import ROLES, ChatBuilder
 from gateway.openai.chat_schema import arguments_text
 from gateway.openai.extension_fields import unsupported
 from gateway.openai.readable_text import file_text, text_in
+from gateway.responses.compaction_items import KINDS
 from gateway.responses.namespaces import Member, flat_name
 from gateway.responses.schema import InputItem, InputPart, OtherItem
 from weft.api.common.v1 import chat_pb2
@@ -37,14 +38,9 @@ MAX_CALL_NAME_CHARS = 256
 PART_TYPES = frozenset({"text", "image_url"})
 """Types of content parts that may replace items."""
 
-CLIENTS_COMPACT = (
-    "weft does not compact conversations; the client can: Codex does if the name of its model provider is not OpenAI, "
-    "from model_auto_compact_token_limit tokens on"
-)
-"""How to compact instead."""
 _CALL = "_call"
 _BY_MODEL = frozenset({
-    "reasoning", "compaction", "compaction_summary", "context_compaction", "mcp_list_tools", "mcp_approval_request",
+    "reasoning", "mcp_list_tools", "mcp_approval_request", *KINDS,
 })  # fmt: skip
 """Kinds of items, besides calls, that models and services write."""
 _NOT_SAID = frozenset({"mcp_list_tools", "mcp_approval_request", "mcp_approval_response"})
@@ -102,6 +98,8 @@ class ItemReader:
                 self._add_reasoning(item)
             case "item_reference":
                 self._add_lost(field)
+            case "compaction":
+                self._message("user").content.add(text=item.text or "")
             case _:
                 raise invalid_field(f"{field}.type", f"must be {_ITEM_TYPES}")
 
@@ -169,11 +167,11 @@ class ItemReader:
     def _add_other(self, item: OtherItem, field: str) -> None:
         """Adds an item of a kind that engines do not support, from the history of another service."""
         kind, call_id = item.kind, item.call_id if isinstance(item.call_id, str) else ""
-        if kind == "compaction_trigger":
-            raise invalid_field(f"{field}.type", f"'{kind}' is not supported: {CLIENTS_COMPACT}")
         if not self._chat.is_earlier:
             raise invalid_field(f"{field}.type", f"must be {_ITEM_TYPES}")
         text = text_in(_members_of(item))
+        if kind in KINDS and not text:
+            raise invalid_field(f"{field}.encrypted_content", "is required: without it the conversation before is lost")
         is_read = bool(text) or _is_output(kind) or kind.endswith(_CALL)
         how = _LEFT_OUT if kind in _NOT_SAID else _AS_TEXT if is_read else _UNREAD
         self._chat.warnings.append(unsupported(f"{field}.type", f"'{kind[:_MAX_SHOWN_CHARS]}' is not supported: {how}"))

@@ -29,6 +29,7 @@ _PREFIXES = {
     "code_interpreter_call": "ci",
     "image_generation_call": "ig",
     "mcp_list_tools": "mcpl",
+    "compaction": "cmp",
 }
 
 
@@ -152,7 +153,8 @@ class Item:
                 "status": shown_status,
             }
         if self.kind not in {"message", "reasoning"}:
-            return {"type": self.kind, "id": self.id, **self.extra, "status": shown_status}
+            state = {} if self.kind == "compaction" else {"status": shown_status}
+            return {"type": self.kind, "id": self.id, **self.extra, **state}
         parts = [] if empty else [part.json() for part in self.parts]
         if self.kind == "reasoning":
             return {

@@ -1,9 +1,10 @@
 """Translates a Responses request to its payload: input, tools, tool choice, text format and decoding."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from gateway.answers.compaction import Summary, SummarySeal, summary_request
 from gateway.answers.server_tools import ServerTool, failing_tool, is_run_by_server, last_query
 from gateway.gateway_config import RequestLimits, ResponseEnvelope
 from gateway.media import RequestMedia
@@ -11,6 +12,7 @@ from gateway.openai.chat_builder import FUNCTION, ChatBuilder, ChatTranslation, 
 from gateway.openai.chat_schema import FUNCTION_NAME_PATTERN, MAX_FUNCTION_NAME_CHARS, MAX_NAME_CHARS
 from gateway.openai.extension_fields import unknown_fields, unsupported
 from gateway.openai.sampling import fill_sampling, require_choices, require_stream_options_fit
+from gateway.responses.compaction_items import Entries, is_compaction, remaining
 from gateway.responses.input_items import PART_TYPES, ItemReader
 from gateway.responses.namespaces import NAMESPACE, Member, flat_name, functions_of, members_by_flat_name
 from gateway.responses.schema import (
@@ -51,6 +53,13 @@ class Conversation:
     """The request's own items."""
     earlier: Sequence[InputItem] = ()
     """Input and output of the responses that it continues, oldest first."""
+    seal: SummarySeal | None = None
+    """Seals its summary and opens earlier ones; None: it has none."""
+
+    @property
+    def seal_of_answer(self) -> Callable[[Summary], str] | None:
+        """Seals the answer if that is a summary; None: it is an answer."""
+        return self.seal.seal if self.seal is not None and is_compaction(self.items) else None
 
 
 def to_response_request(
@@ -64,7 +73,8 @@ def to_response_request(
     _add_messages(chat, request, conversation, limits)
     _fill_sampling(payload, request, limits)
     _add_tools(chat, request.tools, limits)
-    failing = _failing(chat, request)
+    compacts = is_compaction(conversation.items)
+    failing = None if compacts else _failing(chat, request)
     if request.tool_choice is not None and failing is None:
         _choose(chat, request.tool_choice, request.tools)
     if request.parallel_tool_calls is not None:
@@ -75,6 +85,7 @@ def to_response_request(
     chat.set_thinking(request, None if is_default else request.thinking == "enabled")
     chat.set_effort(None if request.reasoning is None else request.reasoning.effort)
     _set_extra(chat, request)
+    payload = summary_request(payload) if compacts else payload
     return ChatTranslation(payload, chat.warnings + _unused(request), failing)
 
 
@@ -135,6 +146,14 @@ def _require_offered(request: ResponsesRequest, limits: RequestLimits) -> None:
             raise invalid_field(f"include[{index}]", f"must be one of {', '.join(sorted(_INCLUDES))}")
 
 
+def entries_of(request: ResponsesRequest, conversation: Conversation) -> Entries:
+    """Returns what the model reads of a conversation, with paths. Raises as `remaining`."""
+    name = "input" if request.messages is None else "messages"
+    is_text = isinstance(request.input, str)
+    own = [(name if is_text else f"{name}[{index}]", item) for index, item in enumerate(conversation.items)]
+    return remaining([*(("previous_response_id", item) for item in conversation.earlier), *own], conversation.seal)
+
+
 def _add_messages(
     chat: ChatBuilder, request: ResponsesRequest, conversation: Conversation, limits: RequestLimits
 ) -> None:
@@ -144,18 +163,18 @@ def _add_messages(
         raise invalid_field(name, "must have at least one item")
     if len(items) + len(earlier) > limits.max_messages:
         raise invalid_field(name, f"must have at most {limits.max_messages} items, those before it included")
-    reader = ItemReader(chat, [*earlier, *items], members_by_flat_name(request.tools))
+    entries = entries_of(request, conversation)
+    reader = ItemReader(chat, [item for _, item in entries], members_by_flat_name(request.tools))
     if request.instructions:
         chat.add_message("system").content.add(text=request.instructions)
-    for item in earlier:
-        reader.add(item, "previous_response_id")
     if request.messages is not None:
         require_pool_messages(request.messages)
-    if isinstance(request.input, list) and is_parts(request.input):
-        reader.add_parts(items[0], name)
-    else:
-        for index, item in enumerate(items):
-            reader.add(item, name if isinstance(request.input, str) else f"{name}[{index}]")
+    parts = items[0] if isinstance(request.input, list) and is_parts(request.input) else None
+    for field, item in entries:
+        if item is parts:
+            reader.add_parts(item, name)
+        else:
+            reader.add(item, field)
     if not chat.messages:
         raise invalid_field(name, "must have at least one message")
     if reader.reasoning_unread:

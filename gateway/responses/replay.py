@@ -1,11 +1,13 @@
 """Replay of a background response: converts a task's events to the response's events and state. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from gateway.answers.compaction import Summary
 from gateway.gateway_config import ResponseEnvelope
 from gateway.openai.sampling import wants_events
+from gateway.responses.compaction_items import SummaryItems
 from gateway.responses.document import CANCELLED, FAILED, IN_PROGRESS, QUEUED, ResponseDocument
 from gateway.responses.output import background_response_id
 from gateway.responses.response_stream import ResponsesStream
@@ -66,6 +68,8 @@ class BackgroundRequest:
     """The gateway's warnings."""
     envelope: ResponseEnvelope = ResponseEnvelope.OPENAI
     """The form of the response if the request names none."""
+    seal: Callable[[Summary], str] | None = None
+    """Seals the answer, which is a summary; None: it is an answer."""
 
 
 def task_document(
@@ -85,6 +89,8 @@ class BackgroundStream(ResponsesStream):
     def __init__(self, request: BackgroundRequest, task: task_pb2.Task, attempt: int, clock: Clock) -> None:
         params = request.params
         document = task_document(params, task, clock, is_stored=True, envelope=request.envelope)
+        if request.seal is not None:
+            document.items = SummaryItems(document.response_id, request.seal)
         super().__init__(document, include_events=wants_events(params))
         self._warnings = [event_pb2.InferenceEvent(warning=warning) for warning in request.warnings]
         self._first_number = first_number(attempt)

@@ -1,6 +1,7 @@
 """The endpoints of the Responses API."""
 
 from gateway.openapi import answers, json_body
+from gateway.responses.compaction_handlers import compact_conversation, count_input_tokens
 from gateway.responses.response_handlers import (
     LIST_PARAMETERS,
     STREAM_PARAMETERS,
@@ -9,7 +10,6 @@ from gateway.responses.response_handlers import (
     delete_response,
     get_response,
     list_input_items,
-    refuse_compaction,
     refuse_websocket,
 )
 from gateway.responses.schema import DeletedResponse, ResponseItemList, ResponseObject, ResponsesRequest
@@ -20,8 +20,8 @@ _RESPONSE = "/v1/responses/{response_id}"
 RESPONSES = ApiRouter("openai")
 RESPONSES.add_post("/v1/responses", USE_MODELS, create_response, json_body(ResponsesRequest))
 RESPONSES.add_get("/v1/responses", USE_MODELS, refuse_websocket, in_schema=False, by_name=True)
-RESPONSES.add_post("/v1/responses/compact", USE_MODELS, refuse_compaction, in_schema=False)
-RESPONSES.add_post("/v1/responses/input_tokens", USE_MODELS, refuse_compaction, in_schema=False)
+RESPONSES.add_post("/v1/responses/compact", USE_MODELS, compact_conversation, json_body(ResponsesRequest))
+RESPONSES.add_post("/v1/responses/input_tokens", USE_MODELS, count_input_tokens, json_body(ResponsesRequest))
 RESPONSES.add_get(
     _RESPONSE,
     VIEW_REQUESTS,

@@ -6,6 +6,7 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.answers.compaction import seal_of
 from gateway.answers.generation import Work, streamed, unary
 from gateway.answers.server_tools import ServerTool, failed, require_no_failing_tool
 from gateway.answers.sse_writer import EventStream
@@ -26,9 +27,9 @@ from gateway.responses.background import (
     origin_of,
     require_possible,
 )
+from gateway.responses.compaction_items import SummaryItems
 from gateway.responses.document import ResponseDocument
 from gateway.responses.history import conversation_of, items_to_store
-from gateway.responses.input_items import CLIENTS_COMPACT
 from gateway.responses.output import new_response_id
 from gateway.responses.payload import Conversation, failed_call, own_items, to_response_request
 from gateway.responses.replay import FROM_THE_START
@@ -38,8 +39,7 @@ from gateway.responses.running import LiveResponse, RunningResponses
 from gateway.responses.schema import ResponsesRequest
 from weft.durable.responses import ResponseClient
 from weft.durable.tasks import TaskClient
-from weft.kernel.errors.error_tree import WeftError, found_or_none, invalid_field
-from weft.kernel.errors.reasons import Reason
+from weft.kernel.errors.error_tree import found_or_none, invalid_field
 from weft.kernel.requests.request_values import Operation
 
 SURFACE = "responses"
@@ -55,7 +55,7 @@ def responses_of(
     config, background = deps.config, None
     if store is not None and tasks is not None:
         watches = deps.watches.beside(config.max_running_responses, "gateway.max_running_responses")
-        background = BackgroundResponses(tasks, store, deps.clock, watches)
+        background = BackgroundResponses(tasks, store, deps.clock, watches, deps.summaries)
     return Responses(
         deps=deps,
         store=store,
@@ -76,7 +76,12 @@ async def create_response(responses: Stored, request: Request) -> Response:
     keeps = None if background is not None else _keeps(params, responses)
     items, most = own_items(params), deps.config.limits.max_json_members
     conversation = await conversation_of(
-        responses.background or responses.store, context.tenant, items, params.previous_response_id, max_members=most
+        responses.background or responses.store,
+        context.tenant,
+        items,
+        params.previous_response_id,
+        max_members=most,
+        seal=seal_of(deps.summaries, context.tenant),
     )
     media = deps.request_media(params)
     made = to_response_request(params, conversation, media, deps.config.limits)
@@ -106,6 +111,8 @@ async def _live(
         arrived=facts_of(work.scope).arrived,
         envelope=deps.config.response_envelope,
     )
+    if (seal := conversation.seal_of_answer) is not None:
+        document.items = SummaryItems(document.response_id, seal)
     if failing is not None:
         document.items.failed = failed_call(failing)
         work = replace(work, layers=(failed(deps.fleet.view, failing.words, work.warnings),))
@@ -160,11 +167,6 @@ def _cancellable(work: Work, live: LiveResponse) -> Work:
 async def refuse_websocket() -> Response:
     """Refuses a WebSocket, upon which Codex sends its requests over HTTP."""
     raise no_websocket()
-
-
-async def refuse_compaction() -> Response:
-    """Refuses to compact a conversation, or to count its tokens for that."""
-    raise WeftError(Reason.UNSUPPORTED_OPERATION, CLIENTS_COMPACT)
 
 
 MAX_ITEMS = 100

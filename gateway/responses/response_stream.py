@@ -94,6 +94,9 @@ class ResponsesStream(PartialResponse, StreamEncoder, OutputSink):
         if item.kind == "function_call":
             item.head = _delta_head(_ARGUMENTS, item, b"")
         self._emit_item(b"response.output_item.added", item, empty=True)
+        if item.kind == "compaction":
+            place = b'"item_id":%b,"output_index":%d' % (encode_json(item.id), item.index)
+            self._emit(b"response.compaction.compacting", place)
 
     @override
     def part_added(self, item: Item, part: Part) -> None:

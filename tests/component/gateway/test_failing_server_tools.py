@@ -137,20 +137,3 @@ async def test_tool_that_fails_is_no_background_response_and_no_task() -> None:
         task = json.dumps({"endpoint": "/v1/responses", "body": body}).encode()
         answer = await gateway.request("POST", "/api/v1/inference-tasks", task)
         assert (answer.status, answer.error["param"]) == (400, "body.tools[0]")
-
-
-async def test_compaction_by_the_server_is_refused_with_the_clients_own() -> None:
-    async with serving() as gateway:
-        for path in ("compact", "input_tokens"):
-            answer = await gateway.request("POST", f"/v1/responses/{path}", b'{"model":"tiny","input":"Hi"}')
-            assert (answer.status, answer.error["code"]) == (501, "unsupported_operation")
-            assert "Codex" in answer.error["message"]
-        items = [
-            {"role": "user", "content": "Hi"},
-            {"role": "assistant", "content": "Hi"},
-            {"type": "compaction_trigger"},
-        ]
-        body = json.dumps({"model": "tiny", "input": items}).encode()
-        answer = await gateway.request("POST", "/v1/responses", body)
-        assert (answer.status, answer.error["param"]) == (400, "input[2].type")
-        assert "Codex" in answer.error["message"]

@@ -23,7 +23,6 @@ from weft.kernel.text.json_objects import plain_object
 from weft_testing.media_files import png, wav
 
 UNSUPPORTED = "weft does not support it"
-LOST = left_out_note("compaction", UNSUPPORTED)
 
 LIMITS = RequestLimits(max_messages=8, max_tools=3)
 PIXEL = f"data:image/png;base64,{base64.b64encode(png(1, 1)).decode()}"
@@ -427,7 +426,6 @@ FOUND = {"type": "tool_search_call", "call_id": "c", "execution": "client", "arg
         ([{**SEARCHED, "status": "failed"}], [
             (chat_pb2.ROLE_ASSISTANT,
              '[web_search was called with {"action":{"type":"search","query":"q"}}]\n[The call failed.]')]),
-        ([{"type": "compaction", "encrypted_content": "gAA"}], [(chat_pb2.ROLE_USER, LOST)]),
         ([{"type": "compaction", "summary": "so far: nothing"}], [(chat_pb2.ROLE_USER, "so far: nothing")]),
         ([{"type": "mcp_list_tools", "server_label": "s", "tools": []}], []),
         (
@@ -451,11 +449,17 @@ def test_items_of_another_service_do_not_fail_the_conversation(
     assert [warning.field for warning in asked.warnings] == ["input[1].type"]
 
 
+@pytest.mark.parametrize("sealed", [{}, {"encrypted_content": None}, {"encrypted_content": "gAA"}])
+def test_summary_that_nobody_here_can_read_is_refused(sealed: dict[str, object]) -> None:
+    with pytest.raises(FieldError) as failure:
+        asked_of(input=[USER, {"type": "compaction", "id": "cmp_1", **sealed}, USER])
+    assert failure.value.field == "input[1].encrypted_content"
+
+
 @pytest.mark.parametrize(
     ("item", "words"),
     [
         ({"type": "compaction", "summary": "so far: nothing"}, "as text"),
-        ({"type": "compaction", "encrypted_content": "gAA"}, "only the service that wrote it can read it"),
         ({"type": "mcp_list_tools", "server_label": "s", "tools": []}, "it was left out"),
     ],
 )
