@@ -1,6 +1,7 @@
 """/v1/responses/compact and /input_tokens: a conversation is summarized, or its tokens are counted."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -22,6 +23,7 @@ from gateway.responses.payload import Conversation, entries_of, own_items, to_re
 from gateway.responses.response_stream import ResponsesAnswer
 from gateway.responses.retrieval import Responses, Stored
 from gateway.responses.schema import InputItem, ResponsesRequest
+from weft.api.common.v1 import receipt_pb2
 from weft.kernel.errors.error_tree import invalid_field
 from weft.kernel.requests.request_values import Operation
 from weft.kernel.text.json_lines import encode_json
@@ -63,6 +65,7 @@ async def compact_conversation(responses: Stored, request: Request) -> Response:
     document.items = SummaryItems(document.response_id, seal)
     kept = items_to_store(list(user_messages(entries_of(params, conversation))), document.response_id)
     shown = [{"status": "completed"} | item for item in msgspec.json.decode(kept)]
+    work = replace(work, context=replace(work.context, compaction=receipt_pb2.Compaction()))
     return unary(work, CompactedConversation(document, shown))
 
 

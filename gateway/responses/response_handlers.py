@@ -37,6 +37,7 @@ from gateway.responses.response_stream import ResponsesAnswer, ResponsesStream
 from gateway.responses.retrieval import Responses, Stored, not_streamed_again
 from gateway.responses.running import LiveResponse, RunningResponses
 from gateway.responses.schema import ResponsesRequest
+from weft.api.common.v1 import receipt_pb2
 from weft.durable.responses import ResponseClient
 from weft.durable.tasks import TaskClient
 from weft.kernel.errors.error_tree import found_or_none, invalid_field
@@ -85,6 +86,8 @@ async def create_response(responses: Stored, request: Request) -> Response:
     )
     media = deps.request_media(params)
     made = to_response_request(params, conversation, media, deps.config.limits)
+    if conversation.seal_of_answer is not None:
+        context = replace(context, compaction=receipt_pb2.Compaction())
     work = Work(deps, scope, context, made.payload, made.warnings, media)
     if background is None:
         return await _live(responses, work, params, keeps, conversation, made.failing)

@@ -87,6 +87,8 @@ class RequestContext:
     """None: it is no task, and ends with its caller's connection."""
     task_id: str = ""
     """The task of which it is an attempt; empty: none."""
+    compaction: receipt_pb2.Compaction | None = None
+    """How its conversation was or is being compacted; None: it is not."""
 
 
 _NOTHING_SENT = frozenset(
@@ -314,6 +316,8 @@ class RequestTrace:
             if self.context.names_priority and grant.priority > self.context.priority.wire:
                 receipt.lowered_priority = grant.priority
         receipt.keep_alive_ignored = self.context.handling.keep_alive_ignored
+        if self.context.compaction is not None:
+            receipt.compaction.CopyFrom(self.context.compaction)
         self._add_attempts(receipt, now)
         if self.tool_runs:
             self._note_tool_runs(receipt)

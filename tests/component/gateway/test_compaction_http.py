@@ -49,6 +49,7 @@ async def test_trigger_gets_exactly_one_sealed_item_from_the_same_prompt() -> No
         (chat,) = gateway.dispatcher.payloads
         await gateway.request("POST", PATH, {"model": "tiny", "input": TURNS, "tools": [TOOL], "store": False})
         plain = gateway.dispatcher.payloads[1]
+    assert [context.compaction is None for context in gateway.dispatcher.contexts] == [False, True]
     (item,) = answer["output"]
     assert (item["type"], item["id"][:4], sorted(item)) == ("compaction", "cmp_", ["encrypted_content", "id", "type"])
     assert (answer["status"], "a.py" in str(answer["output"]), answer["usage"]["total_tokens"]) == (

@@ -156,3 +156,11 @@ def test_receipt_has_the_times_of_the_first_tool_calls() -> None:
     assert (clock.start.seconds, clock.HasField("duration"), clock.failed) == (1, False, False)
     journey.note_tools([event_pb2.InferenceEvent(tool_call=calls[0])] * MAX_TOOL_RUNS, 9.0)
     assert len(journey.receipt(Reason.CANCELLED, None, 9.0).tool_runs) == MAX_TOOL_RUNS
+
+
+def test_receipt_says_how_the_conversation_was_compacted() -> None:
+    done = receipt_pb2.Compaction(pass_count=1, usage=usage_pb2.Usage(prompt_tokens=900, completion_tokens=80))
+    receipt = RequestTrace(replace(CONTEXT, compaction=done), arrived=0.0).receipt(Reason.UNSPECIFIED, None, 1.0)
+    assert (receipt.compaction, receipt.usage.prompt_tokens) == (done, 0)
+    plain = RequestTrace(CONTEXT, arrived=0.0).receipt(Reason.UNSPECIFIED, None, 1.0)
+    assert not plain.HasField("compaction")

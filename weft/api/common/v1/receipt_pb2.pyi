@@ -100,6 +100,7 @@ class Receipt(google.protobuf.message.Message):
     PRICE_NANODOLLARS_FIELD_NUMBER: builtins.int
     LOWERED_PRIORITY_FIELD_NUMBER: builtins.int
     KEEP_ALIVE_IGNORED_FIELD_NUMBER: builtins.int
+    COMPACTION_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """Id of the request, the same in all services."""
     outcome: global___Outcome.ValueType
@@ -221,6 +222,10 @@ class Receipt(google.protobuf.message.Message):
     def tool_runs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ToolRun]:
         """When each tool call ran that the runner ran, in order; at most 64."""
 
+    @property
+    def compaction(self) -> global___Compaction:
+        """Compaction of the conversation. Not set: none."""
+
     def __init__(
         self,
         *,
@@ -260,15 +265,43 @@ class Receipt(google.protobuf.message.Message):
         price_nanodollars: builtins.int | None = ...,
         lowered_priority: weft.api.common.v1.priority_pb2.Priority.ValueType = ...,
         keep_alive_ignored: builtins.bool = ...,
+        compaction: global___Compaction | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_price_nanodollars", b"_price_nanodollars", "_tokens_per_second", b"_tokens_per_second", "device_usage", b"device_usage", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "load_wait", b"load_wait", "price_nanodollars", b"price_nanodollars", "promised_wait", b"promised_wait", "prompt_change", b"prompt_change", "queue_wait", b"queue_wait", "restored_prompt", b"restored_prompt", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "total_time", b"total_time", "usage", b"usage"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_price_nanodollars", b"_price_nanodollars", "_tokens_per_second", b"_tokens_per_second", "adapter_digest", b"adapter_digest", "asked_model", b"asked_model", "attempts", b"attempts", "cancelled_by", b"cancelled_by", "captured", b"captured", "device_usage", b"device_usage", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "host", b"host", "keep_alive_ignored", b"keep_alive_ignored", "lacked_router", b"lacked_router", "left_premises", b"left_premises", "load_wait", b"load_wait", "lowered_priority", b"lowered_priority", "model", b"model", "model_digest", b"model_digest", "outcome", b"outcome", "price_nanodollars", b"price_nanodollars", "promised_wait", b"promised_wait", "prompt_change", b"prompt_change", "queue_wait", b"queue_wait", "reason", b"reason", "repaired_call_count", b"repaired_call_count", "request_id", b"request_id", "restored_prompt", b"restored_prompt", "retried_call_count", b"retried_call_count", "signals", b"signals", "task_id", b"task_id", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "tool_run_count", b"tool_run_count", "tool_runs", b"tool_runs", "total_time", b"total_time", "trace_id", b"trace_id", "usage", b"usage", "warnings", b"warnings"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_price_nanodollars", b"_price_nanodollars", "_tokens_per_second", b"_tokens_per_second", "compaction", b"compaction", "device_usage", b"device_usage", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "load_wait", b"load_wait", "price_nanodollars", b"price_nanodollars", "promised_wait", b"promised_wait", "prompt_change", b"prompt_change", "queue_wait", b"queue_wait", "restored_prompt", b"restored_prompt", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "total_time", b"total_time", "usage", b"usage"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_price_nanodollars", b"_price_nanodollars", "_tokens_per_second", b"_tokens_per_second", "adapter_digest", b"adapter_digest", "asked_model", b"asked_model", "attempts", b"attempts", "cancelled_by", b"cancelled_by", "captured", b"captured", "compaction", b"compaction", "device_usage", b"device_usage", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "host", b"host", "keep_alive_ignored", b"keep_alive_ignored", "lacked_router", b"lacked_router", "left_premises", b"left_premises", "load_wait", b"load_wait", "lowered_priority", b"lowered_priority", "model", b"model", "model_digest", b"model_digest", "outcome", b"outcome", "price_nanodollars", b"price_nanodollars", "promised_wait", b"promised_wait", "prompt_change", b"prompt_change", "queue_wait", b"queue_wait", "reason", b"reason", "repaired_call_count", b"repaired_call_count", "request_id", b"request_id", "restored_prompt", b"restored_prompt", "retried_call_count", b"retried_call_count", "signals", b"signals", "task_id", b"task_id", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "tool_run_count", b"tool_run_count", "tool_runs", b"tool_runs", "total_time", b"total_time", "trace_id", b"trace_id", "usage", b"usage", "warnings", b"warnings"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_price_nanodollars", b"_price_nanodollars"]) -> typing.Literal["price_nanodollars"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_tokens_per_second", b"_tokens_per_second"]) -> typing.Literal["tokens_per_second"] | None: ...
 
 global___Receipt = Receipt
+
+@typing.final
+class Compaction(google.protobuf.message.Message):
+    """Compaction is the replacement of a conversation by a summary that its model writes."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PASS_COUNT_FIELD_NUMBER: builtins.int
+    USAGE_FIELD_NUMBER: builtins.int
+    pass_count: builtins.int
+    """Number of calls of the model before the answer that wrote the summary; each has its own record under the same id.
+    0: the answer is the summary.
+    """
+    @property
+    def usage(self) -> weft.api.common.v1.usage_pb2.Usage:
+        """Token counts of these calls, which `usage` of the receipt does not include. Not set: there were none."""
+
+    def __init__(
+        self,
+        *,
+        pass_count: builtins.int = ...,
+        usage: weft.api.common.v1.usage_pb2.Usage | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["usage", b"usage"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["pass_count", b"pass_count", "usage", b"usage"]) -> None: ...
+
+global___Compaction = Compaction
 
 @typing.final
 class ToolRun(google.protobuf.message.Message):
