@@ -20,7 +20,10 @@ STILTED = re.compile(
     r"|that is none)\b".replace(" ", r"\s+"),
     re.IGNORECASE,
 )
-PAGES = ("*.md", "protos/**/*.proto", "gateway/workbench/page/*.html", "gateway/workbench/page/app/**.js")
+PAGES = (
+    *("*.md", "protos/**/*.proto"),
+    *("gateway/workbench/page/*.html", "gateway/workbench/page/app/**.js", "weft_extensions/*/page/*.js"),
+)
 PROGRAMS = (
     "gateway",
     "registry_svc",

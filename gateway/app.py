@@ -146,7 +146,8 @@ def app_over(deps: GatewayDeps, ports: GatewayPorts, running: RunningResponses |
     if tasks is not None:
         app.serve(TASKS, {TaskClient: tasks, TaskApis: task_apis_of(deps)})
     pdf_texts = ConcurrencyLimit(MAX_PDFS, "PDFs are being read already")
-    app.serve(WORKBENCH, {PageFiles: PageFiles(), "pdf_texts": pdf_texts, "join commands": ports.join_command})
+    pages = PageFiles(pages=[page for extension in ports.extensions for page in extension.pages])
+    app.serve(WORKBENCH, {PageFiles: pages, "pdf_texts": pdf_texts, "join commands": ports.join_command})
     app.serve(DOCUMENT)
     for hook in (*DEFERRED_APIS, *(hook for extension in ports.extensions for hook in extension.apis)):
         app.defer(DeferredApi(name=hook.place, paths=hook.paths, load=partial(_loaded, hook, deps, ports)))

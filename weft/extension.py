@@ -88,6 +88,27 @@ class ObserverHook:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PageHook:
+    """A page of the workbench."""
+
+    path: str
+    """First word of its path below `/ui/`: small letters. Its files are served in `app/extensions/PATH/`."""
+    title: str
+    group: str
+    """Its group in the navigation, such as "Mesh"."""
+    needs: str
+    """The right without which it is not shown, such as "models:view"."""
+    package: str
+    """Package with the files of the page in its folder `page`."""
+    module: str
+    """Name of the JavaScript module there that exports `Page`."""
+    icon: str
+    """An SVG path on 16 x 16, drawn as a stroke."""
+    keys: tuple[tuple[tuple[str, ...], str], ...] = ()
+    """Its keyboard shortcuts, for the list of all: the keys, and what they do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Extension:
     """What one extension is and adds."""
 
@@ -109,6 +130,8 @@ class Extension:
     """Listeners of routers."""
     observers: tuple[ObserverHook, ...] = ()
     """Observers of requests."""
+    pages: tuple[PageHook, ...] = ()
+    """Pages of the workbench."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

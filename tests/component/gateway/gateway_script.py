@@ -25,6 +25,7 @@ from gateway.ports import GatewayPorts
 from gateway.registry_client import RegistryClient, RegistryService
 from gateway.routing import EdgeApp
 from gateway.watch.source import WatchSource
+from gateway.workbench.page_files import PageFiles
 from weft.api.common.v1 import embedding_pb2, event_pb2, receipt_pb2, sampling_pb2, usage_pb2
 from weft.api.registry.v1 import agent_pb2
 from weft.dispatch.call import Call, RequestDispatcher
@@ -319,6 +320,10 @@ def app_of(config: GatewayConfig, ports: GatewayPorts) -> EdgeApp:
 
 def _service(stub: object | None) -> RegistryService | None:
     return None if stub is None else RegistryService(stub, timeout_seconds=5.0)
+
+
+WORKBENCH = PageFiles(pages=[page for each in own_extensions() for page in each.pages])
+"""The workbench that a running gateway serves."""
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from file_script import MemoryFiles
-from gateway_script import RawResponse, ScriptedDispatcher, delta, serving
+from gateway_script import WORKBENCH, RawResponse, ScriptedDispatcher, delta, serving
 from kit.keys import Keys, bearer
 from messages_script import body as message
 from pydantic import TypeAdapter, ValidationError
@@ -16,7 +16,6 @@ from gateway.endpoints import gateway_routers
 from gateway.gateway_config import CorsConfig, GatewayConfig
 from gateway.http.cors import EXPOSED_HEADERS, METHODS, REQUEST_HEADERS, host_name, is_allowed_origin, may_be_called
 from gateway.routing import routes_of
-from gateway.workbench.page_files import PageFiles
 from weft.extension import own_extensions
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
@@ -151,7 +150,7 @@ async def test_request_of_another_page_is_rejected_without_cors_headers_and_not_
 IMAGE = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"}
 OPENED = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
 FETCHED = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "cors", "Sec-Fetch-Dest": "empty"}
-PAGE_FILE = f"/ui/{PageFiles().version}/diagram.html"
+PAGE_FILE = f"/ui/{WORKBENCH.version}/diagram.html"
 
 
 @pytest.mark.parametrize("path", ["/v1/models/tiny", "/api/v1/watch", "/ui/", "/health", "/metrics", "/", "/nowhere"])

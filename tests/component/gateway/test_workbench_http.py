@@ -7,16 +7,16 @@ import re
 from hashlib import sha256
 
 import pytest
-from gateway_script import FixedFleet, serving
+from gateway_script import WORKBENCH, FixedFleet, serving
 from kit.keys import Keys, bearer
 
 from gateway.gateway_config import GatewayConfig, WorkbenchConfig
-from gateway.workbench.page_files import MAX_DEPTH, PageFiles
+from gateway.workbench.page_files import MAX_DEPTH
 from weft.api.registry.v1.tenant_pb2 import Tenant, TenantManifest
 from weft.dispatch.fleet import FleetView
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml"}
-VERSION = PageFiles().version
+VERSION = WORKBENCH.version
 
 
 async def test_root_redirects_a_browser_to_the_page() -> None:

@@ -66,7 +66,8 @@ def rows() -> list[tuple[str, str, str]]:
     return [(row["method"], re.sub(r"\{.*?\}", "x", row["path"]), row["command"]) for row in found]
 
 
-CALLS = [call for path in sorted((FOLDER / "app").rglob("*.js")) for call in calls_of(path.read_text(), path.name)]
+PATHS = [*(FOLDER / "app").rglob("*.js"), *FOLDER.parents[2].glob("weft_extensions/*/page/*.js")]
+CALLS = [call for path in sorted(PATHS) for call in calls_of(path.read_text(), path.name)]
 
 
 def test_page_uses_public_api_endpoints_only() -> None:

@@ -5,16 +5,21 @@ import json
 import re
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
+from posixpath import normpath
 
 import pytest
+from gateway_script import WORKBENCH
 
-from gateway.workbench.page_files import ASSETS, FOLDER, TYPES, PageFiles
+from gateway.workbench.page_files import ASSETS, FOLDER, TABLE, TYPES, PageFiles
 from weft_app.cli.launch_tools import TOOLS
 
 MAX_FIRST_BYTES = 60_000
 """What a browser loads before the page can be used first, compressed."""
 MAX_MODULE_LINES = 400
 ENTRY = "app/main.js"
+FILES = {name: file.body for name, file in WORKBENCH.assets.items()}
+"""What a gateway with all extensions serves, by path below the page's folder."""
+MODULES = {name: body.decode() for name, body in FILES.items() if re.fullmatch(r"app/.*\.js", name)}
 _IMPORT = re.compile(r"""(?:^|;)\s*(?:import|export)\s*(?:[\w$*{},\s]*?\bfrom\s*)?["']([^"']+)["']""", re.MULTILINE)
 _LATER = re.compile(r"""\bimport\(["']([^"']+)["']\)""")
 
@@ -28,15 +33,17 @@ def import_map() -> dict[str, str]:
 
 def imports(module: str, pattern: re.Pattern[str] = _IMPORT) -> set[str]:
     """What a module imports, as paths below the page's folder."""
-    names = pattern.findall(re.sub(r"^\s*//.*$", "", (FOLDER / module).read_text(), flags=re.MULTILINE))
+    names = pattern.findall(re.sub(r"^\s*//.*$", "", FILES[module].decode(), flags=re.MULTILINE))
     known = import_map()
     base = PurePosixPath(module).parent
     return {known[name] if name in known else _below(base, name) for name in names}
 
 
 def _below(base: PurePosixPath, name: str) -> str:
+    if name.startswith("weft/"):
+        return name.replace("weft/", import_map()["weft/"], 1)
     assert name.startswith("."), f"{base} imports {name}, which the import map lacks"
-    return (FOLDER / base / name).resolve().relative_to(FOLDER.resolve()).as_posix()
+    return normpath(base / name)
 
 
 def loaded_with(module: str) -> set[str]:
@@ -50,9 +57,8 @@ def loaded_with(module: str) -> set[str]:
 
 
 def test_every_import_of_every_module_exists() -> None:
-    for path in (FOLDER / "app").rglob("*.js"):
-        module = path.relative_to(FOLDER).as_posix()
-        missing = [name for name in imports(module) | imports(module, _LATER) if not (FOLDER / name).is_file()]
+    for module in MODULES:
+        missing = [name for name in imports(module) | imports(module, _LATER) if name not in FILES]
         assert not missing, f"{module} imports {missing}"
 
 
@@ -64,7 +70,7 @@ def test_page_preloads_all_imports_of_its_first_module() -> None:
 
 def test_initially_loaded_assets_are_small() -> None:
     first = {"index.html", "style.css"} | loaded_with(ENTRY) | loaded_with("app/pages/overview.js")
-    sizes = {name: len(gzip.compress((FOLDER / name).read_bytes())) for name in first}
+    sizes = {name: len(gzip.compress(FILES.get(name) or (FOLDER / name).read_bytes())) for name in first}
     assert sum(sizes.values()) <= MAX_FIRST_BYTES, sizes
 
 
@@ -86,11 +92,7 @@ def test_every_page_file_is_served() -> None:
 
 
 def test_modules_have_a_maximum_length() -> None:
-    long = {
-        path.name: lines
-        for path in (FOLDER / "app").rglob("*.js")
-        if (lines := path.read_text().count("\n")) > MAX_MODULE_LINES
-    }
+    long = {name: lines for name, text in MODULES.items() if (lines := text.count("\n")) > MAX_MODULE_LINES}
     assert not long
 
 
@@ -104,19 +106,19 @@ def test_components_read_the_revision_of_what_is_changed_in_place() -> None:
     """One that also reads a signal is otherwise drawn again only for the signal: the first screen of Chat was dead."""
     begins = re.compile(r"^(?:export )?function ([A-Z]\w*)\(\{([^}]*)\}\) \{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
     seen, missing = 0, []
-    for path in (FOLDER / "app").rglob("*.js"):
-        for name, props, body in begins.findall(path.read_text()):
+    for module, text in MODULES.items():
+        for name, props, body in begins.findall(text):
             for prop in {"conversation", "answer"} & {each.strip() for each in props.split(",")}:
                 seen += 1
                 if f"revisionOf({prop})" not in body:
-                    missing.append(f"{name} of {path.name}: {prop}")
+                    missing.append(f"{name} of {module}: {prop}")
     assert seen
     assert not missing
 
 
 def test_every_page_has_an_icon() -> None:
-    pages = re.findall(r'\{ path: "(\w*)"', (FOLDER / "app" / "page_table.js").read_text())
-    icons = re.findall(r'^  "?(\w*)"?: "M', (FOLDER / "app" / "parts" / "icons.js").read_text(), re.MULTILINE)
+    pages = re.findall(r'\{ path: "(\w*)"(?!.* icon: "M)', MODULES[TABLE])
+    icons = re.findall(r'^  "?(\w*)"?: "M', MODULES["app/parts/icons.js"], re.MULTILINE)
     assert pages
     assert set(pages) <= set(icons)
 
@@ -129,7 +131,7 @@ def test_page_can_be_installed() -> None:
 
 @pytest.mark.parametrize("word", ["innerHTML", "outerHTML", "insertAdjacentHTML", "dangerouslySetInnerHTML", "eval("])
 def test_modules_create_no_elements_or_code_from_text(word: str) -> None:
-    assert not [path.name for path in (FOLDER / "app").rglob("*.js") if word in path.read_text()]
+    assert not [name for name, text in MODULES.items() if word in text]
 
 
 @pytest.mark.parametrize(("depth", "folder"), [(0, "./"), (1, "../"), (3, "../../../")])
@@ -144,7 +146,7 @@ def test_page_links_its_files_from_any_depth_below_its_path(depth: int, folder: 
 def test_modules_name_no_path_of_the_host() -> None:
     """A module that asks for `/v1/...` or shows `location.origin` leaves out the path at which a proxy has the mesh."""
     asking = re.compile(r"""\b(?:fetch|open)\(\s*["'`]/|location\.origin\}|["'`]/ui/""")
-    found = {path.name for path in (FOLDER / "app").rglob("*.js") if asking.search(path.read_text())}
+    found = {name for name, text in MODULES.items() if asking.search(text)}
     assert not found
 
 

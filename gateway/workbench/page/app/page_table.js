@@ -1,6 +1,7 @@
-// All pages: their path, title, group in the navigation, the right that they need, and their module.
+// All pages: their path, title, group in the navigation, the right that they need, and their module. Where it says so,
+// the gateway inserts those of extensions (page_files.py), with their icon and keyboard shortcuts.
 
-/** @typedef {{path: string, title: string, group: string, needs: string, load: () => Promise<{Page: any}>}} PageEntry */
+/** @typedef {{path: string, title: string, group: string, needs: string, load: () => Promise<{Page: any}>, icon?: string, keys?: [string[], string][]}} PageEntry */
 
 /** @type {PageEntry[]} */
 export const PAGES = [
@@ -10,7 +11,7 @@ export const PAGES = [
   { path: "tasks", title: "Tasks", group: "Use", needs: "inference:view", load: () => import("./pages/tasks.js") },
   { path: "usage", title: "Usage", group: "Use", needs: "inference:view", load: () => import("./pages/usage.js") },
   { path: "models", title: "Models", group: "Mesh", needs: "models:view", load: () => import("./pages/models.js") },
-  { path: "trials", title: "Trials", group: "Mesh", needs: "inference:view", load: () => import("./pages/trials.js") },
+  // Pages of extensions
   { path: "memory", title: "Memory", group: "Mesh", needs: "operations:view", load: () => import("./pages/memory.js") },
   { path: "runners", title: "Runners", group: "Mesh", needs: "runners:view", load: () => import("./pages/runners.js") },
   { path: "operations", title: "Operations", group: "Mesh", needs: "operations:view", load: () => import("./pages/operations.js") },

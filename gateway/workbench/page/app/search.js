@@ -1,5 +1,6 @@
 // The search over pages, models, conversations, requests and actions, and the list of shortcuts.
 import { html, useEffect, useMemo, useRef, useState } from "./parts/html.js";
+import { PAGES } from "./page_table.js";
 import { Dialog } from "./parts/dialog.js";
 import { Facts } from "./parts/widgets.js";
 import { GROUPS, index, requestOf } from "./search_index.js";
@@ -94,7 +95,7 @@ export function Shortcuts({ onClose }) {
       [html`<kbd>Enter</kbd>`, "Send the message; queue it while an answer comes"],
       [html`<kbd>Shift</kbd> <kbd>Enter</kbd>`, "New line"],
       [html`<kbd>Esc</kbd>`, "Stop the answer; close a dialog"],
-      [html`<kbd>A</kbd> <kbd>B</kbd> <kbd>S</kbd>`, "Judge the shown pair of a trial"],
+      ...PAGES.flatMap((page) => page.keys ?? []).map(([keys, does]) => [keys.map((key) => html`<kbd>${key}</kbd> `), does]),
     ].map(([keys, does]) => [does, keys])} />
   </${Dialog}>`;
 }

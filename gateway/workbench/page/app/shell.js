@@ -134,7 +134,7 @@ function Header({ current }) {
           ${shown
             .filter((page) => page.group === group)
             .map(
-              (page) => html`<a key=${page.path} href=${address(page.path)} aria-current=${page.path === current ? "page" : undefined}><${Icon} name=${page.path} />${page.title}</a>`,
+              (page) => html`<a key=${page.path} href=${address(page.path)} aria-current=${page.path === current ? "page" : undefined}><${Icon} name=${page.path} path=${page.icon} />${page.title}</a>`,
             )}</div>`,
       )}
     </nav>

@@ -9,7 +9,6 @@ const PATHS = {
   tasks: "M2.5 4.500l1.5 1.5 2-3M2.5 11l1.5 1.5 2-3M8.5 4.500h5M8.5 11h5",
   usage: "M3 13.500v-5M8 13.500v-11M13 13.500v-7.5",
   models: "M8 2l5.5 3v6l-5.5 3-5.5-3v-6zM2.5 5l5.5 3 5.5-3M8 8v6",
-  trials: "M2.5 3h4.500v10h-4.500zM9 3h4.500v10h-4.500z",
   memory: "M4.5 4.500h7v7h-7zM6.5 4.500v-2.500M9.5 4.500v-2.500M6.5 14v-2.500M9.5 14v-2.500M2 6.500h2.500M2 9.500h2.500M11.5 6.500h2.500M11.5 9.500h2.5",
   runners: "M2.5 3h11v4h-11zM2.5 9h11v4h-11zM5 5h.5M5 11h.5",
   operations: "M3 8a5 5 0 0 1 9-3M13 8a5 5 0 0 1-9 3M12 2v3h-3M4 14v-3h3",
@@ -19,8 +18,8 @@ const PATHS = {
   copy: "M5.5 5.500v-3h8v8h-3M2.5 5.500h8v8h-8z",
 };
 
-/** @param {{name: string}} props */
-export const Icon = ({ name }) => html`<svg class="icon" viewBox="0 0 16 16" aria-hidden="true"><path d=${PATHS[name]} /></svg>`;
+/** An icon of this file, or one that is given. @param {{name: string, path?: string}} props */
+export const Icon = ({ name, path = PATHS[name] }) => html`<svg class="icon" viewBox="0 0 16 16" aria-hidden="true"><path d=${path} /></svg>`;
 
 /** The mark of weft: threads across a warp. */
 export const Logo = () => html`<svg class="logo" viewBox="0 0 32 32" aria-hidden="true"><rect width="32" height="32" rx="7" />

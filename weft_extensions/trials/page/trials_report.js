@@ -1,16 +1,16 @@
 // The report of a trial: what its checks and people found of both sides, its pairs, and the switch to its candidate.
-import { html, useState } from "../parts/html.js";
-import { put, segment } from "../api.js";
-import { collection } from "../live.js";
-import { address, go } from "../navigation.js";
-import { can } from "../session.js";
-import { command } from "../parts/commands.js";
-import { Confirm } from "../parts/dialog.js";
-import { clock, figure, seconds, words } from "../parts/format.js";
-import { notify } from "../parts/notices.js";
-import { Table } from "../parts/table.js";
-import { Code, Facts, State } from "../parts/widgets.js";
-import { declaredOf } from "./settings_kinds.js";
+import { html, useState } from "weft/parts/html.js";
+import { put, segment } from "weft/api.js";
+import { collection } from "weft/live.js";
+import { address, go } from "weft/navigation.js";
+import { can } from "weft/session.js";
+import { command } from "weft/parts/commands.js";
+import { Confirm } from "weft/parts/dialog.js";
+import { clock, figure, seconds, words } from "weft/parts/format.js";
+import { notify } from "weft/parts/notices.js";
+import { Table } from "weft/parts/table.js";
+import { Code, Facts, State } from "weft/parts/widgets.js";
+import { declaredOf } from "weft/pages/settings_kinds.js";
 import { unjudged } from "./trials_pair.js";
 
 /** @param {{report: any, manifest: any}} props */
@@ -59,7 +59,7 @@ function checksOf({ withSchema, candidateValid, againstValid, candidateSpeed, ag
   ];
 }
 
-/** @param {any} report @returns {import("../parts/table.js").Column[]} */
+/** @param {any} report @returns {import("weft/parts/table.js").Column[]} */
 function columnsOf({ name, candidate, against }) {
   const yesNo = (/** @type {boolean | undefined} */ value) => (value === undefined ? "–" : value ? "yes" : "no");
   /** @type {Record<string, string>} */

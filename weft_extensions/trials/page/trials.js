@@ -1,10 +1,10 @@
 // Trials: the list, what one has found so far, and its pairs, which a person judges.
-import { html, useEffect, useState } from "../parts/html.js";
-import { get, segment } from "../api.js";
-import { collection, comebacks, useLive } from "../live.js";
-import { address, go } from "../navigation.js";
-import { Table } from "../parts/table.js";
-import { ErrorNote, LiveNote } from "../parts/widgets.js";
+import { html, useEffect, useState } from "weft/parts/html.js";
+import { get, segment } from "weft/api.js";
+import { collection, comebacks, useLive } from "weft/live.js";
+import { address, go } from "weft/navigation.js";
+import { Table } from "weft/parts/table.js";
+import { ErrorNote, LiveNote } from "weft/parts/widgets.js";
 import { Pair, unjudged } from "./trials_pair.js";
 import { Report, TrialState } from "./trials_report.js";
 
@@ -17,7 +17,7 @@ export function Page({ name, query }) {
   return name ? html`<${Trial} key=${name} name=${name} task=${query.get("pair") ?? ""} manifest=${live.items.get(name)} />` : html`<${List} live=${live} />`;
 }
 
-/** @param {{live: import("../live.js").Collection}} props */
+/** @param {{live: import("weft/live.js").Collection}} props */
 function List({ live }) {
   const [reports, setReports] = useState(/** @type {Record<string, any>} */ ({}));
   const names = [...live.items.keys()].sort();
@@ -38,7 +38,7 @@ function List({ live }) {
       empty=${html`No trials. Start one: <code>weft models trial start NEW --against OLD --share 10%</code>`} />`}`;
 }
 
-/** @type {import("../parts/table.js").Column[]} */
+/** @type {import("weft/parts/table.js").Column[]} */
 const COLUMNS = [
   { title: "Trial", cell: (row) => html`<a href=${address(`trials/${row.name}`)}>${row.name}</a>`, sort: (row) => row.name },
   { title: "Candidate", cell: (row) => row.candidate, sort: (row) => row.candidate },

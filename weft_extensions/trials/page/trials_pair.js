@@ -1,11 +1,11 @@
 // One pair of a trial: a prompt and its two answers, which are judged before it is shown whose they are.
-import { html, useEffect, useRef, useState } from "../parts/html.js";
-import { get, post, segment } from "../api.js";
-import { address, go } from "../navigation.js";
-import { can } from "../session.js";
-import { Markdown } from "../parts/markdown.js";
-import { attempt } from "../parts/notices.js";
-import { Code, ErrorNote } from "../parts/widgets.js";
+import { html, useEffect, useRef, useState } from "weft/parts/html.js";
+import { get, post, segment } from "weft/api.js";
+import { address, go } from "weft/navigation.js";
+import { can } from "weft/session.js";
+import { Markdown } from "weft/parts/markdown.js";
+import { attempt } from "weft/parts/notices.js";
+import { Code, ErrorNote } from "weft/parts/widgets.js";
 
 /** @type {[string, string, string][]} The verdict as it is sent, its button, and its key. */
 const CHOICES = [["a", "A is better", "A"], ["same", "Same", "S"], ["b", "B is better", "B"]];
