@@ -39,12 +39,9 @@ from gateway.openapi import shown_path
 from gateway.ports import GatewayPorts
 from gateway.request_facts import FACTS_KEY, RequestFacts, headers_of
 from gateway.resources.resource_endpoints import RESOURCES, SETTINGS
-from gateway.responses.response_endpoints import RESPONSES
-from gateway.responses.response_handlers import responses_of
-from gateway.responses.retrieval import Responses
-from gateway.responses.running import RunningResponses
 from gateway.result_links import ResultLinks
 from gateway.routing import ApiRouter, DeferredApi, EdgeApp
+from gateway.running_responses import RunningResponses
 from gateway.sealed_texts import SealedTexts
 from gateway.tasks.task_apis import TaskApis, task_apis_of
 from gateway.tasks.task_endpoints import TASKS
@@ -78,7 +75,7 @@ def gateway_deps(
 ) -> GatewayDeps:
     """Returns the collaborators of one gateway; `earlier`: those of its former configuration.
 
-    Counts of tenants and connections to media hosts are kept if their settings are unchanged.
+    Counts of tenants and connections to media hosts are kept if their settings are unchanged, running responses always.
     """
     ticking = clock or SystemClock()
     tasks = ports.tasks
@@ -97,6 +94,7 @@ def gateway_deps(
         journal_policy=ports.journal or JournalPolicy(ports.fleet, is_possible=tasks is not None),
         fleet=ports.fleet,
         registry=ports.registry,
+        running=RunningResponses(config.max_running_responses) if earlier is None else earlier.running,
         router=ports.router,
         watches=watches or EventWatches(config.max_event_watches),
         metrics=metrics or GatewayMetrics(),
@@ -128,23 +126,22 @@ def finisher_over(deps: GatewayDeps, ports: GatewayPorts) -> BatchFinisher | Non
     """Returns the writer of batch results; None: there is no batch store."""
     if ports.files is None or ports.batches is None:
         return None
-    return BatchFinisher(ports.files, ports.batches, task_apis_of(deps), deps)
+    return BatchFinisher(ports.files, ports.batches, task_apis_of(deps, ports.extensions), deps)
 
 
-def app_over(deps: GatewayDeps, ports: GatewayPorts, running: RunningResponses | None = None) -> EdgeApp:
-    """Returns the application over these collaborators; `running`: the responses being streamed."""
-    tasks = ports.tasks
+def app_over(deps: GatewayDeps, ports: GatewayPorts) -> EdgeApp:
+    """Returns the application over these collaborators."""
+    tasks, task_apis = ports.tasks, task_apis_of(deps, ports.extensions)
     app = bare_app("weft gateway", deps, GATEWAY_ROUTERS)
     given: dict[type, object] = {InferenceDeps: deps, GatewayDeps: deps}
     app.serve(OPENAI, given)
-    app.serve(RESPONSES, {Responses: responses_of(deps, ports.responses, tasks, running)})
     for router in (RESOURCES, SETTINGS, HEALTH, PROBES, METRICS):
         app.serve(router, given)
-    of_tasks = () if tasks is None else (tasks_of_tenant(tasks, task_apis_of(deps)),)
+    of_tasks = () if tasks is None else (tasks_of_tenant(tasks, task_apis),)
     app.serve(WATCH, {"watch sources": {source.kind: source for source in (*ports.watched, *of_tasks)}})
     _serve_management(app, ports)
     if tasks is not None:
-        app.serve(TASKS, {TaskClient: tasks, TaskApis: task_apis_of(deps)})
+        app.serve(TASKS, {TaskClient: tasks, TaskApis: task_apis})
     pdf_texts = ConcurrencyLimit(MAX_PDFS, "PDFs are being read already")
     pages = PageFiles(pages=[page for extension in ports.extensions for page in extension.pages])
     app.serve(WORKBENCH, {PageFiles: pages, "pdf_texts": pdf_texts, "join commands": ports.join_command})

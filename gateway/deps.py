@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 from starlette.types import Scope
 
@@ -18,6 +18,7 @@ from gateway.registry_client import RegistryClient
 from gateway.request_facts import RequestFacts, facts_of
 from gateway.result_links import ResultLinks
 from gateway.routing import collaborator
+from gateway.running_responses import RunningResponses
 from gateway.sealed_texts import SealedTexts
 from weft.dispatch.aliases import AskedName, asked_name
 from weft.dispatch.call import RequestDispatcher
@@ -146,6 +147,8 @@ class GatewayDeps(InferenceDeps):
 
     registry: RegistryClient
     watches: EventWatches
+    running: RunningResponses[Any]
+    """The responses being streamed."""
     router: RouterSource | None = None
     """Whether a router is reachable; None: it runs in this process."""
 

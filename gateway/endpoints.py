@@ -8,7 +8,6 @@ from gateway.http_api import HttpApi
 from gateway.openai.openai_endpoints import OPENAI, QUOTES
 from gateway.openapi import answers, answers_events, bytes_body, shown_path
 from gateway.resources.resource_endpoints import RESOURCES, SETTINGS
-from gateway.responses.response_endpoints import RESPONSES
 from gateway.routing import OPENAPI, ApiRouter, get_docs, get_openapi, needs_of, routes_of
 from gateway.tasks.task_endpoints import TASKS
 from gateway.watch import watch_handlers as watching
@@ -39,7 +38,6 @@ WORKBENCH.add_post("/api/v1/pdf-text", USE_MODELS, extract_pdf_text, bytes_body(
 
 GATEWAY_ROUTERS: tuple[ApiRouter, ...] = (
     OPENAI,
-    RESPONSES,
     RESOURCES,
     WATCH,
     SETTINGS,
@@ -61,6 +59,7 @@ GATEWAY_ROUTERS: tuple[ApiRouter, ...] = (
 """The endpoints that each gateway needs. Those without their collaborators are not served."""
 _BATCHES = "gateway.batches.batch_endpoints"
 DEFERRED_APIS = (
+    ApiHook(place="gateway.responses.response_endpoints:API", paths=("/v1/responses", "/v1/responses/")),
     ApiHook(place="gateway.anthropic.anthropic_endpoints:API", paths=("/v1/messages", "/v1/messages/")),
     ApiHook(place=f"{_BATCHES}:FILE_API", paths=("/v1/files", "/v1/files/")),
     ApiHook(place=f"{_BATCHES}:RESULT_API", paths=("/v1/results/",)),

@@ -13,7 +13,6 @@ from gateway.gateway_metrics import GatewayMetrics
 from gateway.http.event_watches import EventWatches
 from gateway.http.server import AppServer
 from gateway.ports import GatewayPorts
-from gateway.responses.running import RunningResponses
 from weft.kernel.services.service_lifecycle import Service, start_restarting, stop_tasks
 from weft.kernel.telemetry.metrics_page import MetricsPage
 from weft.kernel.time.clock import Clock, SystemClock
@@ -58,9 +57,8 @@ class GatewayService(Service):
             ports.ends.on_fate = metrics.end_reported
         self._watches = EventWatches(config.max_event_watches)
         self._finishing: asyncio.Task[None] | None = None
-        self._running = RunningResponses(config.max_running_responses)
         self._deps = gateway_deps(config, ports, watches=self._watches, metrics=metrics, clock=clock)
-        self._app: ASGIApp = app_over(self._deps, ports, self._running)
+        self._app: ASGIApp = app_over(self._deps, ports)
         self._server = AppServer(
             self._serve, exposure=config.exposure(), limits=config.connections, on_refused=metrics.refused
         )
@@ -84,7 +82,7 @@ class GatewayService(Service):
         self._deps = gateway_deps(
             config, self._ports, watches=self._watches, metrics=deps.metrics, clock=deps.clock, earlier=deps
         )
-        self._app = app_over(self._deps, self._ports, self._running)
+        self._app = app_over(self._deps, self._ports)
 
     def _serve(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         return self._app(scope, receive, send)

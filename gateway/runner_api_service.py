@@ -1,5 +1,8 @@
 """The runner API as a service that `weft_app.compose` starts beside a runner, and its ASGI application."""
 
+from collections.abc import Callable, Iterable
+from functools import partial
+
 from gateway.app import bare_app
 from gateway.auth.authentication import Gate
 from gateway.auth.rate_limits import TenantRateLimits
@@ -8,21 +11,32 @@ from gateway.endpoints import DOCUMENT
 from gateway.gateway_health import METRICS, PROBES
 from gateway.gateway_metrics import GatewayMetrics
 from gateway.http.server import AppServer
+from gateway.http_api import HttpApi
 from gateway.openai.openai_endpoints import OPENAI
-from gateway.routing import ApiRouter, EdgeApp
+from gateway.routing import ApiRouter, DeferredApi, EdgeApp
 from gateway.runner_api.deps import RunnerApiConfig, RunnerApiDeps, RunnerApiPorts
 from gateway.runner_api.facts import KeptDevices
 from gateway.runner_api.runner_api_endpoints import RUNNER_OPERATIONS, RUNNER_STATE
 from gateway.runner_api.runner_api_metrics import RequestObserver, add_state_metrics
 from weft.dispatch.call import LayeredDispatcher
 from weft.durable.journal_policy import JournalPolicy
+from weft.extension import ApiHook, Extension, load_hook
 from weft.kernel.services.service_lifecycle import Service
 from weft.kernel.telemetry.metrics_page import MetricsPage
 from weft.kernel.telemetry.tracing import ServiceName
 from weft.kernel.time.clock import Clock, SystemClock
 
 RUNNER_ROUTERS: tuple[ApiRouter, ...] = (RUNNER_OPERATIONS, OPENAI, RUNNER_STATE, PROBES, METRICS, DOCUMENT)
-"""Every endpoint of a runner's API: its own, and those of the gateway that also apply to one runner."""
+"""The endpoints of each runner's API: its own, and those of the gateway that also apply to one runner."""
+
+
+def runner_routers(extensions: Iterable[Extension]) -> tuple[ApiRouter, ...]:
+    """Returns the endpoints of a runner's API with these extensions. Imports their APIs."""
+    return (*RUNNER_ROUTERS, *(load_hook(hook.place, HttpApi).router for hook in _of_runners(extensions)))
+
+
+def _of_runners(extensions: Iterable[Extension]) -> Iterable[ApiHook]:
+    return (hook for extension in extensions for hook in extension.apis if hook.is_of_runners)
 
 
 def build(
@@ -64,6 +78,7 @@ def build(
         observer=observer,
         devices=devices,
         started=ticking.monotonic(),
+        extensions=ports.extensions,
     )
     return RunnerApiService(deps)
 
@@ -79,7 +94,13 @@ def create_app(deps: RunnerApiDeps) -> EdgeApp:
     if deps.config.metrics:
         app.serve(METRICS)
     app.serve(DOCUMENT)
+    for hook in _of_runners(deps.extensions):
+        app.defer(DeferredApi(name=hook.place, paths=hook.paths, load=partial(_loaded, hook)))
     return app
+
+
+def _loaded(hook: ApiHook) -> Callable[[EdgeApp], None]:
+    return partial(EdgeApp.serve, router=load_hook(hook.place, HttpApi).router)
 
 
 class RunnerApiService(Service):

@@ -33,6 +33,20 @@ class ApiHook:
     """Of a `gateway.http_api.HttpApi`."""
     paths: tuple[str, ...]
     """Its paths; one that ends with `/` stands for all below it. The first request to one imports the API."""
+    is_of_runners: bool = False
+    """Whether a runner's HTTP API serves it too: its handlers need no more than `gateway.deps.InferenceDeps`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskApiHook:
+    """Requests of an HTTP API as durable tasks and in batches."""
+
+    endpoint: str
+    """Path of the live endpoint, such as `/v1/chat/completions`."""
+    kind: str
+    """`TaskSpec.origin_kind` of these tasks."""
+    place: str
+    """Of a `gateway.tasks.task_apis.TaskApi`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +55,11 @@ class CommandHook:
 
     words: str
     """The words after `weft`, such as `mesh simulate`."""
-    place: str
-    """Of a function with typer's annotations, or of a `typer.Typer` with commands."""
     summary: str
     """First paragraph of its help."""
+    place: str = ""
+    """Of a function with typer's annotations, or of a `typer.Typer` with commands. Empty: the group of
+    the commands that other hooks name."""
     example: str = ""
     """Of a group of commands: shown in its help."""
 
@@ -122,6 +137,8 @@ class Extension:
     """Extensions without which it is disabled too."""
     apis: tuple[ApiHook, ...] = ()
     """HTTP APIs of a gateway."""
+    task_apis: tuple[TaskApiHook, ...] = ()
+    """APIs whose requests can be tasks."""
     commands: tuple[CommandHook, ...] = ()
     """Commands of the command line."""
     runtimes: tuple[RuntimeHook, ...] = ()

@@ -84,7 +84,7 @@ def _of_batches(deps: GatewayDeps, ports: GatewayPorts) -> Mapping[Any, object] 
     return {
         FileClient: ports.files,
         BatchClient: ports.batches,
-        BatchCreator: BatchCreator(ports.files, ports.batches, task_apis_of(deps), deps=deps),
+        BatchCreator: BatchCreator(ports.files, ports.batches, task_apis_of(deps, ports.extensions), deps=deps),
         "creations": ConcurrencyLimit(most, "batches are being created already (max_creations)"),
     }
 

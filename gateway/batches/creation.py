@@ -20,7 +20,7 @@ from gateway.intake.json_guard import require_strict_json, without_halves
 from gateway.intake.query import naming
 from gateway.openai.extension_fields import unknown_fields, unsupported
 from gateway.request_facts import facts_of
-from gateway.tasks.task_apis import AnyTaskApi, SpecContext, TaskApis
+from gateway.tasks.task_apis import ServedTaskApi, SpecContext, TaskApis
 from gateway.visible_names import with_visible_names
 from weft.api.common.v1 import warning_pb2
 from weft.api.router.v1 import batch_service_pb2 as batch_pb
@@ -256,7 +256,7 @@ class BatchCreator:
 
         Raises INVALID_ARGUMENT naming the field, NOT_FOUND, and as `BatchClient.create`.
         """
-        surface = self._surfaces.of_endpoint(params.endpoint)
+        surface = await self._surfaces.of_endpoint(params.endpoint)
         await self._require_input(tenant, params.input_file_id)
         now, window = self._clock.utc_now(), timedelta(seconds=params.window_seconds or WINDOW_SECONDS)
         new = batch_pb.Batch(
@@ -289,7 +289,7 @@ class BatchCreator:
         if file.purpose != BATCH_INPUT:
             raise invalid_field("input_file_id", f"is a file of the purpose {file.purpose!r}, not {BATCH_INPUT!r}")
 
-    def _lines(self, scope: Scope, surface: AnyTaskApi, *, wait_for_model: bool) -> BatchLines:
+    def _lines(self, scope: Scope, surface: ServedTaskApi, *, wait_for_model: bool) -> BatchLines:
         submission = SpecContext(scope=scope, field="body")
         max_depth = self._config.limits.max_json_depth
 

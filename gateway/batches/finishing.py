@@ -13,8 +13,8 @@ import msgspec
 from gateway.batches.chunks import EventLoopYielder, in_chunks
 from gateway.deps import InferenceDeps
 from gateway.errors import envelope, http_status, internal_error
-from gateway.tasks.media_answers import link_of, with_content
-from gateway.tasks.task_apis import AnyTaskApi, TaskApis
+from gateway.tasks.result_content import link_of, with_content
+from gateway.tasks.task_apis import ServedTaskApi, TaskApis
 from weft.api.router.v1 import batch_service_pb2 as batch_pb
 from weft.api.router.v1 import file_service_pb2 as file_pb
 from weft.api.router.v1 import task_pb2
@@ -44,7 +44,7 @@ class BatchResults:
         self,
         batch: batch_pb.Batch,
         batches: BatchClient,
-        surface: AnyTaskApi,
+        surface: ServedTaskApi,
         *,
         deps: InferenceDeps,
     ) -> None:
@@ -211,7 +211,7 @@ class BatchFinisher:
         return None
 
     async def _write(self, batch: batch_pb.Batch) -> None:
-        surface = self._surfaces.of_endpoint(batch.endpoint)
+        surface = await self._surfaces.of_endpoint(batch.endpoint)
         results = BatchResults(batch, self._batches, surface, deps=self._deps)
         output_file = await self._save(batch, "output", results.outputs())
         try:

@@ -1,6 +1,12 @@
 """The endpoints of the Responses API."""
 
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.deps import GatewayDeps
+from gateway.http_api import HttpApi
 from gateway.openapi import answers, json_body
+from gateway.ports import GatewayPorts
 from gateway.responses.compaction_handlers import compact_conversation, count_input_tokens
 from gateway.responses.response_handlers import (
     LIST_PARAMETERS,
@@ -11,7 +17,9 @@ from gateway.responses.response_handlers import (
     get_response,
     list_input_items,
     refuse_websocket,
+    responses_of,
 )
+from gateway.responses.retrieval import Responses
 from gateway.responses.schema import DeletedResponse, ResponseItemList, ResponseObject, ResponsesRequest
 from gateway.routing import ApiRouter
 from weft.kernel.access.principal import EDIT_REQUESTS, USE_MODELS, VIEW_REQUESTS
@@ -36,3 +44,10 @@ RESPONSES.add_get(
     list_input_items,
     answers(ResponseItemList, query=LIST_PARAMETERS),
 )
+
+
+def _given(deps: GatewayDeps, ports: GatewayPorts) -> Mapping[Any, object]:
+    return {Responses: responses_of(deps, ports.responses, ports.tasks)}
+
+
+API = HttpApi(router=RESPONSES, collaborators=_given)

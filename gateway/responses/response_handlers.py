@@ -35,7 +35,7 @@ from gateway.responses.payload import Conversation, failed_call, own_items, to_r
 from gateway.responses.replay import FROM_THE_START
 from gateway.responses.response_stream import ResponsesAnswer, ResponsesStream
 from gateway.responses.retrieval import Responses, Stored, not_streamed_again
-from gateway.responses.running import LiveResponse, RunningResponses
+from gateway.responses.running import LiveResponse
 from gateway.responses.schema import ResponsesRequest
 from weft.api.common.v1 import receipt_pb2
 from weft.durable.responses import ResponseClient
@@ -46,13 +46,8 @@ from weft.kernel.requests.request_values import Operation
 SURFACE = "responses"
 
 
-def responses_of(
-    deps: GatewayDeps, store: ResponseClient | None, tasks: TaskClient | None, running: RunningResponses | None = None
-) -> Responses:
-    """Returns the collaborators of one gateway over the response store and the task port.
-
-    `running`: the responses being streamed; None: none.
-    """
+def responses_of(deps: GatewayDeps, store: ResponseClient | None, tasks: TaskClient | None) -> Responses:
+    """Returns the collaborators of one gateway over the response store and the task port."""
     config, background = deps.config, None
     if store is not None and tasks is not None:
         watches = deps.watches.beside(config.max_running_responses, "gateway.max_running_responses")
@@ -60,7 +55,7 @@ def responses_of(
     return Responses(
         deps=deps,
         store=store,
-        running=running or RunningResponses(config.max_running_responses),
+        running=deps.running,
         keeps=config.keep_responses,
         background=background,
     )

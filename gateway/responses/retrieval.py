@@ -11,8 +11,9 @@ from gateway.gateway_config import KeepResponses
 from gateway.responses.background import BackgroundResponse, BackgroundResponses, StreamPosition
 from gateway.responses.document import CANCELLED
 from gateway.responses.history import items_to_store
-from gateway.responses.running import LiveResponse, RunningResponses
+from gateway.responses.running import LiveResponse
 from gateway.routing import collaborator
+from gateway.running_responses import RunningResponses
 from weft.api.router.v1.stored_response_service_pb2 import StoredResponse
 from weft.durable.responses import ResponseClient, response_not_found
 from weft.kernel.errors.error_tree import FieldError, WeftError, found_or_none, invalid_field
@@ -33,7 +34,7 @@ class Responses:
     deps: GatewayDeps
     store: ResponseClient | None
     """None: no responses are stored."""
-    running: RunningResponses
+    running: RunningResponses[LiveResponse]
     keeps: KeepResponses = KeepResponses.BY_DEFAULT
     background: BackgroundResponses | None = None
     """None: there are no background responses."""

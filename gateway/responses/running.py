@@ -1,8 +1,9 @@
 """Live responses: snapshots and cancellation of streamed ones, and storage at their end."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator
-from contextlib import ExitStack, aclosing, contextmanager
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack, aclosing
+from typing import TYPE_CHECKING
 
 from gateway.responses.document import CANCELLED, IN_PROGRESS
 from gateway.responses.response_stream import PartialResponse
@@ -16,6 +17,9 @@ from weft.kernel.errors.reasons import Reason
 from weft.kernel.telemetry.log import get_logger
 from weft.kernel.time.cancellation import Interruptible
 from weft.kernel.time.timestamps import stamp_of
+
+if TYPE_CHECKING:
+    from gateway.running_responses import RunningResponses
 
 log = get_logger("weft.gateway")
 
@@ -34,7 +38,7 @@ class LiveResponse:
         store: ResponseClient | None,
         items: bytes,
         previous_id: str,
-        running: "RunningResponses | None",
+        running: "RunningResponses[LiveResponse] | None",
     ) -> None:
         """`store`: None: it is not stored. `running`: None: it cannot be retrieved before its end.
 
@@ -140,32 +144,3 @@ class LiveResponse:
         except WeftError as error:
             log.warning("response not stored", response_id=self.response_id, reason=error.reason.name.lower())
             document.note_not_stored(error)
-
-
-class RunningResponses:
-    """The running responses of one gateway, by id."""
-
-    def __init__(self, max_running: int) -> None:
-        self._max_running = max_running
-        self._running: dict[str, LiveResponse] = {}
-
-    def find(self, tenant: str, response_id: str) -> LiveResponse | None:
-        """Returns a running response of the tenant; None: it does not run on this gateway."""
-        found = self._running.get(response_id)
-        return found if found is not None and found.tenant == tenant and not found.is_settled else None
-
-    def require_room(self) -> None:
-        """Raises RATE_LIMIT_EXCEEDED if the maximum number is running."""
-        if len(self._running) >= self._max_running:
-            message = f"more than {self._max_running} responses are being streamed (gateway.max_running_responses)"
-            raise WeftError(Reason.RATE_LIMIT_EXCEEDED, message)
-
-    @contextmanager
-    def joined(self, running: LiveResponse) -> Generator[None]:
-        """Registers `running` while the block runs. Raises RATE_LIMIT_EXCEEDED above the maximum."""
-        self.require_room()
-        self._running[running.response_id] = running
-        try:
-            yield
-        finally:
-            del self._running[running.response_id]

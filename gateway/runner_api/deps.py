@@ -1,5 +1,6 @@
 """Configuration, ports and collaborators of the HTTP API of one runner. `weft_app.compose` connects the ports."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -13,6 +14,7 @@ from gateway.runner_api.runner_api_metrics import QueueView, RequestObserver
 from weft.dispatch.call import RequestDispatcher
 from weft.dispatch.fleet import FleetSource
 from weft.durable.journal_policy import JournalRules
+from weft.extension import Extension
 from weft.kernel.services.health import HealthSource
 from weft.kernel.telemetry.tracing import NO_TRACING, Tracing
 
@@ -48,6 +50,8 @@ class RunnerApiPorts:
     """The health of the process."""
     tracing: Tracing = NO_TRACING
     """Receives the spans of requests."""
+    extensions: Sequence[Extension] = ()
+    """Whose APIs of runners are served."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +66,7 @@ class RunnerApiDeps:
     devices: KeptDevices
     started: float
     """When the process started, on the monotonic clock."""
+    extensions: Sequence[Extension] = ()
 
 
 RunnerApi = Annotated[RunnerApiDeps, collaborator(RunnerApiDeps)]

@@ -29,8 +29,8 @@ from gateway.openai.extension_fields import unknown_fields
 from gateway.request_facts import facts_of, headers_of
 from gateway.resources.resource_handlers import API
 from gateway.routing import collaborator
-from gateway.tasks.media_answers import link_of, with_content
-from gateway.tasks.task_apis import SpecContext, TaskApis, answer_of, has_links
+from gateway.tasks.result_content import link_of, with_content
+from gateway.tasks.task_apis import SpecContext, TaskApis
 from weft.api.common.v1 import event_pb2
 from weft.api.router.v1 import task_pb2
 from weft.api.router.v1 import task_service_pb2 as pb
@@ -174,15 +174,16 @@ _NAMES = (
 async def submission_of(
     scope: Scope, wanted: NewTaskBody, task_apis: TaskApis, *, count: Callable[[], None]
 ) -> pb.SubmitTaskRequest:
-    """Returns the task to submit. Raises as `TaskApi.supplied_spec`, `count` and INVALID_ARGUMENT naming the field.
+    """Returns the task to submit.
 
-    `count` is called once the body is valid, before media are fetched for it.
+    `count` is called once the body is valid, before media are fetched for it. Raises as `ServedTaskApi.supplied_spec`,
+    `count` and INVALID_ARGUMENT naming the field.
     """
-    surface = task_apis.of_endpoint(wanted.endpoint)
+    served = await task_apis.of_endpoint(wanted.endpoint)
     key = idempotency_key_of(headers_of(scope))
     raw = json.dumps(_body_of(wanted), ensure_ascii=False, separators=(",", ":")).encode()
     submission = SpecContext(scope=scope, field=_BODY, is_repeatable=bool(key), before_fetching=count)
-    spec = await surface.supplied_spec(raw, submission)
+    spec = await served.supplied_spec(raw, submission)
     if wanted.pending_limit_seconds is not None:
         spec.pending_limit.FromNanoseconds(math.ceil(wanted.pending_limit_seconds * _NANOSECONDS))
     spec.max_attempts = wanted.max_attempts or 0
@@ -221,12 +222,11 @@ def _body_of(wanted: NewTaskBody) -> dict[str, object]:
 
 def task_json(task: task_pb2.Task, task_apis: TaskApis) -> JsonObject:
     """Returns a task; see `TaskObject`."""
-    surface = task_apis.of_kind(task.origin_kind)
     return object_json(
         TaskObject,
         task,
         state=state_name(task.state).lower(),
-        endpoint=None if surface is None else surface.endpoint,
+        endpoint=task_apis.endpoint_of(task.origin_kind),
         error=_failure(failure_of(task)),
         **_submitter(task),
     )
@@ -363,16 +363,16 @@ async def get_task(deps: Gateway, tasks: Tasks, task_apis: Apis, request: Reques
     details = await tasks.details(tenant, task_id)
     body = task_json(details.task, task_apis)
     is_own = details.task.caller == facts_of(request.scope).principal.name
-    if query.flag("body") and is_own and task_apis.of_kind(details.task.origin_kind) is not None:
+    if query.flag("body") and is_own and task_apis.endpoint_of(details.task.origin_kind) is not None:
         body["body"] = msgspec.Raw(details.spec.origin)
     body["attempts"] = [attempt_json(attempt) for attempt in details.attempts]
     if details.task.state == task_pb2.TASK_STATE_COMPLETED:
         outputs = await outputs_of(tasks, details.task)
-        names = has_links(details, task_apis)
+        names = await task_apis.has_links(details)
         base = "" if deps.links is None else deps.links.base_of(request.scope)
         try:
             outputs = await with_content(deps, tenant, outputs, has_links=names)
-            answer = answer_of(details, task_apis, outputs, link_of(deps, base, tenant))
+            answer = await task_apis.answer(details, outputs, link_of(deps, base, tenant))
             body["result"] = msgspec.Raw(answer)
         except WeftError as error:
             if error.reason is Reason.SERVICE_UNAVAILABLE:

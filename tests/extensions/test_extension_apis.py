@@ -151,3 +151,10 @@ def test_the_paths_of_a_hook_are_those_of_its_api(hook: ApiHook) -> None:
     found = {route.path for route in routes_of([load_hook(hook.place, HttpApi).router])}
     assert {path for path in found if not deferred.has(path)} == set()
     assert {path for path in hook.paths if not any(each.startswith(path) for each in found)} == set()
+
+
+async def test_responses_are_imported_at_their_first_request() -> None:
+    app = app_with([])
+    assert "/v1/responses" not in {route.path for route in routes_of(app.served)}
+    assert (await answer_of(app, "GET", "/v1/responses/resp-1")).status == 404
+    assert "/v1/responses" in {route.path for route in routes_of(app.served)}

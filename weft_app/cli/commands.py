@@ -16,7 +16,6 @@ PANELS: Mapping[str, Mapping[str, str]] = {
         "status": "Show the state of the mesh of a home: uptime, addresses, health of its processes, and models.",
         "ui": "Open the workbench, the web page of the mesh, and print its address.",
         "chat": "Chat with a model, pool, agent or route. The answer goes to stdout, everything else to stderr.",
-        "media": "Make images, transcribe recordings and speak texts.",
         "launch": "Start a program such as Claude Code with the environment variables of the mesh. No file is changed.",
         "doctor": "Check whether a mesh can run on this machine. Exit code 1 if something is missing.",
     },
@@ -65,15 +64,6 @@ PANELS: Mapping[str, Mapping[str, str]] = {
 The summary is the first paragraph of the command's help, so that `weft --help` needs no module of a command.
 """
 GROUPS: Mapping[str, Mapping[str, str]] = {
-    "media": {
-        "image": "Make images from a description, or from images, as files. Progress goes to stderr; Ctrl-C cancels.",
-        "transcribe": (
-            "Transcribe a recording. Text and captions are streamed, progress goes to stderr; Ctrl-C cancels."
-        ),
-        "speak": (
-            "Speak a text: the recording goes to a file, or to stdout in a pipe. Nothing is played; Ctrl-C cancels."
-        ),
-    },
     "mesh": {
         "restart": "Restart the mesh of a home, or reload a model, after running requests.",
         "reload": "Reload the weft.yaml of a running mesh: only what changed is drained and restarted.",
@@ -130,7 +120,6 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
 }
 """Further commands of groups, as in PANELS."""
 EXAMPLES: Mapping[str, str] = {
-    "media": "weft media image 'a lighthouse at night' -o lighthouse.png",
     "models": "weft models ls",
     "batch": "weft batch submit requests.jsonl --watch",
     "mesh": "weft mesh reload --dry-run",
@@ -149,7 +138,6 @@ EXAMPLES: Mapping[str, str] = {
 }
 """An example for the help of each group."""
 _PLACES: Mapping[str, str] = {
-    "media": "",
     "pull": "models:pull",
     "models": "",
     "load": "operations:load",

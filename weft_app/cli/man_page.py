@@ -3,7 +3,7 @@
 Imports the standard library alone, as building the wheel writes it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from weft.extension import own_extensions
 from weft_app.cli.commands import GROUPS, PANELS
@@ -84,8 +84,14 @@ def _commands() -> Iterator[str]:
         for name, summary in commands.items():
             own = {f"{name} {each}": text for each, text in GROUPS.get(name, {}).items()}
             own |= {words: text for words, text in of_extensions.items() if words.startswith(f"{name} ")}
-            for words, text in ({name: summary} | own).items():
-                yield f".TP\n.B weft {_escaped(words)}\n\\&{_escaped(text)}"
+            yield from _described({name: summary} | own)
+    core = {name for names in PANELS.values() for name in names}
+    yield ".SH EXTENSIONS"
+    yield from _described({words: text for words, text in of_extensions.items() if words.split()[0] not in core})
+
+
+def _described(commands: Mapping[str, str]) -> Iterator[str]:
+    return (f".TP\n.B weft {_escaped(words)}\n\\&{_escaped(text)}" for words, text in commands.items())
 
 
 def _escaped(text: str) -> str:

@@ -53,6 +53,11 @@ ResourceFormat = StrEnum(
 )
 
 
+AllowRemoteOption = Annotated[
+    bool, typer.Option("--allow-remote", help="Allow remote models (outside your own machines).")
+]
+
+
 def _home(context: typer.Context, home: Path) -> Path:
     """Returns a home, as a `FoundHome` unless it comes from the option."""
     source = context.get_parameter_source("home")

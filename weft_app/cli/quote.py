@@ -6,9 +6,8 @@ import typer
 
 from weft.kernel.values.units import dollars_words, time_words
 from weft_app.cli.completion import complete_model
-from weft_app.cli.media import AllowRemoteOption
 from weft_app.cli.mesh_api import Document, connect
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, OutputOption
+from weft_app.cli.options import DEFAULT_HOME, AllowRemoteOption, HomeOption, OutputFormat, OutputOption
 from weft_app.cli.output import custom_columns, print_document, print_table
 
 

@@ -25,6 +25,7 @@ from runner_svc.runner_settings import RunnerSettings
 from runner_svc.runtimes.runtime_settings import ModelSettings, SourcedModelSettings
 from weft.api.runner.v1 import runner_service_pb2 as pb
 from weft.dispatch.dispatcher import Dispatcher
+from weft.extension import enabled_extensions
 from weft.gpu.snapshot import DeviceSnapshot, HostSnapshot, Source
 from weft.kernel.channels.rpc import ChannelPool, open_channel
 from weft.kernel.models.model_source import SourceScheme
@@ -188,6 +189,7 @@ class RunnerHttp(Service):
                 keys=self._keys,
                 health=health,
                 tracing=self._tracing,
+                extensions=enabled_extensions(config.extensions.disabled),
             ),
             metrics=page,
             clock=clock,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from gateway.endpoints import docs_table
-from gateway.runner_api_service import RUNNER_ROUTERS
+from gateway.runner_api_service import runner_routers
 from reference_pages import commands, errors, field_tables, log_events, metrics, parameters, presets, settings
 from weft.documents.schemas import schemas
 from weft.extension import own_extensions
@@ -22,7 +22,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "commands.md": commands.page,
     "configuration.md": settings.page,
     "document-fields.md": field_tables.page,
-    "endpoints.md": lambda: _ENDPOINTS_HEAD + docs_table(own_extensions(), RUNNER_ROUTERS),
+    "endpoints.md": lambda: _ENDPOINTS_HEAD + docs_table(own_extensions(), runner_routers(own_extensions())),
     "errors.md": errors.page,
     "log-events.md": log_events.page,
     "metrics.md": metrics.page,

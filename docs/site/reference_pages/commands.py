@@ -4,8 +4,9 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
+from weft.extension import Extension, own_extensions
 from weft_app.cli.commands import PANELS
-from weft_app.cli.main import load, loaded_commands
+from weft_app.cli.main import PANEL_OF_EXTENSIONS, load, loaded_commands
 
 _HEAD = """# Commands
 
@@ -16,11 +17,17 @@ _HEAD = """# Commands
 def page() -> str:
     """Returns the page: the commands by panel, each with its commands."""
     lines = [_HEAD]
-    for panel, names in PANELS.items():
+    of_extensions = [words for each in own_extensions() for words in _groups(each)]
+    for panel, names in (*PANELS.items(), (PANEL_OF_EXTENSIONS, of_extensions)):
         lines.append(f"## {panel}\n")
         for name in names:
             lines += _command(name, load(name))
     return "\n".join(lines)
+
+
+def _groups(extension: Extension) -> Iterator[str]:
+    """Yields the commands of an extension that belong to no group of the core."""
+    return (hook.words for hook in extension.commands if " " not in hook.words)
 
 
 def _command(path: str, command: Any) -> Iterator[str]:

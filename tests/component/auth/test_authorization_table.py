@@ -21,7 +21,7 @@ from gateway.auth.authentication import HOME_SOCKET, OWN_USER_KEY, Gate
 from gateway.endpoints import gateway_routers
 from gateway.request_facts import FACTS_KEY, RequestFacts
 from gateway.routing import Needs, needs_of, routes_of
-from gateway.runner_api_service import RUNNER_ROUTERS
+from gateway.runner_api_service import runner_routers
 from weft.extension import own_extensions
 from weft.kernel.access.principal import LOCAL, MESH_ACCESS, Principal
 from weft.kernel.access.rpc_auth import AuthInterceptor, UserGuard, access_of, as_caller, caller, checks_kind
@@ -111,7 +111,10 @@ async def http_outcome(needs: Needs, who: str) -> str:
 def routes() -> Iterator[tuple[str, Needs]]:
     served: dict[tuple[str, str], list[str]] = {}
     needs: dict[tuple[str, str], Needs] = {}
-    for server, routers in (("gateway", gateway_routers(own_extensions())), ("runner", RUNNER_ROUTERS)):
+    for server, routers in (
+        ("gateway", gateway_routers(own_extensions())),
+        ("runner", runner_routers(own_extensions())),
+    ):
         for route in routes_of(routers):
             for method in route.methods or ():
                 served.setdefault((method, route.path), []).append(server)

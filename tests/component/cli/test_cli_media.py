@@ -17,8 +17,8 @@ from weft.api.router.v1 import inference_service_pb2
 from weft.api.router.v1.task_pb2 import TaskSpec
 from weft.kernel.errors.error_tree import WeftError, invalid_field
 from weft.kernel.errors.reasons import Reason
-from weft_app.cli import image, media, transcribe
-from weft_app.cli.media import free_paths, numbered, slug
+from weft_extensions.media import image_command, media_commands, transcribe_command
+from weft_extensions.media.media_commands import free_paths, numbered, slug
 from weft_testing.media_files import png, wav
 
 pytest_plugins = ("cli_mesh",)
@@ -247,9 +247,9 @@ def interrupted(*events: event_pb2.InferenceEvent) -> Iterator[event_pb2.Inferen
 def test_ctrl_c_reports_the_cancellation_and_saved_files(
     studio: ScriptedMesh, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    target = image.ImageTarget(output="cat.png", prompt="a cat", count=2, force=False)
+    target = image_command.ImageTarget(output="cat.png", prompt="a cat", count=2, force=False)
     with pytest.raises(typer.Exit) as ended_by:
-        image._make(interrupted(picture(0)), target, None)
+        image_command._make(interrupted(picture(0)), target, None)
     assert ended_by.value.exit_code == 130
     assert capsys.readouterr().err.endswith("weft: cancelled; saved cat-1.png\n")
     del studio
@@ -343,7 +343,7 @@ def test_fetched_words_of_a_task_without_them_are_a_usage_error(
     """It said that the model reports no times."""
     spec = TaskSpec(model="whisper")
     spec.transcription.with_segments = True
-    monkeypatch.setattr(transcribe, "fetched", lambda *_: ([said(" One fish.", 0.0), ended()], spec))
+    monkeypatch.setattr(transcribe_command, "fetched", lambda *_: ([said(" One fish.", 0.0), ended()], spec))
     result = studio.run("media", "transcribe", "--fetch", "task-1", "--words")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "--words: task task-1 was submitted without it" in result.stderr
@@ -351,10 +351,10 @@ def test_fetched_words_of_a_task_without_them_are_a_usage_error(
 
 
 def test_oversized_recording_is_rejected_with_advice(talk: ScriptedMesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(media, "MAX_MEDIA_BYTES", 10)
+    monkeypatch.setattr(media_commands, "MAX_MEDIA_BYTES", 10)
     result = talk.run("media", "transcribe", "talk.wav")
     assert result.exit_code == 2
-    assert transcribe._ADVICE in result.stderr
+    assert transcribe_command._ADVICE in result.stderr
 
 
 def test_recording_is_read_from_standard_input(talk: ScriptedMesh) -> None:

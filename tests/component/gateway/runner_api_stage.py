@@ -20,6 +20,7 @@ from gateway.runner_api_service import RunnerApiService, build
 from weft.api.operations.v1 import operation_pb2, operation_service_pb2
 from weft.api.runner.v1.runner_service_pb2 import CacheFigures
 from weft.dispatch.call import RequestDispatcher
+from weft.extension import own_extensions
 from weft.gpu.snapshot import DeviceSnapshot
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
@@ -193,6 +194,7 @@ async def runner_api(
             queue=queue,
             operations=operations,
             keys=keys,
+            extensions=own_extensions(),
         ),
         clock=clock,
     )

@@ -15,8 +15,9 @@ from gateway.responses import history
 from gateway.responses.document import ResponseDocument
 from gateway.responses.response_stream import PartialResponse
 from gateway.responses.retrieval import Responses
-from gateway.responses.running import LiveResponse, RunningResponses
+from gateway.responses.running import LiveResponse
 from gateway.responses.schema import ResponsesRequest
+from gateway.running_responses import RunningResponses
 from weft.api.common.v1 import chat_pb2
 from weft.dispatch.operation_table import CHAT
 from weft.dispatch.request_receipt import RequestContext
@@ -110,7 +111,7 @@ class UnaryCall(PartialResponse):
 
 
 async def test_stored_response_is_deletable_while_its_caller_slowly_reads_the_end() -> None:
-    store, everyone, growing = MemoryResponses(), RunningResponses(1), UnaryCall()
+    store, everyone, growing = MemoryResponses(), RunningResponses[LiveResponse](1), UnaryCall()
     live = LiveResponse("ann", growing, store=store, items=b"[]", previous_id="", running=everyone)
     script = ScriptedDispatcher(hello())
     asked = RequestContext(request_id="r", tenant="ann", model="chat", operation=Operation.CHAT, traceparent="")
@@ -124,7 +125,7 @@ async def test_stored_response_is_deletable_while_its_caller_slowly_reads_the_en
 
 async def test_cancelled_response_is_deletable_while_its_caller_does_not_read() -> None:
     """Its deletion was refused with "cancel it first", and its cancellation because it had ended."""
-    store, everyone, growing = MemoryResponses(), RunningResponses(1), UnaryCall()
+    store, everyone, growing = MemoryResponses(), RunningResponses[LiveResponse](1), UnaryCall()
     live = LiveResponse("ann", growing, store=store, items=b"[]", previous_id="", running=everyone)
     script = ScriptedDispatcher(hello())
     asked = RequestContext(request_id="r", tenant="ann", model="chat", operation=Operation.CHAT, traceparent="")

@@ -17,7 +17,7 @@ from gateway.endpoints import gateway_routers
 from gateway.gateway_config import GatewayConfig
 from gateway.openapi import shown_path
 from gateway.routing import needs_of, routes_of
-from gateway.runner_api_service import RUNNER_ROUTERS
+from gateway.runner_api_service import runner_routers
 from weft.api.registry.v1.alias_pb2 import Alias, AliasManifest
 from weft.api.registry.v1.runner_pb2 import InstanceState
 from weft.documents.resource_kinds import ResourceKind
@@ -307,7 +307,7 @@ async def test_right_to_a_name_does_not_cover_addresses_and_tools(document: dict
 
 
 def test_endpoints_accepting_a_name_limited_scope_are_listed() -> None:
-    routes = routes_of((*gateway_routers(own_extensions()), *RUNNER_ROUTERS))
+    routes = routes_of((*gateway_routers(own_extensions()), *runner_routers(own_extensions())))
     named = [route for route in routes if needs_of(route).by_name and needs_of(route).access is not None]
     found = {(method, shown_path(route.path)) for route in named for method in (route.methods or set()) - {"HEAD"}}
     uses = {("POST", path) for path, _ in (*REQUESTS, *OLLAMA)} | {

@@ -1,6 +1,8 @@
 """Task APIs without a gateway, as batches use them."""
 
 import json
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,8 +15,9 @@ from gateway.deps import InferenceDeps
 from gateway.gateway_metrics import GatewayMetrics
 from gateway.request_facts import FACTS_KEY, RequestFacts
 from gateway.tasks.task_apis import SpecContext, TaskApis, task_apis_of
-from weft.api.common.v1 import event_pb2
-from weft.api.router.v1 import task_pb2
+from weft.api.common.v1 import event_pb2, image_pb2
+from weft.api.router.v1 import task_pb2, task_service_pb2
+from weft.extension import Extension, load_hook, own_extensions
 from weft.kernel.access.principal import Principal
 from weft.kernel.errors.error_tree import FieldError, WeftError
 from weft.kernel.errors.reasons import Reason
@@ -33,7 +36,7 @@ TASK = task_pb2.Task(
 )
 
 
-def task_apis(media: ScriptedMedia | None = None) -> TaskApis:
+def task_apis(media: ScriptedMedia | None = None, extensions: Sequence[Extension] | None = None) -> TaskApis:
     return task_apis_of(
         InferenceDeps(
             config=CONFIG,
@@ -42,7 +45,8 @@ def task_apis(media: ScriptedMedia | None = None) -> TaskApis:
             metrics=GatewayMetrics(),
             clock=SystemClock(),
             media=media or ScriptedMedia(),
-        )
+        ),
+        own_extensions() if extensions is None else extensions,
     )
 
 
@@ -52,57 +56,86 @@ def context(field: str = "", *, is_repeatable: bool = False, **headers: str) -> 
     return SpecContext(scope=scope, field=field, is_repeatable=is_repeatable)
 
 
-def spec_of(body: object, about: SpecContext | None = None) -> Any:
-    surface = task_apis().of_endpoint("/v1/chat/completions")
+async def spec_of(body: object, about: SpecContext | None = None) -> Any:
+    surface = await task_apis().of_endpoint("/v1/chat/completions")
     return surface.spec(json.dumps(body).encode(), about or context())
 
 
-def test_surface_is_found_by_path_and_kind() -> None:
+async def test_surface_is_found_by_path_and_kind() -> None:
     found = task_apis()
     assert found.endpoints[:3] == ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
     for endpoint in found.endpoints:
-        surface = found.of_endpoint(endpoint)
+        surface = await found.of_endpoint(endpoint)
         assert surface.endpoint == endpoint
-        assert found.of_kind(surface.kind) is surface
-    assert found.of_kind("") is None
+        assert await found.of_kind(surface.kind) is surface
+    assert await found.of_kind("") is None
     with pytest.raises(FieldError, match="url: must be one of /v1/chat/completions"):
-        found.of_endpoint("/v1/rerank", "url")
+        await found.of_endpoint("/v1/rerank", "url")
 
 
-def test_unknown_fields_that_ask_for_links_elsewhere_are_ignored() -> None:
+async def test_api_of_tasks_is_imported_at_its_first_use_and_off_the_event_loop() -> None:
+    threads: list[int] = []
+
+    def loaded(place: str, kind: type[Any]) -> Any:
+        threads.append(threading.get_ident())
+        return load_hook(place, kind)
+
+    found = task_apis()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gateway.tasks.task_apis.load_hook", loaded)
+        assert found.endpoint_of("chat") == "/v1/chat/completions"
+        assert threads == []
+        assert await found.of_kind("chat") is await found.of_endpoint("/v1/chat/completions")
+    assert len(threads) == 1
+    assert threads[0] != threading.get_ident()
+
+
+async def test_task_of_a_disabled_extension_is_refused_by_its_endpoint_and_its_answer_by_its_operation() -> None:
+    found = task_apis(extensions=())
+    with pytest.raises(FieldError, match="endpoint: must be one of /v1/chat/completions, /v1/completions"):
+        await found.of_endpoint("/v1/images/generations")
+    spec = task_pb2.TaskSpec(image=image_pb2.ImagePayload(prompt="a cat"), origin_kind="images", origin=b"{}")
+    with pytest.raises(WeftError, match="no API of this gateway has answers of the kind image") as caught:
+        await found.answer(task_service_pb2.GetTaskResponse(spec=spec, task=TASK), [])
+    assert caught.value.reason is Reason.UNSUPPORTED_OPERATION
+
+
+async def test_unknown_fields_that_ask_for_links_elsewhere_are_ignored() -> None:
     for field in ("result_format", "response_format"):
         body = {"model": "tiny", "prompt": "hi", field: "url"}
-        assert task_apis().of_endpoint("/v1/completions").spec(json.dumps(body).encode(), context()).model == "tiny"
+        completions = await task_apis().of_endpoint("/v1/completions")
+        assert completions.spec(json.dumps(body).encode(), context()).model == "tiny"
     image = {"model": "tiny", "prompt": "hi", "response_format": "url"}
+    images = await task_apis().of_endpoint("/v1/images/generations")
     with pytest.raises(FieldError, match="response_format: must be 'b64_json'"):
-        task_apis().of_endpoint("/v1/images/generations").spec(json.dumps(image).encode(), context())
+        images.spec(json.dumps(image).encode(), context())
 
 
-def test_body_errors_have_the_prefix_of_their_container_and_headers_their_own_name() -> None:
+async def test_body_errors_have_the_prefix_of_their_container_and_headers_their_own_name() -> None:
     with pytest.raises(FieldError) as caught:
-        spec_of({**CHAT, "n": 99}, context("body"))
+        await spec_of({**CHAT, "n": 99}, context("body"))
     assert (caught.value.field, caught.value.message.startswith("body.n: ")) == ("body.n", True)
     with pytest.raises(FieldError) as caught:
-        spec_of({**CHAT, "n": 99})
+        await spec_of({**CHAT, "n": 99})
     assert caught.value.field == "n"
     with pytest.raises(FieldError) as caught:
-        spec_of(CHAT, context("body", X_Cache_Mode="maybe"))
+        await spec_of(CHAT, context("body", X_Cache_Mode="maybe"))
     assert caught.value.field == "X-Cache-Mode"
 
 
-def test_allow_remote_scope_applies_to_tasks_too() -> None:
+async def test_allow_remote_scope_applies_to_tasks_too() -> None:
     about = context()
     about.scope[FACTS_KEY].principal = Principal(name="key:k", tenant="ann", access=frozenset())
     with pytest.raises(FieldError) as caught:
-        spec_of({**CHAT, "allow_remote": True}, about)
+        await spec_of({**CHAT, "allow_remote": True}, about)
     assert caught.value.reason is Reason.PERMISSION_DENIED
-    assert spec_of({**CHAT, "allow_remote": True}).options.allow_remote
+    assert (await spec_of({**CHAT, "allow_remote": True})).options.allow_remote
 
 
-def test_repeatable_submission_yields_an_equal_spec_and_others_get_new_traces() -> None:
+async def test_repeatable_submission_yields_an_equal_spec_and_others_get_new_traces() -> None:
     keyed = context(is_repeatable=True)
-    assert spec_of(CHAT, keyed) == spec_of(CHAT, keyed)
-    assert spec_of(CHAT).traceparent != spec_of(CHAT).traceparent != ""
+    assert await spec_of(CHAT, keyed) == await spec_of(CHAT, keyed)
+    assert (await spec_of(CHAT)).traceparent != (await spec_of(CHAT)).traceparent != ""
 
 
 async def test_image_url_is_fetched_only_if_the_caller_can_wait() -> None:
@@ -110,7 +143,7 @@ async def test_image_url_is_fetched_only_if_the_caller_can_wait() -> None:
     media.may_answer.set()
     content = [{"type": "image_url", "image_url": {"url": URL}}]
     raw = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": content}]}).encode()
-    surface = task_apis(media).of_endpoint("/v1/chat/completions")
+    surface = await task_apis(media).of_endpoint("/v1/chat/completions")
     with pytest.raises(FieldError, match="data: URL") as caught:
         surface.spec(raw, context("body"))
     assert caught.value.field == "body.messages[0].content[0].image_url.url"
@@ -123,13 +156,13 @@ async def test_image_url_is_fetched_only_if_the_caller_can_wait() -> None:
     assert caught.value.message == "body.messages[0].content[0].image_url.url: is gone"
 
 
-def test_answer_is_rendered_deterministically_from_stored_output() -> None:
+async def test_answer_is_rendered_deterministically_from_stored_output() -> None:
     call = event_pb2.ToolCallDelta(id="call-1", name="f", arguments_text="{}")
     pieces = [
         output([started("big")], [delta(tool_calls=[call])]),
         output([delta(finish="TOOL_CALLS"), usage(), finished()]),
     ]
-    surface = task_apis().of_endpoint("/v1/chat/completions")
+    surface = await task_apis().of_endpoint("/v1/chat/completions")
     older = json.dumps({**CHAT, "functions": [{"name": "f"}], "stream": True}).encode()
     answer = json.loads(surface.answer(older, TASK, pieces))
     assert (answer["id"], answer["created"]) == ("chatcmpl-0123456789abcdef01234567", int(BORN.timestamp()))
@@ -140,9 +173,9 @@ def test_answer_is_rendered_deterministically_from_stored_output() -> None:
 
 
 @pytest.mark.parametrize("endpoint", ["/v1/chat/completions", "/v1/completions", "/v1/embeddings"])
-def test_answer_without_an_end_is_a_protocol_error(endpoint: str) -> None:
+async def test_answer_without_an_end_is_a_protocol_error(endpoint: str) -> None:
     body = {**CHAT, "prompt": "a", "input": "a"}
-    surface = task_apis().of_endpoint(endpoint)
+    surface = await task_apis().of_endpoint(endpoint)
     with pytest.raises(WeftError) as caught:
         surface.answer(json.dumps(body).encode(), TASK, [output([started()], [delta("Hello")], vectors=[[0.5]])])
     assert caught.value.reason is Reason.BACKEND_PROTOCOL_ERROR

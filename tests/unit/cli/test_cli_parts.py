@@ -19,6 +19,7 @@ from weft.kernel.errors.error_tree import FieldError
 from weft_app.cli.background import arguments_of
 from weft_app.cli.columns import listing_of
 from weft_app.cli.commands import ALIASES, COMMANDS, OTHER_WORDS
+from weft_app.cli.extension_commands import extension_commands
 from weft_app.cli.main import app, load
 from weft_app.cli.options import EXIT_OK, EXIT_USAGE
 from weft_app.cli.output import Column, TextTable, custom_columns, fitted, page
@@ -226,7 +227,7 @@ def test_table_summary_is_the_first_paragraph_of_command_help(name: str) -> None
 def test_group_lists_every_command_once() -> None:
     group = get_command(app)
     listed = group.list_commands(None)  # type: ignore[attr-defined]  # it is a group
-    assert sorted(listed) == sorted(name for name in COMMANDS if " " not in name)
+    assert sorted(listed) == sorted(name for name in (*COMMANDS, *extension_commands()) if " " not in name)
     assert len(listed) <= MOST_COMMANDS
     assert listed[0] == "up", "a newcomer starts there"
     assert group.get_command(None, "nonsense") is None  # type: ignore[attr-defined]

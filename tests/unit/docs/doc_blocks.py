@@ -28,12 +28,13 @@ from typer.main import get_command
 from gateway.endpoints import gateway_routers
 from gateway.openapi import Schema
 from gateway.routing import routes_of
-from gateway.runner_api_service import RUNNER_ROUTERS
+from gateway.runner_api_service import runner_routers
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.yaml_documents import read_documents
 from weft.extension import own_extensions
 from weft.kernel.errors.error_tree import WeftError
 from weft_app.cli.commands import ALIASES, COMMANDS
+from weft_app.cli.extension_commands import extension_commands
 from weft_app.cli.main import app, load
 from weft_app.cli.targets import OTHER_KINDS
 from weft_app.config.loader import load_config
@@ -217,7 +218,7 @@ def _faults(words: list[str], body: str) -> list[str]:
     return weft_faults(words[start + 1 :]) if words[start : start + 1] == ["weft"] else []
 
 
-_COMMANDS = {name: load(name) for name in COMMANDS}
+_COMMANDS = {name: load(name) for name in (*COMMANDS, *extension_commands())}
 """Loaded with this module: it takes longer than a fast test may."""
 
 
@@ -227,7 +228,7 @@ def weft_faults(words: list[str]) -> list[str]:
         known = {option for each in get_command(app).params for option in each.opts}
         return [f"there is no option {word}" for word in words if word not in known]
     name = ALIASES.get(words[0], words[0])
-    if name not in COMMANDS:
+    if name not in _COMMANDS:
         return [f"there is no command {name}"]
     command, path, rest = _COMMANDS[name], f"weft {name}", words[1:]
     try:
@@ -287,7 +288,7 @@ def curl_faults(words: list[str], body: str) -> list[str]:
 def _endpoint_of(method: str, path: str) -> tuple[APIRoute, list[Schema]] | None:
     """The route of a gateway or a runner that answers a request, and the schemas of its API; None: there is none."""
     scope = {"type": "http", "method": method, "path": path, "root_path": "", "headers": []}
-    routers = (*gateway_routers(own_extensions()), *RUNNER_ROUTERS)
+    routers = (*gateway_routers(own_extensions()), *runner_routers(own_extensions()))
     found = ((route, router.schemas) for router in routers for route in routes_of([router]))
     return next(((route, schemas) for route, schemas in found if route.matches(scope)[0] is Match.FULL), None)
 

@@ -1,4 +1,5 @@
 import asyncio
+import time
 
 import pytest
 
@@ -73,14 +74,19 @@ async def test_only_a_disconnect_interrupts() -> None:
     assert listener.done()
 
 
-async def test_deadlines_pass_in_their_order_and_a_removed_one_never() -> None:
-    passed: list[str] = []
-    deadlines = Deadlines[str](passed.append)
-    for name, seconds in (("late", 0.04), ("early", 0.01), ("removed", 0.02), ("last", 0.06)):
-        deadlines.add(name, seconds)
+async def test_deadlines_pass_in_their_order_not_early_and_a_removed_one_never() -> None:
+    start, passed, done = time.monotonic(), dict[str, float](), asyncio.Event()
+
+    def expire(name: str) -> None:
+        passed[name] = time.monotonic() - start
+        if name == "last":
+            done.set()
+
+    deadlines, seconds = Deadlines[str](expire), {"late": 0.04, "early": 0.01, "removed": 0.02, "last": 0.06}
+    for name, after in seconds.items():
+        deadlines.add(name, after)
     deadlines.remove("removed")
     deadlines.remove("unknown")
-    await asyncio.sleep(0.03)
-    assert passed == ["early"]
-    await asyncio.sleep(0.06)
-    assert passed == ["early", "late", "last"]
+    await done.wait()
+    assert list(passed) == ["early", "late", "last"]
+    assert all(passed[name] >= seconds[name] for name in passed)

@@ -15,11 +15,13 @@ from weft.client._media_messages import image_request
 from weft.documents.codec import document_of
 from weft.kernel.errors.error_tree import invalid_field
 from weft.kernel.values.media_types import suffix_of
-from weft_app.cli.media import (
+from weft_app.cli.options import DEFAULT_HOME, AllowRemoteOption, HomeOption, OutputFormat, naming_fields, parameter_of
+from weft_app.cli.output import document_text
+from weft_app.cli.terminal import note, say, say_bytes
+from weft_extensions.media.media_commands import (
     IMAGES,
     OUTPUT_OPTION,
     STANDARD,
-    AllowRemoteOption,
     DetachOption,
     FetchOption,
     ModelOption,
@@ -38,9 +40,6 @@ from weft_app.cli.media import (
     work_facts,
     written,
 )
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, naming_fields, parameter_of
-from weft_app.cli.output import document_text
-from weft_app.cli.terminal import note, say, say_bytes
 
 MAX_COUNT = 10
 PREVIEWS = 4
@@ -180,7 +179,7 @@ class ImageTarget:
         return self.output in _DOCUMENTS
 
     def require_writable(self) -> None:
-        """Checks files before the request, see `weft_app.cli.media.require_writable`."""
+        """Checks files before the request, see `weft_extensions.media.media_commands.require_writable`."""
         if self.output == STANDARD and self.count > 1:
             raise invalid_field("--count", "cannot be standard output for several images; name a file")
         if self.format:

@@ -40,9 +40,6 @@ FetchOption = Annotated[
     str, typer.Option(FETCH_OPTION, metavar="TASK", help="Wait for a task of --detach, and write its result.")
 ]
 ModelOption = Annotated[str, typer.Option("--model", help="Default: the only model.", autocompletion=complete_model)]
-AllowRemoteOption = Annotated[
-    bool, typer.Option("--allow-remote", help="Allow remote models (outside your own machines).")
-]
 TimeoutOption = Annotated[
     float, typer.Option("--timeout", min=0.001, max=MAX_TIMEOUT_SECONDS, help="Deadline in seconds.")
 ]

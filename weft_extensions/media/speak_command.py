@@ -15,11 +15,12 @@ from weft.dispatch.parameter_checks import MAX_SPEECH_CHARS, MAX_SPEED, MIN_SPEE
 from weft.kernel.errors.error_tree import WeftError, invalid_field
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.values.media_types import suffix_of
-from weft_app.cli.media import (
+from weft_app.cli.options import DEFAULT_HOME, AllowRemoteOption, HomeOption, naming_fields, parameter_of
+from weft_app.cli.terminal import is_out_terminal, note, say, say_bytes
+from weft_extensions.media.media_commands import (
     OUTPUT_OPTION,
     SPEECH,
     STANDARD,
-    AllowRemoteOption,
     DetachOption,
     FetchOption,
     ModelOption,
@@ -35,8 +36,6 @@ from weft_app.cli.media import (
     work_facts,
     written,
 )
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, naming_fields, parameter_of
-from weft_app.cli.terminal import is_out_terminal, note, say, say_bytes
 
 FORMATS = ("mp3", "opus", "aac", "flac", "wav", "pcm")
 STEM = "speech"

@@ -9,12 +9,12 @@ from typing_extensions import override
 from gateway.answers.answer_builder import AnswerBuilder, AnswerIdentity
 from gateway.answers.sse import StreamEncoder
 from gateway.media.content import size_of
-from gateway.openai.image_schema import AUTO, ImageRequest
 from weft.api.common.v1 import chat_pb2, event_pb2, image_pb2, receipt_pb2, usage_pb2
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.text.json_lines import encode_json
 from weft.kernel.values.media_types import image_type_of
+from weft_extensions.media.image_schema import AUTO, ImageRequest
 
 Link = Callable[[str], str]
 """Returns the URL of an image by the id of its file."""

@@ -15,10 +15,12 @@ from weft.dispatch.frames import collected_transcription
 from weft.kernel.errors.error_tree import WeftError, invalid_field
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.values.media_types import audio_type_of_name
-from weft_app.cli.media import (
+from weft_app.cli.options import DEFAULT_HOME, AllowRemoteOption, HomeOption, naming_fields, parameter_of
+from weft_app.cli.output import json_text
+from weft_app.cli.terminal import is_err_terminal, is_out_terminal, note, say_answer
+from weft_extensions.media.media_commands import (
     MAX_TIMEOUT_SECONDS,
     TRANSCRIPTIONS,
-    AllowRemoteOption,
     DetachOption,
     FetchOption,
     ModelOption,
@@ -34,9 +36,6 @@ from weft_app.cli.media import (
     work_facts,
     written,
 )
-from weft_app.cli.options import DEFAULT_HOME, HomeOption, naming_fields, parameter_of
-from weft_app.cli.output import json_text
-from weft_app.cli.terminal import is_err_terminal, is_out_terminal, note, say_answer
 
 Write = Callable[[str], None]
 _ADVICE = "; to make it smaller: ffmpeg -i FILE -ac 1 -ar 16000 talk.opus"

@@ -12,16 +12,16 @@ from gateway.intake.request_model import MAX_ID_CHARS, StrictModel
 from gateway.media import RequestMedia
 from gateway.media.content import checked_image
 from gateway.media.request_media import decoded
-from gateway.openai import image_schema, speech, transcriptions
-from gateway.openai.image_schema import ImageRequest
-from gateway.openai.speech import SpeechRequest
-from gateway.openai.transcriptions import TranscriptionRequest
 from weft.api.common.v1 import audio_pb2, chat_pb2, image_pb2
 from weft.dispatch.parameter_checks import MAX_SOURCE_IMAGES
 from weft.durable.batches import FILE_PREFIX
 from weft.kernel.errors.error_tree import FieldError, invalid_field
 from weft.kernel.values.media_types import audio_type_of, image_type_of
 from weft.kernel.values.names import is_token
+from weft_extensions.media import image_schema, speech, transcriptions
+from weft_extensions.media.image_schema import ImageRequest
+from weft_extensions.media.speech import SpeechRequest
+from weft_extensions.media.transcriptions import TranscriptionRequest
 
 MAX_INLINE_CHARS = 64 * 1024 * 1024
 """Maximum characters of an inline file; the request's body has a lower limit."""

@@ -16,7 +16,6 @@ from gateway.intake.body import read_multipart_body
 from gateway.intake.multipart import Form, Part
 from gateway.intake.request_model import HandledRequest, ModelName, Word
 from gateway.openai.extension_fields import unknown_fields
-from gateway.openai.transcript_stream import TranscriptStream, duration_usage, word_json
 from gateway.request_facts import facts_of
 from weft.api.common.v1 import audio_pb2, chat_pb2, receipt_pb2
 from weft.dispatch.call import warned
@@ -27,6 +26,7 @@ from weft.kernel.errors.reasons import Reason
 from weft.kernel.requests.request_values import Operation
 from weft.kernel.text.json_lines import encode_json
 from weft.kernel.values.media_types import audio_type_of
+from weft_extensions.media.transcript_stream import TranscriptStream, duration_usage, word_json
 
 WORD, SEGMENT = "word", "segment"
 

@@ -16,8 +16,6 @@ from gateway.intake.body import body_of, is_form, read_model, read_multipart_bod
 from gateway.intake.multipart import Form
 from gateway.media import RequestMedia
 from gateway.openai.extension_fields import unknown_fields
-from gateway.openai.image_answer import ImagesAnswer, ImageStream, facts_of_request
-from gateway.openai.image_schema import FILES, ImageEditRequest, ImageRequest, add_files, add_references, to_payload
 from gateway.request_facts import facts_of
 from weft.api.common.v1 import event_pb2, image_pb2
 from weft.api.router.v1 import file_service_pb2 as file_pb
@@ -28,6 +26,15 @@ from weft.durable.media import pieces_of
 from weft.kernel.errors.error_tree import FieldError, WeftError, invalid_field
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.requests.request_values import Operation
+from weft_extensions.media.image_answer import ImagesAnswer, ImageStream, facts_of_request
+from weft_extensions.media.image_schema import (
+    FILES,
+    ImageEditRequest,
+    ImageRequest,
+    add_files,
+    add_references,
+    to_payload,
+)
 
 
 def kept_images(files: FileClient, tenant: str) -> Layer[Frame]:

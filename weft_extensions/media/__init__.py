@@ -1,0 +1,1 @@
+"""Images, transcriptions and speech: OpenAI's endpoints, tasks and commands."""
