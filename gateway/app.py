@@ -43,6 +43,7 @@ from gateway.result_links import ResultLinks
 from gateway.routing import ApiRouter, DeferredApi, EdgeApp
 from gateway.running_responses import RunningResponses
 from gateway.sealed_texts import SealedTexts
+from gateway.server_tools.request_tools import ServerTools
 from gateway.tasks.task_apis import TaskApis, task_apis_of
 from gateway.tasks.task_endpoints import TASKS
 from gateway.visible_names import with_visible_names
@@ -106,6 +107,16 @@ def gateway_deps(
         rate_limits=rate_limits,
         tracing=ports.tracing,
         health=ports.health,
+        server_tools=_server_tools(config, ports),
+    )
+
+
+def _server_tools(config: GatewayConfig, ports: GatewayPorts) -> ServerTools | None:
+    hooks = [hook for extension in ports.extensions for hook in extension.server_tools]
+    if not hooks:
+        return None
+    return ServerTools(
+        hooks, config, ports.fleet, rules=ports.remote_rules, key=ports.result_key, calls=ports.tool_calls
     )
 
 

@@ -20,6 +20,7 @@ from gateway.result_links import ResultLinks
 from gateway.routing import collaborator
 from gateway.running_responses import RunningResponses
 from gateway.sealed_texts import SealedTexts
+from gateway.server_tools.request_tools import RequestTools, ServerTools
 from weft.dispatch.aliases import AskedName, asked_name
 from weft.dispatch.call import RequestDispatcher
 from weft.dispatch.fleet import FleetSource
@@ -70,6 +71,8 @@ class InferenceDeps:
     """The service in these spans."""
     health: HealthSource = HealthSource()  # noqa: RUF009 - it has no state
     """The health of this process."""
+    server_tools: ServerTools | None = None
+    """Tools that the gateway runs for models; None: there are none."""
     on_limited: Callable[[str, str], None] = _ignore_limited
     """Called with the model's label and the tenant of each request that exceeds a rate limit."""
 
@@ -131,6 +134,13 @@ class InferenceDeps:
     def request_media(self, params: HandledRequest) -> RequestMedia:
         """Returns a collector for the images and recordings of one request."""
         return RequestMedia(self.config.media, allow_remote=params.allow_remote)
+
+    def request_tools(self, scope: Scope, params: HandledRequest, context: RequestContext) -> RequestTools | None:
+        """Returns the tools that the gateway may run for a request; None: none, as for a durable task."""
+        if self.server_tools is None or context.journal is not None:
+            return None
+        principal = facts_of(scope).principal
+        return RequestTools(self.server_tools, context.tenant, principal, allow_remote=params.allow_remote)
 
     def age_seconds(self, facts: RequestFacts) -> float:
         """Returns the seconds since the request arrived."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated
 
-from annotated_types import Ge, Le, MaxLen, MinLen
+from annotated_types import Ge, Gt, Le, MaxLen, MinLen
 
 from weft.kernel.channels.tls import TlsFiles
 from weft.kernel.errors.error_tree import invalid_field
@@ -16,6 +16,7 @@ from weft.kernel.schemas.json_schema import SchemaLimits
 from weft.kernel.settings.setting_annotations import PUBLIC, Checked, Constant, PathText, RequestRate, Seconds, UrlText
 from weft.kernel.values.address import is_host_pattern
 from weft.kernel.values.names import is_name
+from weft.kernel.values.reach import TOOL
 from weft.kernel.values.units import Rate
 
 MIN_BYTES_PER_SECOND = 1024
@@ -372,6 +373,31 @@ class WorkbenchConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WebSearchConfig:
+    """The web search that the gateway runs for models. Queries leave the mesh. Off unless `url` or `tool` is set."""
+
+    url: Annotated[UrlText, PUBLIC] = ""
+    """Address of a SearXNG server, such as `http://127.0.0.1:8888`, with `json` among its `search.formats`."""
+    tool: Annotated[str, MaxLen(256), TOOL, PUBLIC] = ""
+    """In place of `url`: a search tool of an MCP server in `runners`, as `RUNNER/SERVER.TOOL`. The gateway calls the
+    server itself."""
+    max_uses: Annotated[int, Ge(1), Le(64), PUBLIC] = 8
+    """Maximum number of searches for one request; a request may ask for fewer."""
+    max_results: Annotated[int, Ge(1), Le(50), PUBLIC] = 8
+    """Maximum number of results of one search that the model gets."""
+    max_result_bytes: Annotated[int, Ge(256), Le(65_536)] = 2_048
+    """Maximum size of the text of one result; longer text is cut."""
+    timeout_seconds: Annotated[float, Gt(0), Le(120)] = 10.0
+    """How long one search may take; then the model is told that it is unavailable."""
+    max_answer_bytes: Constant[int] = 2 * MEBIBYTE
+    """Size of the answer of the server to one search."""
+
+    def __post_init__(self) -> None:
+        if self.url and self.tool:
+            raise ValueError("has 'url' and 'tool'; set one of them")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig:
     """The HTTP gateway."""
 
@@ -418,6 +444,8 @@ class GatewayConfig:
     """Limits of one connection."""
     media: MediaConfig = field(default_factory=MediaConfig)
     """Images and recordings in requests."""
+    web_search: WebSearchConfig = field(default_factory=WebSearchConfig)
+    """The web search for models."""
     workbench: WorkbenchConfig = field(default_factory=WorkbenchConfig)
     """The web page at `/ui`."""
     sse_keepalive_seconds: Constant[float] = 10.0

@@ -8,6 +8,8 @@ from gateway.admin.join_tokens import JoinCommands
 from gateway.auth.authentication import KeyRingSource
 from gateway.media import MediaSource
 from gateway.registry_client import RegistryClient, RegistryService
+from gateway.server_tools.permission import RemoteRules
+from gateway.server_tools.tool import ToolCalls
 from gateway.watch.source import WatchSource
 from weft.dispatch.call import RequestDispatcher
 from weft.dispatch.end_reporter import EndReporter
@@ -81,6 +83,10 @@ class GatewayPorts:
     health: HealthSource = HealthSource()  # noqa: RUF009 - it has no state
     """The health of this process."""
     extensions: Sequence[Extension] = ()
-    """Whose APIs are served."""
+    """Whose APIs are served, and whose tools the gateway runs."""
+    remote_rules: RemoteRules = RemoteRules()  # noqa: RUF009 - it is immutable
+    """Whose requests may leave the mesh, by weft.yaml."""
+    tool_calls: ToolCalls | None = None
+    """Calls a tool of an MCP server; None: there are none."""
     ends: EndReporter | None = None
     """Reports the ends of requests whose router was lost, which the gateway counts; None: they are not reported."""

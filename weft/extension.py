@@ -124,6 +124,16 @@ class PageHook:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServerToolHook:
+    """A tool that a gateway runs for models, such as a web search."""
+
+    name: str
+    """The beginning of its types in requests, such as `web_search` of `web_search_20250305`."""
+    place: str
+    """Of a `gateway.server_tools.tool.ServerToolKind`; the first request for the tool imports it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Extension:
     """What one extension is and adds."""
 
@@ -149,6 +159,8 @@ class Extension:
     """Observers of requests."""
     pages: tuple[PageHook, ...] = ()
     """Pages of the workbench."""
+    server_tools: tuple[ServerToolHook, ...] = ()
+    """Tools that a gateway runs for models."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from gateway.deps import InferenceDeps
 from gateway.errors import rate_limit_headers
 from gateway.media import MediaSource, RequestMedia, supply
 from gateway.request_facts import RequestFacts, facts_of
-from weft.api.common.v1 import image_pb2, warning_pb2
+from weft.api.common.v1 import chat_pb2, image_pb2, warning_pb2
 from weft.dispatch.call import Call, Layer, Proceed, warned
 from weft.dispatch.frames import Frame, GenerationPayload
 from weft.dispatch.operation_table import operation_of
@@ -49,6 +49,10 @@ class Work:
         else:
             facts.was_dispatched = True
         return call.through(*self.layers) if self.layers else call
+
+    def again(self, context: RequestContext, payload: chat_pb2.ChatPayload) -> Call[Frame]:
+        """Returns the call of another pass of the model, for a layer."""
+        return self.deps.dispatcher.call(operation_of(payload), context, payload)
 
 
 def supplied(media: RequestMedia, source: MediaSource, facts: RequestFacts) -> Layer[Frame]:

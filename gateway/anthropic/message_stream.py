@@ -64,7 +64,7 @@ def message_usage(usage: usage_pb2.Usage) -> dict[str, object]:
 
 
 @dataclass(slots=True)
-class _Block:
+class Block:
     """A block of text, thinking or redacted_thinking."""
 
     kind: str
@@ -104,7 +104,7 @@ class MessagesAnswer(DocumentAnswer):
         """`blocks`: a failed call, with which the message begins."""
         super().__init__(identity, choice_count=1)
         self._failed = blocks
-        self._blocks: list[_Block | CalledTool] = []
+        self._blocks: list[Block | CalledTool | dict[str, object]] = []
         self._calls: dict[int, CalledTool] = {}
         self._has_refusal = False
         self._finish = 0
@@ -131,21 +131,21 @@ class MessagesAnswer(DocumentAnswer):
         if not text:
             return
         last = self._blocks[-1] if self._blocks else None
-        if not isinstance(last, _Block) or last.kind != kind or last.signature:
-            last = _Block(kind)
+        if not isinstance(last, Block) or last.kind != kind or last.signature:
+            last = Block(kind)
             self._blocks.append(last)
         last.pieces.append(text)
 
     def _seal(self, delta: event_pb2.Delta) -> None:
         if delta.reasoning_signature:
             last = self._blocks[-1] if self._blocks else None
-            if not isinstance(last, _Block) or last.kind != "thinking" or last.signature:
+            if not isinstance(last, Block) or last.kind != "thinking" or last.signature:
                 # The provider sends the signature without the thinking.
-                last = _Block("thinking")
+                last = Block("thinking")
                 self._blocks.append(last)
             last.signature = delta.reasoning_signature
         if delta.redacted_reasoning:
-            self._blocks.append(_Block("redacted_thinking", [delta.redacted_reasoning]))
+            self._blocks.append(Block("redacted_thinking", [delta.redacted_reasoning]))
 
     def _forget(self) -> None:
         self._blocks.clear()
@@ -167,10 +167,15 @@ class MessagesAnswer(DocumentAnswer):
                 stop_sequence=self._stop_sequence,
             ),
             "stop_sequence": self._stop_sequence or None,
-            "usage": message_usage(self.usage) | (_NO_REQUESTS if self._failed else {}),
+            "usage": self._counts(),
         }
 
-    def _block_json(self, block: _Block | CalledTool) -> dict[str, object] | None:
+    def _counts(self) -> dict[str, object]:
+        return message_usage(self.usage) | (_NO_REQUESTS if self._failed else {})
+
+    def _block_json(self, block: Block | CalledTool | dict[str, object]) -> dict[str, object] | None:
+        if isinstance(block, dict):
+            return block
         if isinstance(block, CalledTool):
             return self._call_block(block)
         text = "".join(block.pieces)
@@ -509,11 +514,14 @@ class MessagesStream(StreamEncoder):
         message = {
             "type": "message_delta",
             "delta": {"stop_reason": reason, "stop_sequence": self._stop_sequence or None},
-            "usage": message_usage(self.usage) | (_NO_REQUESTS if self._failed else {}),
+            "usage": self._counts(),
         }
         out += (b"event: message_delta\ndata: ", encode_json(message), b"\n\n")
         out += (self._receipt_comment(receipt), _MESSAGE_STOP)
         self.is_done = True
+
+    def _counts(self) -> dict[str, object]:
+        return message_usage(self.usage) | (_NO_REQUESTS if self._failed else {})
 
     def _finish_blocks(self, out: list[bytes]) -> None:
         is_cut = self._finish in CUTTING

@@ -1,7 +1,8 @@
 """POST /v1/messages and /v1/messages/count_tokens. Each tool result becomes a separate message."""
 
 import json
-from typing import Annotated
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Annotated
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -45,6 +46,7 @@ from gateway.openai.chat_builder import ROLES, ChatBuilder, ChatTranslation, ent
 from gateway.openai.chat_schema import arguments_text
 from gateway.openai.extension_fields import LANGUAGES, fill_extra, unknown_fields, unsupported
 from gateway.openai.readable_text import document_text, text_in
+from gateway.server_tools.request_tools import RequestTools
 from weft.api.common.v1 import chat_pb2
 from weft.dispatch.extra_fields import carried_only
 from weft.dispatch.payload_description import estimated_prompt_tokens
@@ -52,6 +54,9 @@ from weft.kernel.errors.error_tree import WeftError, invalid_field
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.requests.request_values import Operation
 from weft.kernel.text.json_objects import add_member
+
+if TYPE_CHECKING:
+    from gateway.anthropic.server_calls import ServerBlocks
 
 SURFACE = "messages"
 
@@ -63,7 +68,7 @@ async def create_message(
     scope = request.scope
     context = deps.context(scope, surface=SURFACE, params=params, model=params.model, operation=Operation.CHAT)
     media = deps.request_media(params)
-    wanted = to_payload(params, deps.config.limits, media)
+    wanted = to_payload(params, deps.config.limits, media, deps.request_tools(scope, params, context))
     work = Work(deps, scope, context, wanted.payload, wanted.warnings, media)
     identity = new_identity(deps.clock, "msg", params.model)
     if wanted.failing is not None:
@@ -73,6 +78,10 @@ async def create_message(
         if params.stream:
             return streamed(work, MessagesStream(identity, blocks=blocks))
         return unary(work, MessagesAnswer(identity, blocks))
+    if wanted.hosted is not None:
+        from gateway.anthropic.server_calls import answered  # noqa: PLC0415 - few requests need it
+
+        return answered(work, identity, wanted.hosted, stream=bool(params.stream))
     if not params.stream:
         return unary(work, MessagesAnswer(identity))
     return streamed(work, MessagesStream(identity, estimated_prompt_tokens(wanted.payload)))
@@ -104,9 +113,14 @@ _ASKS_NOTHING: tuple[object, ...] = (
 _NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
-def to_payload(request: MessagesRequest, limits: RequestLimits, media: RequestMedia) -> ChatTranslation:
-    """Returns the chat payload. Raises INVALID_ARGUMENT naming the wrong field."""
-    translated = to_countable(request, limits, media)
+def to_payload(
+    request: MessagesRequest, limits: RequestLimits, media: RequestMedia, hosted: RequestTools | None = None
+) -> ChatTranslation:
+    """Returns the chat payload. Raises INVALID_ARGUMENT naming the wrong field.
+
+    `hosted`: the tools that the gateway may run for the request; None: none.
+    """
+    translated = to_countable(request, limits, media, hosted)
     payload = translated.payload
     for name in _COPIED:
         value = getattr(request, name)
@@ -117,12 +131,14 @@ def to_payload(request: MessagesRequest, limits: RequestLimits, media: RequestMe
     return translated
 
 
-def to_countable(request: CountTokensRequest, limits: RequestLimits, media: RequestMedia) -> ChatTranslation:
+def to_countable(
+    request: CountTokensRequest, limits: RequestLimits, media: RequestMedia, hosted: RequestTools | None = None
+) -> ChatTranslation:
     """Returns the payload whose tokens are counted. Raises INVALID_ARGUMENT naming the wrong field."""
     if request.thread is not None:
         raise _no_threads()
     chat = ChatBuilder(limits, media)
-    turns = Turns(chat)
+    turns = Turns(chat, hosted, request.messages)
     if request.system is not None:
         turns.add_system(request.system)
     chat.expect([_role_of(message) for message in request.messages])
@@ -130,10 +146,12 @@ def to_countable(request: CountTokensRequest, limits: RequestLimits, media: Requ
         chat.turn_to(index)
         turns.add(message, field)
     for field, tool in entries(request.tools, "tools", limits.max_tools):
-        _add_tool(chat, tool, field)
-    failing = _failing(chat, request)
+        _add_tool(chat, tool, field, hosted)
+    failing = _failing(chat, request, () if hosted is None else hosted.fields)
     if request.tool_choice is not None and failing is None:
         _choose(chat, request.tool_choice)
+    if failing is None:
+        turns.begin_server_calls(request.tool_choice)
     _set_output(chat, request)
     if request.thinking is not None:
         _set_thinking(chat.payload, request.thinking)
@@ -142,27 +160,39 @@ def to_countable(request: CountTokensRequest, limits: RequestLimits, media: Requ
     asked = [name for name in NOT_OFFERED if given.get(name) and given[name] not in _ASKS_NOTHING]
     not_offered = [unsupported(name, "is not supported; it was not used") for name in asked]
     warnings = chat.warnings + not_offered + unknown_fields(request)
-    return ChatTranslation(chat.payload, warnings[:MAX_NOTICES], failing)
+    runs = hosted is not None and (hosted.offered or hosted.first)
+    return ChatTranslation(chat.payload, warnings[:MAX_NOTICES], failing, hosted if runs else None)
 
 
-def _add_tool(chat: ChatBuilder, tool: ToolParam, field: str) -> None:
-    """Offers a function to the model; adds a warning for a tool of another type."""
+def _add_tool(chat: ChatBuilder, tool: ToolParam, field: str, hosted: RequestTools | None) -> None:
+    """Offers a function, or a tool that the gateway runs, to the model; adds a warning for any other."""
+    why = ""
     if isinstance(tool, FunctionTool):
         chat.add_function(tool.name, tool, tool.input_schema, f"{field}.input_schema")
         _mark(chat.payload.tools[-1].function, tool.cache_control)
-    else:
-        message = f"tools of type '{tool.type[:64]}' are not supported; it was not offered to the model"
-        chat.warnings.append(unsupported(field, message))
+        return
+    if hosted is not None and is_run_by_server(tool.type):
+        from gateway.anthropic.server_calls import offer  # noqa: PLC0415 - few requests need it
+
+        found = offer(chat, hosted, tool, field)
+        if found is None:
+            return
+        why = found
+    why = why or f"tools of type '{tool.type[:64]}' are not supported"
+    chat.warnings.append(unsupported(field, f"{why}; it was not offered to the model"))
 
 
-def _failing(chat: ChatBuilder, request: CountTokensRequest) -> ServerTool | None:
-    """Returns the server's tool that the request forces, or the first if it offers nothing else."""
+def _failing(chat: ChatBuilder, request: CountTokensRequest, runs: Collection[str]) -> ServerTool | None:
+    """Returns the server's tool that the request forces, or the first if it offers nothing else.
+
+    `runs`: the places of those that the gateway runs.
+    """
     choice = request.tool_choice or ToolChoiceParam(type="auto")
     query = last_query(chat.messages)
     tools = [
         ServerTool(f"tools[{index}]", tool.type, tool.name or tool.type, query=query)
         for index, tool in enumerate(request.tools or ())
-        if isinstance(tool, OtherTool) and is_run_by_server(tool.type)
+        if isinstance(tool, OtherTool) and is_run_by_server(tool.type) and f"tools[{index}]" not in runs
     ]
     named = choice.name if choice.type == "tool" else None
     offered = {tool.function.name for tool in chat.payload.tools}
@@ -222,8 +252,15 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 class Turns:
     """Adds messages to a chat; joins successive turns of the same role, as Anthropic's API does."""
 
-    def __init__(self, chat: ChatBuilder) -> None:
+    def __init__(
+        self, chat: ChatBuilder, hosted: RequestTools | None = None, messages: Sequence[MessageParam] = ()
+    ) -> None:
+        """`hosted`: the tools that the gateway may run; `messages`: all that will be added."""
         self._chat = chat
+        self._hosted = hosted
+        self._messages = messages
+        self._server_blocks: ServerBlocks | None = None
+        """None: no message so far has a call of a server's tool."""
 
     def add_system(self, system: str | list[TextBlock]) -> None:
         """Adds the system prompt, without empty blocks."""
@@ -245,6 +282,8 @@ class Turns:
             self._turn("assistant")
         for index, block in enumerate(content):
             self._add_block(message.role, block, f"{field}.content[{index}]")
+        if self._server_blocks is not None and message.role == "assistant":
+            self._server_blocks.end_message()
 
     def _add_block(self, role: str, block: ContentBlock, field: str) -> None:
         if isinstance(block, TextBlock):
@@ -263,11 +302,33 @@ class Turns:
         elif role == "assistant" and isinstance(block, ThinkingBlock | RedactedThinkingBlock):
             self._add_thinking(self._turn(role), block, field)
         elif isinstance(block, OtherBlock):
+            if role == "assistant" and self._hosted is not None and self._add_server_block(block, self._hosted):
+                return
             self._add_other(self._turn(role), block, field, _misplaced(role, block.type))
         elif isinstance(block, ImageBlock) and self._chat.is_answered:
             self._chat.add_readable(self._turn(role), "", "image", f"{field}.type", _misplaced(role, block.type))
         else:
             raise invalid_field(f"{field}.type", _misplaced(role, block.type))
+
+    def _add_server_block(self, block: OtherBlock, hosted: RequestTools) -> bool:
+        """Adds a block of a call of a server's tool; False: it is none, or another service's."""
+        if self._server_blocks is None:
+            if block.type != "server_tool_use":
+                return False
+            from gateway.anthropic.server_calls import ServerBlocks  # noqa: PLC0415 - few requests need it
+
+            self._server_blocks = ServerBlocks(self._chat, hosted, self._messages)
+        return self._server_blocks.add(block, lambda: self._turn("assistant"))
+
+    def begin_server_calls(self, choice: ToolChoiceParam | None) -> None:
+        """Has calls of servers' tools run that the last message lacks, or with which the conversation begins."""
+        hosted = self._hosted
+        if self._server_blocks is not None:
+            self._server_blocks.run_waiting()
+        if hosted is not None and hosted.offered:
+            from gateway.anthropic.server_calls import begin  # noqa: PLC0415 - few requests need it
+
+            begin(self._chat, hosted, choice)
 
     def _add_thinking(
         self, turn: chat_pb2.ChatMessage, block: ThinkingBlock | RedactedThinkingBlock, field: str

@@ -45,6 +45,8 @@ class TextBlock(StrictModel):
     type: Literal["text"]
     text: str
     cache_control: CacheControl = None
+    citations: Any = None
+    """Of an earlier answer; accepted and not used."""
 
 
 class Base64Source(StrictModel):

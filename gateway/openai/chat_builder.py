@@ -12,6 +12,7 @@ from gateway.media import RequestMedia
 from gateway.openai.chat_schema import AudioUrl, ImageUrl, InputAudio, TemplateArguments
 from gateway.openai.extension_fields import fill_extra, unsupported
 from gateway.openai.readable_text import file_text, text_in
+from gateway.server_tools.request_tools import RequestTools
 from weft.api.common.v1 import chat_pb2, warning_pb2
 from weft.dispatch.extra_fields import handed_back
 from weft.dispatch.history import answered_turns, converted, earlier_turns, left_out_note
@@ -45,6 +46,8 @@ class ChatTranslation:
     warnings: list[warning_pb2.Warning] = dataclass_field(default_factory=list)
     failing: ServerTool | None = None
     """A server's tool whose failure is the answer; None: the model answers."""
+    hosted: RequestTools | None = None
+    """The tools of servers that the gateway runs for it; None: none."""
 
 
 class Described(Protocol):
@@ -289,6 +292,10 @@ class ChatBuilder:
             fitted, faults = self._schemas().fitted(schema, field)
             self.warnings += map(part_left_out, faults)
             target.parameters.CopyFrom(to_json_object(fitted, field))
+
+    def offers(self, name: str) -> bool:
+        """Whether a function has this name."""
+        return any(tool.function.name == name for tool in self.payload.tools)
 
     def choose_mode(self, mode: str, field: str, problem: str | None = None) -> None:
         """Sets whether a tool must be called; rejected, with `problem` if given, if there is no tool."""

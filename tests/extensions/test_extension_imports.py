@@ -44,6 +44,8 @@ PUBLIC = {
     "gateway.routing",
     "gateway.tasks.result_content",
     "gateway.tasks.task_apis",
+    "gateway.server_tools.pages",
+    "gateway.server_tools.tool",
     "gateway.tasks.task_handlers",
     "gateway.workbench.serving",
     "router_svc.policy.decisions",

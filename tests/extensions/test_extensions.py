@@ -101,7 +101,7 @@ def hooks() -> list[Any]:
 def test_descriptors_of_weft_are_complete() -> None:
     for each in own_extensions():
         assert each.summary.endswith("."), each.name
-        assert each.apis or each.commands or each.runtimes or each.listeners, each.name
+        assert each.apis or each.commands or each.runtimes or each.listeners or each.server_tools, each.name
 
 
 def test_hooks_name_no_command_twice() -> None:

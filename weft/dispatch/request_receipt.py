@@ -1,8 +1,9 @@
 """The trace of one request, collected while it runs and converted to its receipt."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
+from itertools import islice
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -89,6 +90,8 @@ class RequestContext:
     """The task of which it is an attempt; empty: none."""
     compaction: receipt_pb2.Compaction | None = None
     """How its conversation was or is being compacted; None: it is not."""
+    tool_runs: tuple[receipt_pb2.ToolRun, ...] = ()
+    """Tools that a gateway has run for it before; the receipt lists them first."""
 
 
 _NOTHING_SENT = frozenset(
@@ -319,7 +322,7 @@ class RequestTrace:
         if self.context.compaction is not None:
             receipt.compaction.CopyFrom(self.context.compaction)
         self._add_attempts(receipt, now)
-        if self.tool_runs:
+        if self.tool_runs or self.context.tool_runs:
             self._note_tool_runs(receipt)
         if self.granted is not None:
             waited = self.granted - self.arrived - self._load_wait_at_grant
@@ -357,7 +360,8 @@ class RequestTrace:
             receipt.attempts[-1].reason = receipt.reason
 
     def _note_tool_runs(self, receipt: receipt_pb2.Receipt) -> None:
-        for run in self.tool_runs:
+        add_tool_runs(receipt, self.context.tool_runs)
+        for run in self.tool_runs[: MAX_TOOL_RUNS - len(receipt.tool_runs)]:
             shown = receipt.tool_runs.add(tool=run.tool, failed=run.failed)
             set_seconds(shown.start, run.began - self.arrived)
             if run.ended is not None:
@@ -392,6 +396,12 @@ class RequestTrace:
         if reason is Reason.CANCELLED:
             return receipt_pb2.OUTCOME_CANCELLED
         return receipt_pb2.OUTCOME_FAILED if self.attempts else receipt_pb2.OUTCOME_REJECTED
+
+
+def add_tool_runs(receipt: receipt_pb2.Receipt, runs: Iterable[receipt_pb2.ToolRun]) -> None:
+    """Adds tools that a gateway has run, at most MAX_TOOL_RUNS in all."""
+    receipt.tool_runs.extend(islice(runs, MAX_TOOL_RUNS - len(receipt.tool_runs)))
+    receipt.left_premises = receipt.left_premises or any(run.host for run in receipt.tool_runs)
 
 
 def log_receipt(context: RequestContext, receipt: receipt_pb2.Receipt, duration_seconds: float) -> None:

@@ -19,6 +19,7 @@ from gateway.operation_client import OperationsClient
 from gateway.ports import GatewayPorts
 from gateway.registry_client import RegistryClient, RegistryService
 from gateway.result_links import KEY_BYTES
+from gateway.server_tools.tool import ToolCalls
 from gateway.watch.queues import queues_by_name
 from gateway.watch.resources import resource_sources
 from gateway.watch.sources import event_source, figures_of_mesh, memory_source, operation_source, requests_of_tenant
@@ -54,6 +55,7 @@ from weft.kernel.time.clock import Clock, SystemClock
 from weft.link.carried_calls import CallStreams
 from weft_app.compose.certificate_expiry import CertificateExpiry
 from weft_app.compose.edge_certificate import with_edge_certificate
+from weft_app.compose.gateway_tools import GatewayTools
 from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.home import WeftHome
 from weft_app.compose.invitation import join_command
@@ -61,7 +63,7 @@ from weft_app.compose.journal import journal_rules
 from weft_app.compose.process_metrics import metrics_page, metrics_services
 from weft_app.compose.process_service import ProcessService
 from weft_app.compose.security import channel_security, key_check
-from weft_app.compose.service_configs import gateway_config
+from weft_app.compose.service_configs import gateway_config, remote_rules
 from weft_app.compose.serving import Announce, registry_address, router_address
 from weft_app.compose.shutdown import CriticalTasks, stop_requested, until
 from weft_app.compose.tracing import close_tracing, tracing_of
@@ -105,6 +107,7 @@ def gateway_ports(  # noqa: PLR0913 - what a mesh in this process and one elsewh
     requests: RequestClient,
     processes: Mapping[str, grpc.aio.Channel],
     clock: Clock,
+    tools: ToolCalls,
     names: FleetSource | None = None,
     discovery: DiscoverySource = look_nowhere,
     catalog: CatalogSource = no_catalog,
@@ -150,6 +153,8 @@ def gateway_ports(  # noqa: PLR0913 - what a mesh in this process and one elsewh
         trials=RegistryService(TrialServiceStub(registry), timeout_seconds=timeout),
         journal=JournalPolicy(names or fleet, journal_rules(config.router)),
         extensions=enabled_extensions(config.extensions.disabled),
+        remote_rules=remote_rules(config.router),
+        tool_calls=tools,
     )
 
 
@@ -174,6 +179,7 @@ class RemoteMesh:
         parts = ObserverParts(tasks=lambda: tasks, view=lambda: self.fleet.view, clock=self.clock)
         self.ended_requests = ended_requests(enabled_extensions(config.extensions.disabled), parts)
         self.tracing = tracing_of(os.environ)
+        self.tools = GatewayTools(lambda: config.runners or ())
 
     def ports(self, health: HealthSource) -> GatewayPorts:
         """Returns the gateway's ports. `health` is that of its process."""
@@ -200,6 +206,7 @@ class RemoteMesh:
             requests=RequestClient(routers.channel),
             processes=services,
             clock=self.clock,
+            tools=self.tools,
         )
         return replace(
             ports,
@@ -248,6 +255,7 @@ class RemoteMesh:
             ends.push_async_callback(self.captures.stop)
             for each in self.ended_requests:
                 ends.push_async_callback(each.stop)
+            ends.push_async_callback(self.tools.stop)
             ends.push_async_callback(self.routers.close)
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from gateway.gateway_config import EdgeTls, GatewayConfig
+from gateway.server_tools.permission import RemoteRules
 from registry_svc.registry_config import (
     GovernanceConfig,
     GovernanceMode,
@@ -55,6 +56,14 @@ def configured_tenants(section: RouterSettings) -> tuple[pb.TenantManifest, ...]
     rates = {} if section.rate_limits is None else section.rate_limits.tenants
     names = sorted({*section.tenants, *rates})
     return tuple(_tenant(name, section.tenants.get(name, section.default_tenant), rates.get(name)) for name in names)
+
+
+def remote_rules(section: RouterSettings) -> RemoteRules:
+    """Returns whose requests may leave the mesh, by the configuration."""
+    return RemoteRules(
+        default=_PERMISSIONS[section.default_tenant.allow_remote],
+        tenants={tenant.name: tenant.allow_remote for tenant in configured_tenants(section)},
+    )
 
 
 def _tenant(name: str, settings: TenantSettings, rates: Sequence[Rate] | None) -> pb.TenantManifest:

@@ -48,6 +48,7 @@ from weft_app.compose.durable_services import RouterStores, router_stores
 from weft_app.compose.edge_certificate import own_edge_certificate, renew_edge_certificate, with_edge_certificate
 from weft_app.compose.engine_reports import Engine, engine_reports, reported
 from weft_app.compose.gateway import gateway_ports
+from weft_app.compose.gateway_tools import GatewayTools
 from weft_app.compose.grpc_host import GrpcHost
 from weft_app.compose.home import RUNNING, STARTING, WeftHome
 from weft_app.compose.join_listeners import join_listeners
@@ -346,6 +347,8 @@ class UpHost:
         )
         dispatcher.report_ends_to(ends)
         dispatcher.observers = router.observers
+        tools = GatewayTools(lambda: self._config.runners or ())
+        self._stack.push_async_callback(tools.stop)
         ports = gateway_ports(
             self._config,
             self._home,
@@ -358,6 +361,7 @@ class UpHost:
             requests=RequestClient(router.requests, STORE_TIMEOUT_SECONDS),
             processes=dict.fromkeys(PROCESSES, channel),
             clock=self._clock,
+            tools=tools,
             names=router,
             discovery=DiscoveredHere(lambda: self._config, self._home, self._clock),
             catalog=self._catalog,

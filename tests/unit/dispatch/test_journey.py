@@ -164,3 +164,13 @@ def test_receipt_says_how_the_conversation_was_compacted() -> None:
     assert (receipt.compaction, receipt.usage.prompt_tokens) == (done, 0)
     plain = RequestTrace(CONTEXT, arrived=0.0).receipt(Reason.UNSPECIFIED, None, 1.0)
     assert not plain.HasField("compaction")
+
+
+def test_receipt_lists_what_a_gateway_ran_before_and_that_it_left_the_mesh() -> None:
+    search = receipt_pb2.ToolRun(tool="web_search", host="search.example", sent_byte_count=120, result_count=3)
+    journey = RequestTrace(replace(CONTEXT, tool_runs=(search,) * MAX_TOOL_RUNS), arrived=0.0)
+    journey.note_grant(GRANT, 1.0)
+    journey.note_tools([event_pb2.InferenceEvent(tool_call=event_pb2.ToolCall(id="c", name="clock"))], 2.0)
+    receipt = journey.receipt(Reason.UNSPECIFIED, None, 2.0)
+    assert receipt.left_premises
+    assert list(receipt.tool_runs) == [search] * MAX_TOOL_RUNS

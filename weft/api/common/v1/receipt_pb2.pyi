@@ -220,7 +220,7 @@ class Receipt(google.protobuf.message.Message):
 
     @property
     def tool_runs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ToolRun]:
-        """When each tool call ran that the runner ran, in order; at most 64."""
+        """When each tool call ran that the runner or the gateway ran, in order; at most 64."""
 
     @property
     def compaction(self) -> global___Compaction:
@@ -313,10 +313,24 @@ class ToolRun(google.protobuf.message.Message):
     START_FIELD_NUMBER: builtins.int
     DURATION_FIELD_NUMBER: builtins.int
     FAILED_FIELD_NUMBER: builtins.int
+    HOST_FIELD_NUMBER: builtins.int
+    SENT_BYTE_COUNT_FIELD_NUMBER: builtins.int
+    RECEIVED_BYTE_COUNT_FIELD_NUMBER: builtins.int
+    RESULT_COUNT_FIELD_NUMBER: builtins.int
     tool: builtins.str
     """The tool's name."""
     failed: builtins.bool
     """Whether the tool failed."""
+    host: builtins.str
+    """Host outside the mesh that the gateway called for a server's tool, such as a web search. Empty: none, or the runner
+    ran the tool.
+    """
+    sent_byte_count: builtins.int
+    """Bytes that were sent to the host."""
+    received_byte_count: builtins.int
+    """Bytes that the host returned."""
+    result_count: builtins.int
+    """Number of results that the model got."""
     @property
     def start(self) -> google.protobuf.duration_pb2.Duration:
         """Time from the arrival of the request to the call."""
@@ -332,9 +346,13 @@ class ToolRun(google.protobuf.message.Message):
         start: google.protobuf.duration_pb2.Duration | None = ...,
         duration: google.protobuf.duration_pb2.Duration | None = ...,
         failed: builtins.bool = ...,
+        host: builtins.str = ...,
+        sent_byte_count: builtins.int = ...,
+        received_byte_count: builtins.int = ...,
+        result_count: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["duration", b"duration", "start", b"start"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["duration", b"duration", "failed", b"failed", "start", b"start", "tool", b"tool"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["duration", b"duration", "failed", b"failed", "host", b"host", "received_byte_count", b"received_byte_count", "result_count", b"result_count", "sent_byte_count", b"sent_byte_count", "start", b"start", "tool", b"tool"]) -> None: ...
 
 global___ToolRun = ToolRun
 

@@ -1,0 +1,1 @@
+"""Tools that the gateway runs for models, such as a web search: offers, permission, the loop, and what models read."""

@@ -1,0 +1,49 @@
+"""Whether a request may use tools that send bytes out of the mesh: the rules of remote models. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from weft.api.registry.v1.tenant_pb2 import (
+    REMOTE_PERMISSION_ALWAYS,
+    REMOTE_PERMISSION_NEVER,
+    REMOTE_PERMISSION_UNSPECIFIED,
+    RemotePermission,
+    Tenant,
+)
+from weft.dispatch.fleet import FleetView
+from weft.kernel.access.principal import MAY_LEAVE, Principal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteRules:
+    """The permissions of tenants in weft.yaml."""
+
+    default: RemotePermission.ValueType = REMOTE_PERMISSION_UNSPECIFIED
+    """For tenants that are not listed."""
+    tenants: Mapping[str, RemotePermission.ValueType] = field(default_factory=dict)
+
+    def of_tenant(self, tenant: str) -> RemotePermission.ValueType:
+        """Returns the permission of a tenant."""
+        return self.tenants.get(tenant, self.default)
+
+
+def refusal(
+    view: FleetView, rules: RemoteRules, tenant: str, principal: Principal, *, allow_remote: bool | None
+) -> str:
+    """Returns why a request may not send a query out of the mesh; empty: it may.
+
+    `allow_remote`: the request's option. A request that offers the tool asks for it, so None counts as True.
+    """
+    known = view.tenants.get(tenant)
+    permission = rules.of_tenant(tenant)
+    if known is not None and (known.source == Tenant.SOURCE_DECLARED or tenant not in rules.tenants):
+        permission = known.manifest.allow_remote
+    if not view.revision:
+        return "the permissions of tenants are not known yet"
+    if permission == REMOTE_PERMISSION_NEVER:
+        return "the tenant may not use remote providers"
+    if allow_remote is False:
+        return "'allow_remote' is false"
+    if permission != REMOTE_PERMISSION_ALWAYS and not principal.may(MAY_LEAVE):
+        return f"the key lacks the scope {MAY_LEAVE}"
+    return ""

@@ -1,0 +1,1 @@
+"""Web search as a tool that the gateway runs for models."""
