@@ -88,6 +88,7 @@ def gateway_deps(
     return GatewayDeps(
         config=config,
         dispatcher=LayeredDispatcher(ports.dispatcher, *layers),
+        prompt_counts=ports.prompt_counts,
         can_be_durable=tasks is not None,
         files=ports.files,
         links=_links(config, ports, ticking),

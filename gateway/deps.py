@@ -26,6 +26,7 @@ from weft.dispatch.call import RequestDispatcher
 from weft.dispatch.fleet import FleetSource
 from weft.dispatch.remote_router import RouterSource
 from weft.dispatch.request_receipt import RequestContext
+from weft.dispatch.token_counts import PromptCounts
 from weft.durable.batches import FileClient
 from weft.durable.journal_policy import JournalPolicy
 from weft.kernel.errors.error_tree import FieldError, WeftError, invalid_field
@@ -61,6 +62,8 @@ class InferenceDeps:
     """Signs URLs of images and recordings; None: answers contain them."""
     summaries: SealedTexts | None = None
     """Seals the summaries of compacted conversations; None: none are compacted."""
+    prompt_counts: PromptCounts = field(default_factory=PromptCounts)
+    """The lengths of prompts as engines count them."""
     can_be_durable: bool = False
     """Whether the dispatcher can run requests as durable tasks."""
     journal_policy: JournalPolicy | None = None

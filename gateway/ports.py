@@ -1,7 +1,7 @@
 """Services and stores that one gateway calls."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gateway.admin.admin_operations import AdminPorts
 from gateway.admin.join_tokens import JoinCommands
@@ -16,6 +16,7 @@ from weft.dispatch.end_reporter import EndReporter
 from weft.dispatch.fleet import FleetSource
 from weft.dispatch.quoter import Quoter
 from weft.dispatch.remote_router import RouterSource
+from weft.dispatch.token_counts import PromptCounts
 from weft.durable.batches import BatchClient, FileClient
 from weft.durable.journal_policy import JournalPolicy
 from weft.durable.requests import RequestClient
@@ -58,6 +59,8 @@ class GatewayPorts:
     """Stores responses; None: they are not stored."""
     usage: UsageClient | None = None
     """Usage of tenants, keys and models; None: no endpoints for it."""
+    prompt_counts: PromptCounts = field(default_factory=PromptCounts)
+    """What the dispatcher has learned about the lengths of prompts."""
     quotes: Quoter | None = None
     """Estimates requests; None: no endpoint for it."""
     tasks: TaskClient | None = None

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from typing_extensions import override
 
-from gateway.answers.compaction import Summary, SummarySeal, summary_text
+from gateway.answers.compaction import CompactionPlan, Summary, SummarySeal, summary_text
 from gateway.responses.output import Item, OutputItems
-from gateway.responses.schema import InputItem
+from gateway.responses.schema import InputItem, ResponsesRequest
 from gateway.sealed_texts import unreadable
 from weft.api.common.v1 import event_pb2
 from weft.kernel.errors.error_tree import FieldError, invalid_field
@@ -64,6 +64,13 @@ def _is_sealed(item: InputItem) -> bool:
 def user_messages(entries: Entries) -> Iterable[InputItem]:
     """Returns the user's messages, which stay beside a summary."""
     return (item for _, item in entries if item.kind == "message" and item.role == "user")
+
+
+def compaction_plan(request: ResponsesRequest) -> CompactionPlan | None:
+    """Returns when the conversation is compacted before its answer; None: never."""
+    wanted = [entry for entry in request.context_management or () if entry.type == COMPACTION]
+    thresholds = [entry.compact_threshold for entry in wanted if entry.compact_threshold is not None]
+    return CompactionPlan(threshold=min(thresholds, default=None)) if wanted else None
 
 
 class SummaryItems(OutputItems):

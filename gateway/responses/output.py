@@ -202,8 +202,8 @@ class OutputItems:
         """`members`: the functions of namespaces by the names that the model knows."""
         self._members = members
         self.sink = OutputSink()
-        self.failed: tuple[str, dict[str, Any]] | None = None
-        """Type and fields of a server's tool call that failed, the first item; None: there is none."""
+        self.first: tuple[str, dict[str, Any]] | None = None
+        """Type and fields of an item before the model's: a summary, or a server's tool call that failed; None: none."""
         self._response_id = response_id
         self._wants_logprobs = logprobs
         self.begin_again()
@@ -222,9 +222,9 @@ class OutputItems:
 
     def add(self, delta: event_pb2.Delta) -> None:
         """Adds a delta."""
-        if self.failed is not None and not self.items:
-            kind, fields = self.failed
-            self._end(self._begin_item(kind, fields=fields), "failed")
+        if self.first is not None and not self.items:
+            kind, fields = self.first
+            self._end(self._begin_item(kind, fields=fields), "completed" if kind == "compaction" else "failed")
         logprobs = logprobs_json(delta.logprobs, unknown_bytes=[]) if self._wants_logprobs and delta.logprobs else None
         if delta.reasoning:
             self._add_text(REASONING_TEXT, delta.reasoning, [])

@@ -12,7 +12,7 @@ from gateway.openai.chat_builder import FUNCTION, ChatBuilder, ChatTranslation, 
 from gateway.openai.chat_schema import FUNCTION_NAME_PATTERN, MAX_FUNCTION_NAME_CHARS, MAX_NAME_CHARS
 from gateway.openai.extension_fields import unknown_fields, unsupported
 from gateway.openai.sampling import fill_sampling, require_choices, require_stream_options_fit
-from gateway.responses.compaction_items import Entries, is_compaction, remaining
+from gateway.responses.compaction_items import COMPACTION, Entries, is_compaction, remaining
 from gateway.responses.input_items import PART_TYPES, ItemReader
 from gateway.responses.namespaces import NAMESPACE, Member, flat_name, functions_of, members_by_flat_name
 from gateway.responses.schema import (
@@ -40,7 +40,7 @@ _INCLUDES = frozenset({
 # Fields about OpenAI's own service that clients send by default. They are not used, without a warning.
 _NOT_USED = frozenset({"client_metadata", "access_programs", "image"})
 # Unsupported fields that would have changed the answer. Each causes a warning.
-_NOT_OFFERED = ("max_tool_calls", "context_management", "moderation")
+_NOT_OFFERED = ("max_tool_calls", "moderation")
 # The number of characters of a tool's type that versions share, such as `web_search` of `web_search_2025_08_26`.
 _FAMILY_CHARS = 10
 
@@ -86,7 +86,7 @@ def to_response_request(
     chat.set_effort(None if request.reasoning is None else request.reasoning.effort)
     _set_extra(chat, request)
     payload = summary_request(payload) if compacts else payload
-    return ChatTranslation(payload, chat.warnings + _unused(request), failing)
+    return ChatTranslation(payload, chat.warnings + _unused(request, conversation), failing)
 
 
 def wants_logprobs(request: ResponsesRequest) -> bool:
@@ -203,9 +203,12 @@ def _set_extra(chat: ChatBuilder, request: ResponsesRequest) -> None:
     chat.set_extra(given, request, languages_of(request))
 
 
-def _unused(request: ResponsesRequest) -> list[warning_pb2.Warning]:
+def _unused(request: ResponsesRequest, conversation: Conversation) -> list[warning_pb2.Warning]:
     """Returns warnings for unsupported fields, except tools."""
     warnings = unknown_fields(request)
+    for index, entry in enumerate(request.context_management or ()):
+        if conversation.seal is None or entry.type != COMPACTION:
+            warnings.append(unsupported(f"context_management[{index}]", "is not supported here; it was not done"))
     if request.truncation == "auto":
         warnings.append(unsupported("truncation", "input that is too long is refused, not truncated"))
     reasoning = request.reasoning

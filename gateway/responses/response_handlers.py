@@ -6,10 +6,11 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.answers.compaction import seal_of
+from gateway.answers.compaction import CompactionPlan, Summary, SummarySeal, seal_of
 from gateway.answers.generation import Work, streamed, unary
 from gateway.answers.server_tools import ServerTool, failed, require_no_failing_tool
 from gateway.answers.sse_writer import EventStream
+from gateway.answers.summary_passes import SummaryPasses
 from gateway.answers.unary import json_response, list_after
 from gateway.deps import GatewayDeps
 from gateway.gateway_config import KeepResponses
@@ -17,6 +18,7 @@ from gateway.http.framing import no_websocket
 from gateway.intake.body import read_json_body
 from gateway.intake.json_guard import parse, without_halves
 from gateway.intake.query import Query, begin_owned
+from gateway.openai.extension_fields import unsupported
 from gateway.openai.sampling import wants_events
 from gateway.request_facts import facts_of
 from gateway.responses.background import (
@@ -27,7 +29,7 @@ from gateway.responses.background import (
     origin_of,
     require_possible,
 )
-from gateway.responses.compaction_items import SummaryItems
+from gateway.responses.compaction_items import COMPACTION, SummaryItems, compaction_plan
 from gateway.responses.document import ResponseDocument
 from gateway.responses.history import conversation_of, items_to_store
 from gateway.responses.output import new_response_id
@@ -38,6 +40,7 @@ from gateway.responses.retrieval import Responses, Stored, not_streamed_again
 from gateway.responses.running import LiveResponse
 from gateway.responses.schema import ResponsesRequest
 from weft.api.common.v1 import receipt_pb2
+from weft.api.common.v1.usage_pb2 import Usage
 from weft.durable.responses import ResponseClient
 from weft.durable.tasks import TaskClient
 from weft.kernel.errors.error_tree import found_or_none, invalid_field
@@ -83,9 +86,14 @@ async def create_response(responses: Stored, request: Request) -> Response:
     made = to_response_request(params, conversation, media, deps.config.limits)
     if conversation.seal_of_answer is not None:
         context = replace(context, compaction=receipt_pb2.Compaction())
+    plan = compaction_plan(params)
+    if plan is not None and (background or (context.journal is not None and context.journal.idempotency_key)):
+        # Another attempt would be another request, because its summary would differ.
+        plan, words = None, "long conversations are not compacted in the background or with an Idempotency-Key"
+        made.warnings.append(unsupported("context_management", words))
     work = Work(deps, scope, context, made.payload, made.warnings, media)
     if background is None:
-        return await _live(responses, work, params, keeps, conversation, made.failing)
+        return await _live(responses, work, params, keeps, conversation, made.failing, plan)
     require_no_failing_tool(made.failing)
     origin = origin_of(raw, items, conversation.items, made.warnings, deps.config.response_envelope)
     return followed(background, deps, work, origin) if params.stream else answered(background, work, origin)
@@ -98,6 +106,7 @@ async def _live(
     keeps: ResponseClient | None,
     conversation: Conversation,
     failing: ServerTool | None,
+    plan: CompactionPlan | None,
 ) -> Response:
     """Returns a response in the foreground. `failing`: the tool whose failure it is; None: the model answers."""
     deps, context = work.deps, work.context
@@ -111,8 +120,11 @@ async def _live(
     )
     if (seal := conversation.seal_of_answer) is not None:
         document.items = SummaryItems(document.response_id, seal)
+    elif plan is not None and conversation.seal is not None:
+        note = partial(_note_summary, document, conversation.seal)
+        work = replace(work, layers=(SummaryPasses(work, plan, note, adds_usage=True),))
     if failing is not None:
-        document.items.failed = failed_call(failing)
+        document.items.first = failed_call(failing)
         work = replace(work, layers=(failed(deps.fleet.view, failing.words, work.warnings),))
     items = b"" if keeps is None else items_to_store(conversation.items, document.response_id)
     make = partial(
@@ -128,6 +140,12 @@ async def _live(
     if params.store and keeps is not None:
         await _require_store(keeps, live)
     return streamed(replace(_cancellable(work, live), layers=(*work.layers, live)), encoder)
+
+
+def _note_summary(document: ResponseDocument, seal: SummarySeal, summary: Summary | None, _usage: Usage) -> None:
+    """Begins the output with a summary."""
+    if summary is not None:
+        document.items.first = (COMPACTION, {"encrypted_content": seal.seal(summary)})
 
 
 def _background(params: ResponsesRequest, responses: Responses) -> BackgroundResponses:

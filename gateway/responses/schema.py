@@ -137,6 +137,7 @@ Items = Annotated[
 
 
 MAX_INCLUDES = 64
+MAX_EDITS = 16
 MAX_LANGUAGE_CHARS = 35
 """The longest language tag that RFC 5646 requires implementations to support."""
 
@@ -214,6 +215,15 @@ class PoolMessage(StrictModel):
     content: ItemContent
 
 
+class ContextManagement(StrictModel):
+    """What is done with a long conversation."""
+
+    type: str
+    """`compaction`: a summary replaces it. Others are left out with a warning."""
+    compact_threshold: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
+    """Prompt tokens above which it is replaced. Absent: only if it is longer than the context of the model."""
+
+
 class Decoding(StrictModel):
     """Extension: sampling options in one object."""
 
@@ -267,6 +277,9 @@ class ResponsesRequest(GenerationRequest):
     metadata: Metadata | None = None
     safety_identifier: Annotated[str, Field(max_length=512), AS_TEXT] | None = None
     """Accepted and echoed, not used."""
+    context_management: Annotated[list[ContextManagement], Field(max_length=MAX_EDITS), StopAtFirstError()] | None = (
+        None
+    )
     background: bool | None = None
     conversation: Any = None
     prompt: Any = None

@@ -143,6 +143,7 @@ def gateway_ports(  # noqa: PLR0913 - what a mesh in this process and one elsewh
             catalog=catalog,
         ),
         requests=requests,
+        prompt_counts=dispatcher.prompt_counts,
         quotes=Quoter(router, names or fleet, dispatcher.prompt_counts),
         result_key=result_key(config, home),
         api_keys=RegistryService(KeyServiceStub(registry), timeout_seconds=timeout),
