@@ -14,7 +14,7 @@ from gateway.auth.authentication import Gate
 from gateway.auth.rate_limits import TenantRateLimits
 from gateway.batches.finishing import BatchFinisher
 from gateway.deps import GatewayDeps, InferenceDeps
-from gateway.endpoints import DEFERRED_APIS, DOCUMENT, GATEWAY_ROUTERS, WATCH, WORKBENCH
+from gateway.endpoints import DEFERRED_APIS, DOCUMENT, WATCH, WORKBENCH, core_routers, kinds_with
 from gateway.errors import (
     ClientGoneError,
     Dialect,
@@ -38,7 +38,7 @@ from gateway.openai.openai_endpoints import OPENAI, QUOTES
 from gateway.openapi import shown_path
 from gateway.ports import GatewayPorts
 from gateway.request_facts import FACTS_KEY, RequestFacts, headers_of
-from gateway.resources.resource_endpoints import RESOURCES, SETTINGS
+from gateway.resources.resource_endpoints import SETTINGS, resource_router
 from gateway.result_links import ResultLinks
 from gateway.routing import ApiRouter, DeferredApi, EdgeApp
 from gateway.running_responses import RunningResponses
@@ -144,10 +144,10 @@ def finisher_over(deps: GatewayDeps, ports: GatewayPorts) -> BatchFinisher | Non
 def app_over(deps: GatewayDeps, ports: GatewayPorts) -> EdgeApp:
     """Returns the application over these collaborators."""
     tasks, task_apis = ports.tasks, task_apis_of(deps, ports.extensions)
-    app = bare_app("weft gateway", deps, GATEWAY_ROUTERS)
+    app = bare_app("weft gateway", deps, core_routers(ports.extensions))
     given: dict[type, object] = {InferenceDeps: deps, GatewayDeps: deps}
     app.serve(OPENAI, given)
-    for router in (RESOURCES, SETTINGS, HEALTH, PROBES, METRICS):
+    for router in (resource_router(kinds_with(ports.extensions)), SETTINGS, HEALTH, PROBES, METRICS):
         app.serve(router, given)
     of_tasks = () if tasks is None else (tasks_of_tenant(tasks, task_apis),)
     app.serve(WATCH, {"watch sources": {source.kind: source for source in (*ports.watched, *of_tasks)}})

@@ -7,13 +7,14 @@ from gateway.gateway_health import HEALTH, METRICS, PROBES
 from gateway.http_api import HttpApi
 from gateway.openai.openai_endpoints import OPENAI, QUOTES
 from gateway.openapi import answers, answers_events, bytes_body, shown_path
-from gateway.resources.resource_endpoints import RESOURCES, SETTINGS
+from gateway.resources.resource_endpoints import RESOURCES, SETTINGS, resource_router
 from gateway.routing import OPENAPI, ApiRouter, get_docs, get_openapi, needs_of, routes_of
 from gateway.tasks.task_endpoints import TASKS
 from gateway.watch import watch_handlers as watching
 from gateway.workbench.pdf_text import PDF, PdfText, extract_pdf_text
 from gateway.workbench.serving import get_caller, get_page, redirect_to_page
-from weft.extension import ApiHook, Extension, load_hook
+from weft.documents.resource_kinds import ResourceKind
+from weft.extension import ApiHook, Extension, load_hook, own_extensions
 from weft.kernel.access.principal import USE_MODELS, VIEW_MODELS
 
 WATCH = ApiRouter("resources")
@@ -68,10 +69,23 @@ DEFERRED_APIS = (
 """APIs of the core that many meshes never use, imported at their first request as those of extensions are."""
 
 
+def kinds_with(extensions: Iterable[Extension]) -> tuple[ResourceKind, ...]:
+    """Returns the kinds of resources of a mesh with these extensions."""
+    off = {kind for each in own_extensions() for kind in each.kinds}
+    off -= {kind for each in extensions for kind in each.kinds}
+    return tuple(kind for kind in ResourceKind if kind not in off)
+
+
+def core_routers(extensions: Iterable[Extension]) -> tuple[ApiRouter, ...]:
+    """Returns GATEWAY_ROUTERS without the endpoints of kinds that other extensions have."""
+    resources = resource_router(kinds_with(extensions))
+    return tuple(resources if each is RESOURCES else each for each in GATEWAY_ROUTERS)
+
+
 def gateway_routers(extensions: Iterable[Extension]) -> tuple[ApiRouter, ...]:
     """Returns the endpoints of a gateway with these extensions. Imports their APIs."""
     hooks = (*DEFERRED_APIS, *(hook for extension in extensions for hook in extension.apis))
-    return (*GATEWAY_ROUTERS, *(load_hook(hook.place, HttpApi).router for hook in hooks))
+    return (*core_routers(extensions), *(load_hook(hook.place, HttpApi).router for hook in hooks))
 
 
 def docs_table(extensions: Iterable[Extension], of_runner: Iterable[ApiRouter]) -> str:

@@ -1,5 +1,6 @@
 """The settings of the registry: the section `registry` of weft.yaml, and what the composition adds to it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -335,6 +336,8 @@ class RegistryConfig(RegistrySettings):
     """Maximum number of declared tenants."""
     tenants: "tuple[TenantManifest, ...]" = ()
     """Tenants of weft.yaml, shown unless a tenant with the same name is declared."""
+    kinds_off: Mapping[str, str] = field(default_factory=dict)
+    """Why kinds of declarations are refused, and stored ones not used, by kind."""
     configured_names: frozenset[str] = frozenset()
     """Names of runners, models, pools and agents of weft.yaml, which no joined machine gets."""
     max_manifest_bytes: int = 32 * 1024 * 1024

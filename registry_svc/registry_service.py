@@ -39,6 +39,7 @@ from registry_svc.secrets.secrets import Secrets, SecretServicer, SqlSecretStore
 from registry_svc.store.database import REGISTRY_OWNER, RegistryDatabase
 from weft.api.operations.v1.process_service_pb2 import DatabaseSchema
 from weft.api.registry.v1.lease_service_pb2 import HostMemory
+from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.access.principal import KeyRing
 from weft.kernel.channels.rpc import ChannelPool
 from weft.kernel.services.health import HealthCheck
@@ -130,12 +131,12 @@ class RegistryService:
             OperationServicer(operations, core.name_of),
             SecretServicer(self._secrets),
             SettingsServicer(SettingsManager(core)),
-            TrialServicer(core),
+            *(() if ResourceKind.TRIAL in config.kinds_off else (TrialServicer(core),)),
         )
 
     @property
     def removed(self) -> tuple[str, ...]:
-        """Messages about stored resources of kinds that were removed."""
+        """Messages about stored resources of kinds that were removed or are off."""
         return self._core.removed
 
     @property

@@ -159,6 +159,8 @@ class Extension:
     """Observers of requests."""
     pages: tuple[PageHook, ...] = ()
     """Pages of the workbench."""
+    kinds: tuple[str, ...] = ()
+    """Kinds of resources that are off with it: modules of `weft/documents/kinds`, so only those of weft's own."""
     server_tools: tuple[ServerToolHook, ...] = ()
     """Tools that a gateway runs for models."""
 
@@ -243,11 +245,24 @@ def enabled_extensions(disabled: Iterable[str]) -> tuple[Extension, ...]:
 
 def listener_hooks(disabled: Iterable[str]) -> Iterator[tuple[ListenerHook, str]]:
     """Yields the listeners of all extensions, each with why it is off; empty: it is on."""
+    for each, why in _all_with_reasons(disabled):
+        yield from ((hook, f"belongs to {why}" if why else "") for hook in each.listeners)
+
+
+def kinds_off(disabled: Iterable[str]) -> Mapping[str, str]:
+    """Returns why kinds of resources are off, by kind."""
+    if not (disabled := tuple(disabled)):
+        return {}
+    found = _all_with_reasons(disabled)
+    return {kind: f"the kind {kind} belongs to {why}" for each, why in found if why for kind in each.kinds}
+
+
+def _all_with_reasons(disabled: Iterable[str]) -> Iterator[tuple[Extension, str]]:
+    """Yields all extensions, each with itself and why it is off, in words; empty: it is on."""
     found = all_extensions()
     off = disabled_extensions(found, disabled)
     for each in found:
-        why = f"belongs to the extension {each.name}, which is off: {off[each.name]}" if each.name in off else ""
-        yield from ((hook, why) for hook in each.listeners)
+        yield each, f"the extension {each.name}, which is off: {off[each.name]}" if each.name in off else ""
 
 
 def _inspect(point: "EntryPoint", *, is_twice: bool) -> FoundExtension:

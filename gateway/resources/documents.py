@@ -1,6 +1,7 @@
 """Schemas and JSON of `/api/v1`: pages, events and apply results around the documents of `weft.documents`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -66,10 +67,10 @@ def page_schema(kind: ResourceKind) -> DocumentSchema:
     return resource_list_schema(kind, _PAGE_TOKEN, required=True)
 
 
-def _result_schema(schemas: SchemaSet) -> Schema:
-    document = nullable({"anyOf": [resource_schema(kind).add(schemas) for kind in ResourceKind]})
+def _result_schema(kinds: Iterable[ResourceKind], schemas: SchemaSet) -> Schema:
+    document = nullable({"anyOf": [resource_schema(kind).add(schemas) for kind in kinds]})
     properties: dict[str, Schema] = {
-        "kind": {"type": "string", "enum": [kind.value for kind in ResourceKind]},
+        "kind": {"type": "string", "enum": [kind.value for kind in kinds]},
         "name": _TEXT,
         "outcome": {"type": "string", "enum": list(_OUTCOMES)},
         "before": document,
@@ -78,8 +79,8 @@ def _result_schema(schemas: SchemaSet) -> Schema:
     return object_schema(properties, ["kind", "name", "outcome"], "The outcome for one document.")
 
 
-def _answer_schema(schemas: SchemaSet) -> Schema:
-    result = schemas.add("ApplyResult", lambda: _result_schema(schemas))
+def _answer_schema(kinds: Iterable[ResourceKind], schemas: SchemaSet) -> Schema:
+    result = schemas.add("ApplyResult", lambda: _result_schema(kinds, schemas))
     properties: dict[str, Schema] = {
         "kind": {"type": "string", "const": "ApplyAnswer"},
         "dryRun": {"type": "boolean"},
@@ -104,7 +105,11 @@ def _members_schema(schemas: SchemaSet) -> Schema:
     return object_schema(properties, list(properties), "The pool of a model.")
 
 
-APPLY_ANSWER = built_schema("ApplyAnswer", _answer_schema)
+def apply_answer(kinds: Iterable[ResourceKind]) -> DocumentSchema:
+    """Returns the schema of an answer of apply, whose documents are of these kinds."""
+    return built_schema("ApplyAnswer", partial(_answer_schema, tuple(kinds)))
+
+
 POOL_MEMBERS = built_schema("PoolMembersAnswer", _members_schema)
 
 JsonObject = dict[str, object]

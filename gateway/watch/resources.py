@@ -180,7 +180,7 @@ def _source(kind: ResourceKind, feed: ResourceFeed) -> WatchSource:
     return WatchSource(kind=kind.value, access=view_of(kind), by_name=by_name, changes=changes)
 
 
-def resource_sources(registry: RegistryClient) -> list[WatchSource]:
+def resource_sources(registry: RegistryClient, kinds: Iterable[ResourceKind] = ResourceKind) -> list[WatchSource]:
     """Returns a source for each kind of resource, over one watch of the registry."""
     feed = ResourceFeed(registry)
-    return [_source(kind, feed) for kind in ResourceKind]
+    return [_source(kind, feed) for kind in kinds]

@@ -1,6 +1,6 @@
 """Shared state of the registry's writers. Each change is committed to the store, applied, then published."""
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
@@ -16,9 +16,11 @@ from registry_svc.registry_config import AliasSetting, RegistryConfig
 from registry_svc.watchers import Watcher, Watchers
 from registry_svc.writer import SingleWriter
 from weft.api.registry.v1 import alias_pb2, event_pb2, registry_service_pb2, settings_pb2, tenant_pb2
+from weft.documents.kinds import Key, key_of
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
+from weft.kernel.errors.removed_features import unused_documents
 from weft.kernel.telemetry.log import get_logger
 from weft.kernel.time.clock import Clock, MeshClock
 from weft.kernel.values.names import AGENT_PREFIX, ROUTE_PREFIX, ascii_name
@@ -49,7 +51,7 @@ class RegistryCore:
         self.configured_names = config.configured_names
         """See `RegistryConfig.configured_names`."""
         self.removed: tuple[str, ...] = ()
-        """See `StoredMesh.removed`."""
+        """Messages about stored documents of kinds that were removed or are off."""
         self.routers: dict[str, Router] = {}
         """Routers with a session, by name."""
         self.settings = settings_pb2.MeshSettings(allow_cloud_fallback=config.allow_cloud_fallback, revision=1)
@@ -67,7 +69,7 @@ class RegistryCore:
             stored = await self.store.load()
             self.mesh.documents[ResourceKind.ALIAS].configure(map(configured_alias, self.config.aliases))
             self.mesh.documents[ResourceKind.TENANT].configure(map(configured_tenant, self.config.tenants))
-            self.mesh.declare(stored.documents)
+            self.mesh.declare(each for each in stored.documents if key_of(each)[0] not in self.config.kinds_off)
             for session in stored.sessions:
                 self.mesh.install(self._read_back(session))
             self.join_tokens = {token.id: token for token in stored.join_tokens}
@@ -75,15 +77,22 @@ class RegistryCore:
             if stored.settings is None:
                 await self.store.save_settings(self.settings)
             self.settings = stored.settings or self.settings
-            self.removed = stored.removed
+            self.removed = (*stored.removed, *self._off(map(key_of, stored.documents)))
         except BaseException:
             self.mesh = Mesh()
             await self.store.close()
             raise
         self._open = True
         for message in self.removed:
-            log.warning("removed resources are stored", why=message)
+            log.warning("stored resources are not used", why=message)
         log.info("registry open", runners=len(self.mesh), models=len(self.mesh.pools))
+
+    def _off(self, stored: Iterable[Key]) -> Iterator[str]:
+        """Yields messages about stored documents of kinds that are off."""
+        keys = tuple(stored)
+        for off, why in self.config.kinds_off.items():
+            if names := [name for kind, name in keys if kind == off]:
+                yield unused_documents(why, off, names)
 
     async def stop(self, grace_seconds: float) -> None:
         """Ends the watchers, finishes pending writes within `grace_seconds`, and closes the store."""

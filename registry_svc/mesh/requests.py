@@ -213,6 +213,8 @@ def _valid_documents(
 
 
 def _valid_document(resource: ResourceDocument, field: str, config: RegistryConfig) -> AnyDocument:
+    if resource.kind in config.kinds_off:
+        raise invalid_field(field, config.kinds_off[resource.kind])
     document = declared_document(resource, field)
     kind, where = document.kind, f"{field}.{document.kind.value}"
     document.declared.DiscardUnknownFields()

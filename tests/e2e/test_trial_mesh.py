@@ -6,7 +6,7 @@ from typing import Any
 import aiohttp
 import yaml
 from apart_mesh import running_apart
-from mesh_process import eventually, fake_runner, write_config
+from mesh_process import eventually, fake_runner, running_mesh, write_config
 
 SECONDS = 30.0
 DOCUMENTS = (
@@ -82,3 +82,27 @@ async def test_chats_of_a_captured_tenant_are_answered_by_the_candidate_and_judg
             async with http.get(f"/api/v1/inference-tasks/{task}", headers={"X-Tenant-ID": "acme"}) as answer:
                 pair = await answer.json()
             assert (pair["model"], pair["metadata"]["weft-request"]) == ("m-b", "req-stream")
+
+
+async def test_mesh_with_a_stored_trial_starts_without_its_extension_and_says_so(tmp_path: Path) -> None:
+    runners = fake_runner("a"), fake_runner("b")
+    with running_mesh(tmp_path / "home", "--config", str(write_config(tmp_path, *runners))) as mesh:
+        await mesh.weft("apply", "-f", "-", stdin=yaml.safe_dump_all(DOCUMENTS))
+        assert "trial/t" in await mesh.weft("get", "all", "-o", "name")
+    config = write_config(tmp_path, *runners, extensions={"disabled": ["trials"]})
+    with running_mesh(tmp_path / "home", "--config", str(config)) as mesh:
+        said = (tmp_path / "home.out").read_text()
+        assert "the kind trial belongs to the extension trials, which is off" in said
+        assert "Stored and not used: trial/t" in said
+        # These commands have no weft.yaml here: they learn it from the mesh.
+        for form in ("name", "table"):
+            shown = await mesh.weft("get", "all", "-o", form)
+            assert ("m-a" in shown, "trial" in shown) == (True, False)
+        async with aiohttp.ClientSession(mesh.url) as http:
+            for path in ("/v1/trials/t", "/api/v1/trials"):
+                async with http.get(path) as answer:
+                    assert answer.status == 404
+            headers = {"X-Tenant-ID": "acme"}
+            async with http.post("/v1/chat/completions", json=_chat("chat", "hi"), headers=headers) as answer:
+                assert answer.status == 200
+        assert await mesh.weft("get", "tasks", "-o", "name") == ""

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from weft import extension
+from weft.documents.resource_kinds import ResourceKind
 from weft.extension import (
     ApiHook,
     CommandHook,
@@ -102,6 +103,10 @@ def test_descriptors_of_weft_are_complete() -> None:
     for each in own_extensions():
         assert each.summary.endswith("."), each.name
         assert each.apis or each.commands or each.runtimes or each.listeners or each.server_tools, each.name
+
+
+def test_kinds_of_extensions_are_kinds() -> None:
+    assert {kind for each in own_extensions() for kind in each.kinds} <= {kind.value for kind in ResourceKind}
 
 
 def test_hooks_name_no_command_twice() -> None:

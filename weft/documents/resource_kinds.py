@@ -1,6 +1,6 @@
 """The kinds of resources and the words that name them."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
@@ -47,9 +47,9 @@ ALIASES = {"llm": ResourceKind.MODEL, "llms": ResourceKind.MODEL}
 """Synonyms of a kind besides its singular and plural."""
 
 
-def listed_kinds(*, plural: bool) -> str:
-    """Returns the kinds as a text for help, such as "models, agents, runners"."""
-    return ", ".join(kind.plural if plural else kind.value for kind in ResourceKind)
+def listed_kinds(*, plural: bool, off: Container[str] = ()) -> str:
+    """Returns the kinds as a text for help, such as "models, agents, runners", without those that are off."""
+    return ", ".join(kind.plural if plural else kind.value for kind in ResourceKind if kind not in off)
 
 
 @cache

@@ -7,6 +7,7 @@ import typer
 
 from weft.documents.resource_kinds import ResourceKind, kind_words
 from weft.kernel.errors.error_tree import WeftError
+from weft_app.cli.extension_commands import kinds_off_here
 from weft_app.cli.options import DEFAULT_HOME
 from weft_app.cli.targets import ALL, record_kind
 
@@ -34,7 +35,8 @@ def complete_resource(ctx: typer.Context, incomplete: str) -> list[str]:
         return _offer((f"{kind_word}/{name}" for name in names), incomplete)
     kinds = [kind_words()[word.lower()] for word in words[:1] if word.lower() in kind_words()]
     if not kinds:
-        return _offer((kind.plural for kind in ResourceKind), incomplete)
+        off = kinds_off_here()
+        return _offer((kind.plural for kind in ResourceKind if kind not in off), incomplete)
     return _offer(_names(ctx, kinds[0]), incomplete)
 
 

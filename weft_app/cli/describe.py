@@ -15,6 +15,7 @@ from weft.kernel.errors.reasons import NO_REGISTRY
 from weft.kernel.values.names import AGENT_PREFIX, ROUTE_PREFIX, WORKFLOW_PREFIX
 from weft_app.cli.columns import graph_bytes, listing_of, shown_state, who_wakes
 from weft_app.cli.completion import complete_described
+from weft_app.cli.extension_commands import kinds_off_here
 from weft_app.cli.mesh_api import Document, MeshApi, connect
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, PageOutputOption
 from weft_app.cli.output import (
@@ -43,6 +44,7 @@ _REQUESTED_AS: Mapping[str, str] = {
 """Prefix of a kind's names in requests."""
 LOG_LINES = 10
 EVENTS = 10
+_KINDS = listed_kinds(plural=False, off=kinds_off_here())
 
 
 def describe(
@@ -50,7 +52,7 @@ def describe(
         list[str],
         typer.Argument(
             metavar="[KIND] NAME",
-            help=f"A {listed_kinds(plural=False)}, request or task: KIND NAME, KIND/NAME or NAME.",
+            help=f"A {_KINDS}, request or task: KIND NAME, KIND/NAME or NAME.",
             autocompletion=complete_described,
         ),
     ],

@@ -1,4 +1,4 @@
-"""The commands of extensions, those that weft.yaml does not disable."""
+"""The commands and kinds of extensions, those that weft.yaml does not disable."""
 
 import os
 from collections.abc import Mapping
@@ -6,7 +6,7 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
-from weft.extension import CommandHook, all_extensions, disabled_extensions
+from weft.extension import CommandHook, all_extensions, disabled_extensions, kinds_off
 
 FILES = ("weft.yaml", "weft.local.yaml")
 FILE_VARIABLES = ("LLM_POOL_SETTINGS_PATH", "LLM_POOL_LOCAL_SETTINGS_PATH")
@@ -32,6 +32,11 @@ def off_command(path: str) -> str:
         if each.name in off and path in {hook.words for hook in each.commands}:
             return f"the command {path} belongs to the extension {each.name}, which is off: {off[each.name]}"
     return ""
+
+
+def kinds_off_here() -> Mapping[str, str]:
+    """Returns why kinds of resources are off, by kind."""
+    return kinds_off(_disabled_here())
 
 
 @lru_cache

@@ -10,10 +10,11 @@ import typer
 from weft.documents.resource_kinds import ResourceKind, listed_kinds
 from weft.documents.selectors import Selector, parse_selector
 from weft.kernel.errors.error_tree import WeftError, invalid_field
-from weft.kernel.errors.reasons import NO_REGISTRY
+from weft.kernel.errors.reasons import NO_REGISTRY, Reason
 from weft.kernel.values.unknown_names import unknown_name
 from weft_app.cli.columns import MIXED, NOTHING, USES, labelled_listing, listing_of
 from weft_app.cli.completion import complete_shown, complete_with_tasks
+from weft_app.cli.extension_commands import kinds_off_here
 from weft_app.cli.follow import DELETED, RecordChanges, State, follow, poll_records
 from weft_app.cli.mesh_api import Document, MeshApi, connect
 from weft_app.cli.options import (
@@ -49,11 +50,12 @@ from weft_app.cli.targets import (
 )
 from weft_app.cli.terminal import note, say
 
+_KINDS = listed_kinds(plural=True, off=kinds_off_here())
 ResourcesArgument = Annotated[
     list[str],
     typer.Argument(
         metavar="KIND [NAME...]",
-        help=f"{listed_kinds(plural=True)}, and names; or KIND/NAME...; also task and an id",
+        help=f"{_KINDS}, and names; or KIND/NAME...; also task and an id",
         autocompletion=complete_with_tasks,
     ),
 ]
@@ -64,7 +66,7 @@ def get(
         list[str],
         typer.Argument(
             metavar="KIND [NAME...]",
-            help=f"{listed_kinds(plural=True)} or all, and names; or KIND/NAME..., or NAME; requests, clients, tasks, "
+            help=f"{_KINDS} or all, and names; or KIND/NAME..., or NAME; requests, clients, tasks, "
             "secrets, leases, routers",
             autocompletion=complete_shown,
         ),
@@ -201,6 +203,8 @@ def _found(
         try:
             documents = [mesh.document(kind, name) for name in named] if scope.targets else mesh.documents(kind)
         except WeftError as error:
+            if error.reason is Reason.NOT_FOUND and len(scope.kinds) > 1 and not scope.targets:
+                continue  # the mesh has no such kind: its extension is off
             if len(scope.kinds) == 1 or scope.targets or output not in TEXTS:
                 raise
             # An unreachable registry would fail for the others, too.

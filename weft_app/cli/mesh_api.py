@@ -151,8 +151,12 @@ class MeshApi:
         return found
 
     def names(self, kind: ResourceKind) -> Iterator[str]:
-        """Yields the names of the resources of one kind."""
-        return (each["name"] for each in self.pages(f"/api/v1/{kind.plural}", pageSize=PAGE_SIZE))
+        """Yields the names of the resources of one kind; none if the mesh has no such kind, whose extension is off."""
+        try:
+            yield from (each["name"] for each in self.pages(f"/api/v1/{kind.plural}", pageSize=PAGE_SIZE))
+        except WeftError as error:
+            if error.reason is not Reason.NOT_FOUND:
+                raise
 
     def events(self, kind: ResourceKind | None, name: str, limit: int) -> list[Document]:
         """Returns recent events of one resource, one kind, or all, oldest first."""

@@ -14,6 +14,7 @@ from weft.kernel.errors.reasons import Reason
 from weft.kernel.errors.removed_features import removed_kind
 from weft.kernel.values.names import require_name_of_model
 from weft.kernel.values.unknown_names import RESOURCE, unknown_name
+from weft_app.cli.extension_commands import kinds_off_here
 from weft_app.cli.mesh_api import Document, MeshApi, connect
 from weft_app.cli.terminal import note
 
@@ -92,11 +93,20 @@ def scope_of(mesh: MeshApi, words: list[str]) -> Scope:
 def whole_kinds(words: list[str]) -> tuple[ResourceKind, ...]:
     """Returns the kinds in `words` without names; empty if there are names."""
     if words == [ALL]:
-        return tuple(ResourceKind)
+        off = kinds_off_here()
+        return tuple(kind for kind in ResourceKind if kind not in off)
     kinds = words[0].lower().split(",")
     if len(words) > 1 or not all(kind in kind_words() for kind in kinds):
         return ()
-    return _each_once(kind_words()[kind] for kind in kinds)
+    return _each_once(map(_kind, kinds))
+
+
+def _kind(word: str) -> ResourceKind:
+    """Returns the kind that a word names. Raises INVALID_ARGUMENT for none, and for one whose extension is off."""
+    kind = parse_kind(word)
+    if why := kinds_off_here().get(kind):
+        raise invalid_field("KIND", why)
+    return kind
 
 
 def tenants_named(words: list[str]) -> frozenset[str] | None:
@@ -182,7 +192,7 @@ def parse_targets(words: list[str]) -> tuple[ResourceKind, tuple[Target, ...]]:
     if "/" in words[0]:
         targets = tuple(_pair(word) for word in words)
         return targets[0].kind, targets
-    kind = parse_kind(words[0])
+    kind = _kind(words[0])
     return kind, tuple(Target(kind, require_name_of_model(name, "NAME")) for name in words[1:])
 
 
@@ -246,4 +256,4 @@ def _pair(word: str) -> Target:
     kind, separator, name = word.partition("/")
     if not separator:
         raise invalid_field("NAME", f"{word[:64]!r} has no kind; write KIND/NAME for each resource, or KIND NAME...")
-    return Target(parse_kind(kind), require_name_of_model(name, "NAME"))
+    return Target(_kind(kind), require_name_of_model(name, "NAME"))

@@ -14,6 +14,7 @@ import gateway.gateway_service
 from gateway.admin.admin_operations import AdminPorts, CatalogSource, DiscoverySource, look_nowhere, no_catalog
 from gateway.admin.instances import EngineLogClient, RunnerDescriptions
 from gateway.admin.process_client import ProcessesClient
+from gateway.endpoints import kinds_with
 from gateway.gateway_config import REGISTRY_TIMEOUT_SECONDS
 from gateway.operation_client import OperationsClient
 from gateway.ports import GatewayPorts
@@ -120,12 +121,13 @@ def gateway_ports(  # noqa: PLR0913 - what a mesh in this process and one elsewh
     timeout = REGISTRY_TIMEOUT_SECONDS
     operations = OperationsClient(registry, timeout_seconds=timeout)
     resources = RegistryClient(registry, fleet, timeout_seconds=timeout)
+    extensions = enabled_extensions(config.extensions.disabled)
     return GatewayPorts(
         dispatcher=dispatcher,
         fleet=fleet,
         registry=resources,
         watched=(
-            *resource_sources(resources),
+            *resource_sources(resources, kinds_with(extensions)),
             event_source(resources),
             requests_of_tenant(requests),
             figures_of_mesh(requests),

@@ -24,6 +24,7 @@ from router_svc.router_config import RelayConfig, RouterConfig
 from router_svc.router_settings import RouterSettings
 from weft.api.registry.v1 import journal_pb2
 from weft.api.registry.v1 import tenant_pb2 as pb
+from weft.extension import kinds_off
 from weft.kernel.channels.outbound import Outbound, listeners_of
 from weft.kernel.errors.error_tree import invalid_field
 from weft.kernel.requests.request_values import journal_mode_of
@@ -105,6 +106,7 @@ def registry_config(config: WeftConfig, home: WeftHome) -> RegistryConfig:
     return RegistryConfig(
         **values,
         tenants=configured_tenants(config.router),
+        kinds_off=kinds_off(config.extensions.disabled),
         configured_names=frozenset(_configured_names(config)),
         security=channel_security(config),
     )

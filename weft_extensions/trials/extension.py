@@ -7,6 +7,7 @@ EXTENSION = Extension(
     summary="Compare two models by requests of a tenant.",
     docs="docs/models.md",
     apis=(ApiHook(place="weft_extensions.trials.trial_endpoints:API", paths=("/v1/trials/",)),),
+    kinds=("trial",),
     observers=(ObserverHook(place="weft_extensions.trials.pair_tasks:observer"),),
     pages=(
         PageHook(

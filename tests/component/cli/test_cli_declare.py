@@ -9,7 +9,7 @@ from cli_samples import some_model
 from jsonschema import Draft202012Validator
 from kit.resources import gone, put
 
-from gateway.resources.documents import APPLY_ANSWER
+from gateway.resources.documents import apply_answer
 from weft.api.registry.v1.registry_service_pb2 import Change
 from weft.documents.json_schema import SchemaSet
 from weft.documents.resource_kinds import ResourceKind
@@ -53,7 +53,7 @@ def test_apply_reports_an_outcome_per_document(mesh: ScriptedMesh, tmp_path: Pat
     assert mesh.applied[-1].adopt
     answer = json.loads(again.stdout)
     published = SchemaSet()
-    reference = APPLY_ANSWER.add(published)
+    reference = apply_answer(ResourceKind).add(published)
     Draft202012Validator({**reference, "$defs": published.definitions}).validate(answer)
     assert (answer["kind"], answer["dryRun"]) == ("ApplyAnswer", False), "as /api/v1/apply answers"
     first = answer["results"][0]

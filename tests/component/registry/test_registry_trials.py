@@ -5,6 +5,7 @@ from typing import Any, cast
 
 from kit.resources import declared
 from registry_harness import RunningRegistry, declare, refusal, running_registry
+from structlog.testing import capture_logs
 
 from registry_svc.mesh.trials import MAX_VERDICTS
 from weft.api.registry.v1 import trial_service_pb2 as pb
@@ -17,6 +18,8 @@ from weft.api.registry.v1.trial_pb2 import (
     TrialManifest,
 )
 from weft.kernel.errors.reasons import Reason
+
+WHY = "the kind trial belongs to the extension trials, which is off"
 
 
 async def applied(mesh: RunningRegistry, **fields: Any) -> list[str]:
@@ -91,3 +94,21 @@ async def test_invalid_trial_is_refused_with_its_field(mesh: RunningRegistry) ->
 async def test_models_of_a_trial_must_exist(mesh: RunningRegistry) -> None:
     await mesh.apply(declare("m1"), declare("m2"))
     await refusal(Reason.MODEL_NOT_FOUND, applied(mesh, candidate="m3"))
+
+
+async def test_registry_refuses_a_trial_and_keeps_a_stored_one_for_the_day_the_extension_is_on(tmp_path: Path) -> None:
+    async with running_registry(tmp_path) as mesh:
+        await mesh.apply(declare("m1"), declare("m2"))
+        await applied(mesh)
+    with capture_logs() as logs:
+        async with running_registry(tmp_path, kinds_off={"trial": WHY}) as mesh:
+            assert await mesh.listed("trial") == []
+            removed = mesh.service.removed
+            assert removed == (f"{WHY}. Stored and not used: trial/t",)
+            assert not [name for name in mesh.service.service_names if "Trial" in name]
+            error = await refusal(Reason.INVALID_ARGUMENT, applied(mesh))
+            assert WHY in error.message
+            await mesh.delete("model", "m2")
+    assert [each["why"] for each in logs if each["event"] == "stored resources are not used"] == list(removed)
+    async with running_registry(tmp_path) as mesh:
+        assert [each.manifest.name for each in await mesh.listed("trial")] == ["t"]

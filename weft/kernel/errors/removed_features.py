@@ -38,7 +38,12 @@ def removed_kind(word: str) -> str:
 
 def removed_documents(kind: str, names: Iterable[str]) -> str:
     """Returns the message for stored documents of a removed kind."""
-    return f"{removed_kind(kind)}. Stored and not used: {', '.join(f'{kind}/{name}' for name in sorted(names))}"
+    return unused_documents(removed_kind(kind), kind, names)
+
+
+def unused_documents(why: str, kind: str, names: Iterable[str]) -> str:
+    """Returns the message for stored documents of a kind that cannot be used."""
+    return f"{why}. Stored and not used: {', '.join(f'{kind}/{name}' for name in sorted(names))}"
 
 
 def removed_command(path: str) -> str:
