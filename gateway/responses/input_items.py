@@ -7,7 +7,7 @@ expect, and the output of each function becomes a message of the role `tool`.
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gateway.openai.chat_builder import ROLES, ChatBuilder
 from gateway.openai.chat_schema import arguments_text
@@ -16,10 +16,14 @@ from gateway.openai.readable_text import file_text, text_in
 from gateway.responses.compaction_items import KINDS
 from gateway.responses.namespaces import Member, flat_name
 from gateway.responses.schema import InputItem, InputPart, OtherItem
+from gateway.server_tools.request_tools import RequestTools
 from weft.api.common.v1 import chat_pb2
 from weft.dispatch.extra_fields import carried_only
 from weft.dispatch.history import converted, left_out_note
 from weft.kernel.errors.error_tree import invalid_field
+
+if TYPE_CHECKING:
+    from gateway.responses.search_history import SearchHistory
 
 _PART_MEMBERS = {
     "input_text": "text",
@@ -39,6 +43,7 @@ PART_TYPES = frozenset({"text", "image_url"})
 """Types of content parts that may replace items."""
 
 _CALL = "_call"
+_SEARCH = "web_search_call"
 _BY_MODEL = frozenset({
     "reasoning", "mcp_list_tools", "mcp_approval_request", *KINDS,
 })  # fmt: skip
@@ -65,9 +70,16 @@ class ItemReader:
     """Adds items, in order, to the messages of a chat."""
 
     def __init__(
-        self, chat: ChatBuilder, items: Sequence[InputItem], members: Mapping[str, Member] = MappingProxyType({})
+        self,
+        chat: ChatBuilder,
+        items: Sequence[InputItem],
+        members: Mapping[str, Member] = MappingProxyType({}),
+        hosted: RequestTools | None = None,
     ) -> None:
-        """`items`: all that will be added, in order; `members`: the functions of namespaces by flat name."""
+        """`items`: all that will be added, in order; `members`: the functions of namespaces by flat name.
+
+        `hosted`: the tools that the gateway may run.
+        """
         chat.expect([_role_of(item, is_last=index == len(items) - 1) for index, item in enumerate(items)])
         self._chat = chat
         self._added = 0
@@ -77,6 +89,9 @@ class ItemReader:
         self._has_lost = any(item.kind == _REFERENCE for item in items)
         """Whether the input refers to missing items, one of which a result may answer."""
         self._turn: chat_pb2.ChatMessage | None = None
+        self._hosted = hosted
+        self._searches: SearchHistory | None = None
+        """None: there is no search so far."""
         self.reasoning_unread = 0
         """Number of encrypted reasoning items, which are left out."""
 
@@ -84,6 +99,8 @@ class ItemReader:
         """Adds the next item. Raises INVALID_ARGUMENT naming `field` or a part of it."""
         self._chat.turn_to(self._added)
         self._added += 1
+        if self._searches is not None and not item.kind.endswith(_CALL):
+            self.end()
         if isinstance(item, OtherItem):
             self._add_other(item, field)
             return
@@ -102,6 +119,11 @@ class ItemReader:
                 self._message("user").content.add(text=item.text or "")
             case _:
                 raise invalid_field(f"{field}.type", f"must be {_ITEM_TYPES}")
+
+    def end(self) -> None:
+        """Adds what stands behind the last calls."""
+        if self._searches is not None and self._searches.end_turn():
+            self._turn = None
 
     def add_parts(self, item: InputItem, field: str) -> None:
         """Adds a user message with content parts that were given in place of items."""
@@ -167,6 +189,8 @@ class ItemReader:
     def _add_other(self, item: OtherItem, field: str) -> None:
         """Adds an item of a kind that engines do not support, from the history of another service."""
         kind, call_id = item.kind, item.call_id if isinstance(item.call_id, str) else ""
+        if kind == _SEARCH and self._hosted is not None and item.encrypted_content and self._add_search(item):
+            return
         if not self._chat.is_earlier:
             raise invalid_field(f"{field}.type", f"must be {_ITEM_TYPES}")
         text = text_in(_members_of(item))
@@ -184,6 +208,17 @@ class ItemReader:
         else:
             note = left_out_note(kind[:_MAX_SHOWN_CHARS], "weft does not support it")
             self._message("user").content.add(text=text or note)
+
+    def _add_search(self, item: InputItem) -> bool:
+        """Adds a search that a gateway of this mesh ran, as the model read it; False: another service ran it."""
+        if self._searches is None:
+            from gateway.responses.search_history import SearchHistory  # noqa: PLC0415 - few requests need it
+
+            assert self._hosted is not None
+            self._searches = SearchHistory(self._chat, self._hosted)
+        turn = self._searches.add(item, self._turn)
+        self._turn = self._turn if turn is None else turn
+        return turn is not None
 
     def _add_other_call(self, item: OtherItem, call_id: str) -> None:
         """Adds a call of another kind of tool: a function call if its result follows, otherwise text."""

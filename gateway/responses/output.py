@@ -92,6 +92,8 @@ class Part:
     logprobs: Logprobs = field(default_factory=list)
     head: bytes = b""
     """First bytes of each of its events, for the sink."""
+    annotations: list[dict[str, object]] = field(default_factory=list)
+    """Citations in the text."""
 
     @property
     def text(self) -> str:
@@ -103,7 +105,8 @@ class Part:
         text = "" if empty else self.text
         if self.kind == OUTPUT_TEXT:
             logprobs = [] if empty else self.logprobs
-            return {"type": OUTPUT_TEXT, "annotations": [], "logprobs": logprobs, "text": text}
+            annotations = [] if empty else self.annotations
+            return {"type": OUTPUT_TEXT, "annotations": annotations, "logprobs": logprobs, "text": text}
         return {"type": self.kind, "refusal" if self.kind == REFUSAL else "text": text}
 
 
@@ -182,6 +185,9 @@ class OutputSink:
 
     def arguments_added(self, item: Item, text: str) -> None:
         """A function call's arguments grew."""
+
+    def annotated(self, item: Item, part: Part) -> None:
+        """A complete text got one more annotation, its last."""
 
     def part_done(self, item: Item, part: Part) -> None:
         """A content part is complete."""

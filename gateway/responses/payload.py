@@ -1,7 +1,7 @@
 """Translates a Responses request to its payload: input, tools, tool choice, text format and decoding."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.answers.compaction import Summary, SummarySeal, summary_request
@@ -26,6 +26,7 @@ from gateway.responses.schema import (
     TextFormat,
     ToolReference,
 )
+from gateway.server_tools.request_tools import WEB_SEARCH, RequestTools
 from weft.api.common.v1 import chat_pb2, sampling_pb2, warning_pb2
 from weft.kernel.errors.error_tree import invalid_field
 
@@ -40,7 +41,8 @@ _INCLUDES = frozenset({
 # Fields about OpenAI's own service that clients send by default. They are not used, without a warning.
 _NOT_USED = frozenset({"client_metadata", "access_programs", "image"})
 # Unsupported fields that would have changed the answer. Each causes a warning.
-_NOT_OFFERED = ("max_tool_calls", "moderation")
+_MAX_CALLS = "max_tool_calls"
+_NOT_OFFERED = (_MAX_CALLS, "moderation")
 # The number of characters of a tool's type that versions share, such as `web_search` of `web_search_2025_08_26`.
 _FAMILY_CHARS = 10
 
@@ -63,18 +65,25 @@ class Conversation:
 
 
 def to_response_request(
-    request: ResponsesRequest, conversation: Conversation, media: RequestMedia, limits: RequestLimits
+    request: ResponsesRequest,
+    conversation: Conversation,
+    media: RequestMedia,
+    limits: RequestLimits,
+    hosted: RequestTools | None = None,
 ) -> ChatTranslation:
-    """Returns the payload. Raises INVALID_ARGUMENT naming the wrong field."""
+    """Returns the payload. Raises INVALID_ARGUMENT naming the wrong field.
+
+    `hosted`: the tools that the gateway may run for the request; None: none.
+    """
     require_stream_options_fit(request)
     _require_offered(request, limits)
     chat = ChatBuilder(limits, media)
     payload = chat.payload
-    _add_messages(chat, request, conversation, limits)
-    _fill_sampling(payload, request, limits)
-    _add_tools(chat, request.tools, limits)
     compacts = is_compaction(conversation.items)
-    failing = None if compacts else _failing(chat, request)
+    _add_messages(chat, request, conversation, limits, hosted)
+    _fill_sampling(payload, request, limits)
+    _add_tools(chat, request, limits, hosted)
+    failing = None if compacts else _failing(chat, request, () if hosted is None else hosted.fields)
     if request.tool_choice is not None and failing is None:
         _choose(chat, request.tool_choice, request.tools)
     if request.parallel_tool_calls is not None:
@@ -86,7 +95,9 @@ def to_response_request(
     chat.set_effort(None if request.reasoning is None else request.reasoning.effort)
     _set_extra(chat, request)
     payload = summary_request(payload) if compacts else payload
-    return ChatTranslation(payload, chat.warnings + _unused(request, conversation), failing)
+    runs = hosted is not None and not compacts and bool(hosted.offered)
+    warnings = chat.warnings + _unused(request, conversation, caps_calls=runs)
+    return ChatTranslation(payload, warnings, failing, hosted if runs else None)
 
 
 def wants_logprobs(request: ResponsesRequest) -> bool:
@@ -155,7 +166,11 @@ def entries_of(request: ResponsesRequest, conversation: Conversation) -> Entries
 
 
 def _add_messages(
-    chat: ChatBuilder, request: ResponsesRequest, conversation: Conversation, limits: RequestLimits
+    chat: ChatBuilder,
+    request: ResponsesRequest,
+    conversation: Conversation,
+    limits: RequestLimits,
+    hosted: RequestTools | None,
 ) -> None:
     items, earlier = conversation.items, conversation.earlier
     name = "messages" if request.messages is not None else "input"
@@ -164,7 +179,7 @@ def _add_messages(
     if len(items) + len(earlier) > limits.max_messages:
         raise invalid_field(name, f"must have at most {limits.max_messages} items, those before it included")
     entries = entries_of(request, conversation)
-    reader = ItemReader(chat, [item for _, item in entries], members_by_flat_name(request.tools))
+    reader = ItemReader(chat, [item for _, item in entries], members_by_flat_name(request.tools), hosted)
     if request.instructions:
         chat.add_message("system").content.add(text=request.instructions)
     if request.messages is not None:
@@ -175,6 +190,7 @@ def _add_messages(
             reader.add_parts(item, name)
         else:
             reader.add(item, field)
+    reader.end()
     if not chat.messages:
         raise invalid_field(name, "must have at least one message")
     if reader.reasoning_unread:
@@ -203,8 +219,8 @@ def _set_extra(chat: ChatBuilder, request: ResponsesRequest) -> None:
     chat.set_extra(given, request, languages_of(request))
 
 
-def _unused(request: ResponsesRequest, conversation: Conversation) -> list[warning_pb2.Warning]:
-    """Returns warnings for unsupported fields, except tools."""
+def _unused(request: ResponsesRequest, conversation: Conversation, *, caps_calls: bool) -> list[warning_pb2.Warning]:
+    """Returns warnings for unsupported fields, except tools. `caps_calls`: whether `max_tool_calls` is used."""
     warnings = unknown_fields(request)
     for index, entry in enumerate(request.context_management or ()):
         if conversation.seal is None or entry.type != COMPACTION:
@@ -219,7 +235,7 @@ def _unused(request: ResponsesRequest, conversation: Conversation) -> list[warni
     warnings += [
         unsupported(name, "is not supported; it was not used")
         for name in _NOT_OFFERED
-        if (request.model_extra or {}).get(name) is not None
+        if (request.model_extra or {}).get(name) is not None and not (caps_calls and name == _MAX_CALLS)
     ]
     return warnings
 
@@ -294,15 +310,23 @@ _NAME_RULE = f"must be 1 to {MAX_NAME_CHARS} letters, digits, '_' or '-'"
 _MAX_SHOWN_CHARS = 64
 
 
-def _add_tools(chat: ChatBuilder, tools: Sequence[ResponseTool] | None, limits: RequestLimits) -> None:
-    """Adds the functions, including those of namespaces; adds a warning for each other tool, which is not offered."""
-    flat_names = _flat_names(tools)
+def _add_tools(
+    chat: ChatBuilder, request: ResponsesRequest, limits: RequestLimits, hosted: RequestTools | None
+) -> None:
+    """Adds the functions, including those of namespaces, and the tools that the gateway runs.
+
+    Adds a warning for each other tool, which is not offered.
+    """
+    flat_names = _flat_names(request.tools)
     count = 0
-    for field, tool in entries(tools, "tools", limits.max_tools):
+    for field, tool in entries(request.tools, "tools", limits.max_tools):
         if tool.type == FUNCTION:
             name = _required_name(tool.name, f"{field}.name", _FUNCTION_NAME, _FUNCTION_NAME_RULE)
             chat.add_function(name, tool, tool.parameters, f"{field}.parameters")
             count += 1
+            continue
+        if hosted is not None and is_run_by_server(tool.type):
+            _offer(chat, request, tool, field, hosted)
             continue
         members = list(functions_of(tool, field))
         count += len(members)
@@ -313,20 +337,35 @@ def _add_tools(chat: ChatBuilder, tools: Sequence[ResponseTool] | None, limits: 
             chat.add_function(name, function, function.parameters, f"{where}.parameters")
         left_out = len(tool.tools or ()) - len(members)
         if tool.type != NAMESPACE or left_out or not members:
-            shown = tool.type[:_MAX_SHOWN_CHARS]
-            message = f"tools of type '{shown}' are not supported; it was omitted"
+            message = _omitted(tool)
             if tool.type == NAMESPACE:
                 message = f"has {len(members)} functions with a name; its other tools were left out"
             chat.warnings.append(unsupported(field, message))
 
 
-def _failing(chat: ChatBuilder, request: ResponsesRequest) -> ServerTool | None:
-    """Returns the server's tool that the request forces, or the first if it offers nothing else."""
+def _omitted(tool: ResponseTool) -> str:
+    return f"tools of type '{tool.type[:_MAX_SHOWN_CHARS]}' are not supported; it was omitted"
+
+
+def _offer(chat: ChatBuilder, request: ResponsesRequest, tool: ResponseTool, field: str, hosted: RequestTools) -> None:
+    """Offers a tool of a server to the model, or adds a warning with the reason why not."""
+    from gateway.responses.search_history import offer  # noqa: PLC0415 - few requests need it
+
+    why = offer(chat, hosted, tool, field, (request.model_extra or {}).get(_MAX_CALLS))
+    if why is not None:
+        chat.warnings.append(unsupported(field, f"{why}; it was omitted" if why else _omitted(tool)))
+
+
+def _failing(chat: ChatBuilder, request: ResponsesRequest, runs: Collection[str]) -> ServerTool | None:
+    """Returns the server's tool that the request forces, or the first if it offers nothing else.
+
+    `runs`: the places of those that the gateway runs.
+    """
     query = last_query(chat.messages)
     tools = [
         ServerTool(f"tools[{index}]", tool.type, tool.type, tool.server_label or "", query)
         for index, tool in enumerate(request.tools or ())
-        if is_run_by_server(tool.type)
+        if is_run_by_server(tool.type) and f"tools[{index}]" not in runs
     ]
     choice, has_functions = request.tool_choice, bool(chat.payload.tools)
     if not isinstance(choice, ResponsesToolChoiceObject):
@@ -363,6 +402,8 @@ def _choose(chat: ChatBuilder, choice: str | ResponsesToolChoiceObject, tools: S
         chat.choose_function(_offered_name(choice, _flat_names(tools)) or choice.name, "tool_choice.name")
     elif choice.type == "allowed_tools":
         _choose_allowed(chat, choice, tools)
+    elif choice.type.startswith(WEB_SEARCH):
+        chat.choose_function(WEB_SEARCH, "tool_choice.type")
     else:
         raise invalid_field("tool_choice.type", "must be 'function' or 'allowed_tools': other tools are not supported")
 
@@ -372,6 +413,7 @@ def _choose_allowed(chat: ChatBuilder, choice: ResponsesToolChoiceObject, tools:
         raise invalid_field("tool_choice.tools" if choice.tools is None else "tool_choice.mode", "is required")
     flat_names = _flat_names(tools)
     names: set[str | None] = {_offered_name(tool, flat_names) for tool in choice.tools if tool.type == FUNCTION}
+    names |= {WEB_SEARCH for tool in choice.tools if tool.type.startswith(WEB_SEARCH) and chat.offers(WEB_SEARCH)}
     namespaces = {tool.name for tool in choice.tools if tool.type == NAMESPACE}
     names |= {flat for member, flat in flat_names.items() if member.namespace in namespaces}
     chat.require_offered(names, "tool_choice.tools", "is a function that is not in the tools")

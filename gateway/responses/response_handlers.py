@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from gateway.answers.compaction import CompactionPlan, Summary, SummarySeal, seal_of
 from gateway.answers.generation import Work, streamed, unary
-from gateway.answers.server_tools import ServerTool, failed, require_no_failing_tool
+from gateway.answers.server_tools import failed, require_no_failing_tool
 from gateway.answers.sse_writer import EventStream
 from gateway.answers.summary_passes import SummaryPasses
 from gateway.answers.unary import json_response, list_after
@@ -18,6 +18,7 @@ from gateway.http.framing import no_websocket
 from gateway.intake.body import read_json_body
 from gateway.intake.json_guard import parse, without_halves
 from gateway.intake.query import Query, begin_owned
+from gateway.openai.chat_builder import ChatTranslation
 from gateway.openai.extension_fields import unsupported
 from gateway.openai.sampling import wants_events
 from gateway.request_facts import facts_of
@@ -83,7 +84,9 @@ async def create_response(responses: Stored, request: Request) -> Response:
         seal=seal_of(deps.summaries, context.tenant),
     )
     media = deps.request_media(params)
-    made = to_response_request(params, conversation, media, deps.config.limits)
+    # A background response runs where no gateway is.
+    hosted = None if background is not None else deps.request_tools(scope, params, context)
+    made = to_response_request(params, conversation, media, deps.config.limits, hosted)
     if conversation.seal_of_answer is not None:
         context = replace(context, compaction=receipt_pb2.Compaction())
     plan = compaction_plan(params)
@@ -93,7 +96,7 @@ async def create_response(responses: Stored, request: Request) -> Response:
         made.warnings.append(unsupported("context_management", words))
     work = Work(deps, scope, context, made.payload, made.warnings, media)
     if background is None:
-        return await _live(responses, work, params, keeps, conversation, made.failing, plan)
+        return await _live(responses, work, params, keeps, conversation, made, plan)
     require_no_failing_tool(made.failing)
     origin = origin_of(raw, items, conversation.items, made.warnings, deps.config.response_envelope)
     return followed(background, deps, work, origin) if params.stream else answered(background, work, origin)
@@ -105,10 +108,10 @@ async def _live(
     params: ResponsesRequest,
     keeps: ResponseClient | None,
     conversation: Conversation,
-    failing: ServerTool | None,
+    made: ChatTranslation,
     plan: CompactionPlan | None,
 ) -> Response:
-    """Returns a response in the foreground. `failing`: the tool whose failure it is; None: the model answers."""
+    """Returns a response in the foreground."""
     deps, context = work.deps, work.context
     document = ResponseDocument(
         params,
@@ -123,19 +126,24 @@ async def _live(
     elif plan is not None and conversation.seal is not None:
         note = partial(_note_summary, document, conversation.seal)
         work = replace(work, layers=(SummaryPasses(work, plan, note, adds_usage=True),))
-    if failing is not None:
-        document.items.first = failed_call(failing)
-        work = replace(work, layers=(failed(deps.fleet.view, failing.words, work.warnings),))
+    answer_of, stream_of = ResponsesAnswer, ResponsesStream
+    if made.failing is not None:
+        document.items.first = failed_call(made.failing)
+        work = replace(work, layers=(failed(deps.fleet.view, made.failing.words, work.warnings),))
+    elif made.hosted is not None:
+        from gateway.responses.search_output import SearchAnswer, SearchStream, with_searches  # noqa: PLC0415
+
+        work, answer_of, stream_of = with_searches(work, document, params, made.hosted), SearchAnswer, SearchStream
     items = b"" if keeps is None else items_to_store(conversation.items, document.response_id)
     make = partial(
         LiveResponse, context.tenant, store=keeps, items=items, previous_id=params.previous_response_id or ""
     )
     if not params.stream:
-        answer = ResponsesAnswer(document)
+        answer = answer_of(document)
         # Only streamed responses publish their id before their end.
         return unary(replace(work, layers=(*work.layers, make(answer, running=None))), answer)
     responses.running.require_room()
-    encoder = ResponsesStream(document, include_events=wants_events(params))
+    encoder = stream_of(document, include_events=wants_events(params))
     live = make(encoder, running=responses.running)
     if params.store and keeps is not None:
         await _require_store(keeps, live)

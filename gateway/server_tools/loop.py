@@ -154,19 +154,20 @@ class ToolLoop:
         self._runs: list[receipt_pb2.ToolRun] = []
         self._usage = usage_pb2.Usage()
         self._told: set[str] = set()
+        self._round = 0
+        self._timeout_seconds: float | None = None
 
     async def __call__(self, call: Call[Frame], /, proceed: Proceed[Frame]) -> AsyncGenerator[Frame]:
         """Yields the frames of all passes as one answer. Raises as the call of a pass."""
-        hosted, context, payload = self._hosted, call.context, call.payload
+        hosted, self._timeout_seconds = self._hosted, call.context.timeout_seconds
         most = sum(tool.max_uses for tool in hosted.offered.values()) + SPARE_PASSES
         if hosted.first:
-            async with aclosing(self._run(hosted.first, context)) as frames:
+            async with aclosing(self._run(hosted.first, call.context)) as frames:
                 async for frame in frames:
                     yield frame
-            payload = _with_results(payload, hosted.first)
-            call.payload = payload
+            _add_results(call.payload, hosted.first)
         current, run = call, proceed
-        current.context = self._next_context(context)
+        current.context = self._next_context(call.context)
         for left in reversed(range(most)):
             turn = ModelPass(frozenset(hosted.offered), is_first=current is call and not self._runs, told=self._told)
             calls: list[ServerCall] | None = None
@@ -180,15 +181,17 @@ class ToolLoop:
                             async for step in steps:
                                 yield step
             self._add_usage(turn)
+            self._round += 1
             if not calls or turn.has_callers_calls:
                 yield self._last(turn, call, current)
                 return
-            payload = self._next_payload(payload, turn, calls, is_last=left == 1)
-            current, run = self._again(self._next_context(context), payload), Call.chunks
+            # A layer below may have replaced the payload and the context of the first pass.
+            payload = self._next_payload(current.payload, turn, calls, is_last=left == 1)
+            current, run = self._again(self._next_context(current.context), payload), Call.chunks
             current.whole = call.whole
 
     def _next_context(self, context: RequestContext) -> RequestContext:
-        left = context.timeout_seconds
+        left = self._timeout_seconds
         if left is not None:
             left = max(0.0, left - (self._clock.monotonic() - self._began))
         return replace(context, tool_runs=tuple(self._runs), timeout_seconds=left)
@@ -202,6 +205,7 @@ class ToolLoop:
                 id=self._new_id(),
                 tool=self._hosted.offered[made.name],
                 arguments_text=made.arguments_text or "{}",
+                round=self._round,
             )
             for made in list(turn.calls.values())[:MAX_CALLS_PER_PASS]
         ]
@@ -342,13 +346,12 @@ def _text_of(call: ServerCall) -> str:
     return result_text(answer.pages, answer.error)
 
 
-def _with_results(payload: chat_pb2.ChatPayload, calls: Sequence[ServerCall]) -> chat_pb2.ChatPayload:
+def _add_results(payload: chat_pb2.ChatPayload, calls: Sequence[ServerCall]) -> None:
     """Fills the empty results of calls in a payload."""
     texts = {call.id: _text_of(call) for call in calls}
     for message in payload.messages:
         if message.role == chat_pb2.ROLE_TOOL and not message.content and message.tool_call_id in texts:
             message.content.add(text=texts[message.tool_call_id])
-    return payload
 
 
 def _called(call: ServerCall) -> event_pb2.InferenceEvent:

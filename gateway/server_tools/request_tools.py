@@ -56,6 +56,8 @@ class ServerCall:
     arguments_text: str
     answer: ToolAnswer | None = None
     """None: it has not run."""
+    round: int = 0
+    """The pass of the model that made it; calls of one pass are of one turn."""
     is_known: bool = False
     """Whether the caller has got the call before, in an earlier answer."""
 

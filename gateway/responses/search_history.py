@@ -1,0 +1,90 @@
+"""Searches that the gateway runs, in requests of the Responses API: the tool, and items of earlier turns.
+
+Imported for the first request with such a tool or item.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from gateway.openai.chat_builder import ChatBuilder
+from gateway.openai.extension_fields import unsupported
+from gateway.responses.schema import InputItem, ResponseTool
+from gateway.server_tools.request_tools import WEB_SEARCH, Asked, RequestTools
+from weft.api.common.v1 import chat_pb2
+
+_RESULTS_BY_SIZE = {"low": 4}
+"""Results by `search_context_size`; other sizes get as many as weft.yaml permits."""
+_NOT_USED = ("user_location", "search_content_types")
+
+
+class KeptSearch(msgspec.Struct, array_like=True):
+    """What a sealed copy has, to rebuild a call in a later turn."""
+
+    call_id: str
+    arguments: str
+    result: str
+    round: int
+
+
+def offer(
+    chat: ChatBuilder, hosted: RequestTools, tool: ResponseTool, field: str, max_calls: object = None
+) -> str | None:
+    """Offers a tool to the model; None: it is offered, otherwise why not, empty if weft cannot run it.
+
+    `max_calls`: the request's `max_tool_calls`. Raises INVALID_ARGUMENT for wrong domains or numbers.
+    """
+    given = tool.model_extra or {}
+    if hosted.has(tool.type) and given.get("external_web_access") is False:
+        return "it permits no search ('external_web_access' is false), and weft keeps no pages"
+    filters = given.get("filters")
+    domains: Mapping[str, Any] = filters if isinstance(filters, Mapping) else {}
+    asked = Asked(
+        field=field,
+        kind=tool.type,
+        allowed=domains.get("allowed_domains"),
+        blocked=domains.get("blocked_domains"),
+        max_uses=max_calls,
+        max_results=_RESULTS_BY_SIZE.get(str(given.get("search_context_size"))),
+    )
+    found = hosted.offer(asked, chat.offers)
+    if isinstance(found, str):
+        return found
+    chat.add_function(found.name, found, found.tool.parameters, field)
+    chat.warnings += [unsupported(f"{field}.{name}", "is not used") for name in _NOT_USED if given.get(name)]
+    return None
+
+
+class SearchHistory:
+    """Adds the searches of earlier turns as the model read them."""
+
+    def __init__(self, chat: ChatBuilder, hosted: RequestTools) -> None:
+        self._chat = chat
+        self._hosted = hosted
+        self._results: list[KeptSearch] = []
+        """Of calls in the open turn: they stand behind all its calls."""
+
+    def add(self, item: InputItem, turn: chat_pb2.ChatMessage | None) -> chat_pb2.ChatMessage | None:
+        """Adds a call to the assistant's open turn, or to a new one; returns the turn.
+
+        None: the item is none of this tenant's searches.
+        """
+        opened = self._hosted.opened(item.encrypted_content, "input")
+        if opened is None:
+            return None
+        kept = msgspec.json.decode(opened, type=KeptSearch)
+        if self._results and self._results[-1].round != kept.round:
+            self.end_turn()
+            turn = None
+        turn = turn or self._chat.add_message("assistant")
+        self._chat.add_call(turn, kept.call_id, WEB_SEARCH, kept.arguments)
+        self._results.append(kept)
+        return turn
+
+    def end_turn(self) -> bool:
+        """Adds the results of the open turn; returns whether it had any."""
+        results, self._results = self._results, []
+        for kept in results:
+            self._chat.add_result(kept.call_id).content.add(text=kept.result)
+        return bool(results)
