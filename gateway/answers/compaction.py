@@ -48,10 +48,13 @@ class Summary(msgspec.Struct, frozen=True):
     """Whether it also stands for the user's messages before it."""
 
 
-def summary_request(chat: chat_pb2.ChatPayload, instructions: str = "", earlier: str = "") -> chat_pb2.ChatPayload:
+def summary_request(
+    chat: chat_pb2.ChatPayload, instructions: str = "", earlier: str = "", *, replaces: bool = False
+) -> chat_pb2.ChatPayload:
     """Returns the request for a summary of a chat.
 
-    `instructions`: the caller's, after weft's own; `earlier`: the summary of what came before this part.
+    `instructions`: the caller's, after weft's own or, with `replaces`, in their place; `earlier`: the summary of what
+    came before this part.
     """
     asked = chat_pb2.ChatPayload()
     asked.CopyFrom(chat)
@@ -61,7 +64,9 @@ def summary_request(chat: chat_pb2.ChatPayload, instructions: str = "", earlier:
     asked.sampling.ClearField("stop")
     if asked.tools:
         asked.tool_choice.mode = chat_pb2.ToolChoice.MODE_NONE
-    text = "\n\n".join(filter(None, (_ASK, instructions, f"{_EARLIER}{earlier}" if earlier else "")))
+    text = "\n\n".join(
+        filter(None, ("" if replaces else _ASK, instructions, f"{_EARLIER}{earlier}" if earlier else ""))
+    )
     asked.messages.add(role=chat_pb2.ROLE_USER).content.add(text=text)
     return asked
 

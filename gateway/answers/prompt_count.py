@@ -18,14 +18,15 @@ from weft.kernel.text.json_lines import encode_json
 def counted(work: Work, shown: Callable[..., object], *others: chat_pb2.ChatPayload) -> Response:
     """Returns the response of a count. `shown` returns its JSON values from the counts of the work's chat and `others`.
 
-    The media of the work are those of its own chat.
+    All have the media of the work.
     """
     deps, warnings = work.deps, work.warnings
 
     async def produce() -> JsonAnswer:
         assert isinstance(work.payload, chat_pb2.ChatPayload)
         if work.media is not None:
-            await supply(work.payload, work.media, deps.media)
+            for chat in (work.payload, *others):
+                await supply(chat, work.media, deps.media)
         facts_of(work.scope).was_dispatched = True
         counts, headers = list[int](), list[tuple[bytes, bytes]]()
         for chat in (work.payload, *others):

@@ -22,6 +22,7 @@ from weft.dispatch.fleet import context_in
 from weft.dispatch.frames import Frame, has_content
 from weft.dispatch.history import unsupported
 from weft.dispatch.payload_description import estimated_prompt_tokens
+from weft.dispatch.request_receipt import RequestContext
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.telemetry.log import get_logger
@@ -30,12 +31,18 @@ MAX_PASSES = 8
 """Maximum calls for one summary, if the conversation is longer than the context."""
 _SHARES = (0.6, 0.3, 0.15)
 """Shares of the context for a part of the conversation; a smaller one is tried if the estimate was too low."""
+NOT_REPEATABLE = "long conversations are not compacted in the background or with an Idempotency-Key"
 _WAITING = frozenset({"queued", "loading", "progress"})
 
 log = get_logger("weft.gateway")
 
 OnSummary = Callable[[Summary | None, usage_pb2.Usage], None]
 """Called with the summary and its tokens before the answer begins; None: it failed."""
+
+
+def is_repeated(context: RequestContext) -> bool:
+    """Whether a retry must be the same request, which it is not after another summary."""
+    return context.journal is not None and bool(context.journal.idempotency_key)
 
 
 class SummaryPasses:

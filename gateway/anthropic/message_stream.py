@@ -22,6 +22,7 @@ from gateway.answers.call_arguments import (
 )
 from gateway.answers.server_tools import ServerTool
 from gateway.answers.sse import StreamEncoder
+from gateway.anthropic.message_context import ManagedContext, message_usage
 from gateway.errors import Dialect, envelope
 from weft.api.common.v1 import event_pb2, receipt_pb2, usage_pb2
 from weft.dispatch.extra_fields import JsonMap
@@ -47,20 +48,6 @@ def stop_reason(finish: int, *, has_calls: bool, has_refusal: bool, stop_sequenc
     if stop_sequence:
         return "stop_sequence"
     return "refusal" if has_refusal else "end_turn"
-
-
-def message_usage(usage: usage_pb2.Usage) -> dict[str, object]:
-    """Returns token counts. Anthropic counts prompt tokens that are read from or written to a cache separately."""
-    cached, written = usage.cached_prompt_tokens, usage.cache_write_prompt_tokens
-    counts: dict[str, object] = {
-        "input_tokens": max(usage.prompt_tokens - cached - written, 0),
-        "cache_creation_input_tokens": written,
-        "cache_read_input_tokens": cached,
-        "output_tokens": usage.completion_tokens,
-    }
-    if usage.reasoning_tokens:
-        counts["output_tokens_details"] = {"thinking_tokens": usage.reasoning_tokens}
-    return counts
 
 
 @dataclass(slots=True)
@@ -99,6 +86,9 @@ def failed_call(tool: ServerTool) -> list[dict[str, object]]:
 
 class MessagesAnswer(DocumentAnswer):
     """Builds a complete message."""
+
+    context: ManagedContext | None = None
+    """How its conversation was edited or compacted; None: the request asks for neither."""
 
     def __init__(self, identity: AnswerIdentity, blocks: Sequence[dict[str, object]] = ()) -> None:
         """`blocks`: a failed call, with which the message begins."""
@@ -154,13 +144,15 @@ class MessagesAnswer(DocumentAnswer):
 
     def _document(self) -> dict[str, object]:
         said = [message for message in map(self._block_json, self._blocks) if message is not None]
+        context = self.context
         return {
             "id": self._identity.answer_id,
             "type": "message",
             "role": "assistant",
             "model": self._model,
-            "content": [*self._failed, *said],
-            "stop_reason": stop_reason(
+            "content": [*([] if context is None else context.blocks), *self._failed, *said],
+            "stop_reason": (context and context.stop_reason)
+            or stop_reason(
                 self._finish,
                 has_calls=bool(self._calls),
                 has_refusal=self._has_refusal,
@@ -168,10 +160,12 @@ class MessagesAnswer(DocumentAnswer):
             ),
             "stop_sequence": self._stop_sequence or None,
             "usage": self._counts(),
+            **({} if context is None else context.members()),
         }
 
     def _counts(self) -> dict[str, object]:
-        return message_usage(self.usage) | (_NO_REQUESTS if self._failed else {})
+        more = {} if self.context is None else self.context.counts(self.usage)
+        return message_usage(self.usage) | (_NO_REQUESTS if self._failed else {}) | more
 
     def _block_json(self, block: Block | CalledTool | dict[str, object]) -> dict[str, object] | None:
         if isinstance(block, dict):
@@ -316,6 +310,8 @@ _EMPTY: dict[str, dict[str, object]] = {
 class MessagesStream(StreamEncoder):
     """Encodes one streamed message."""
 
+    context: ManagedContext | None = None
+    """As `MessagesAnswer.context`."""
     reads_joined_texts = True
     keepalive = b'event: ping\ndata: {"type":"ping"}\n\n'
 
@@ -368,7 +364,9 @@ class MessagesStream(StreamEncoder):
         # Content does not wait for the engine's count, which the last event reports.
         counted = self._prompt.prompt_tokens or self.usage.prompt_tokens
         known = self._prompt if self._prompt.prompt_tokens else self.usage
-        prompt = known if counted else usage_pb2.Usage(prompt_tokens=self._estimated_prompt_tokens)
+        context = self.context
+        estimated = (context and context.estimated_tokens) or self._estimated_prompt_tokens
+        prompt = known if counted else usage_pb2.Usage(prompt_tokens=estimated)
         message: dict[str, object] = {
             "id": self._identity.answer_id,
             "type": "message",
@@ -382,12 +380,19 @@ class MessagesStream(StreamEncoder):
             ),
         }
         out += (b'event: message_start\ndata: {"type":"message_start","message":', encode_json(message), _END)
-        for block in self._failed:
+        for block in (*(() if context is None else context.blocks), *self._failed):
             self._send_block(block, out)
         super()._begin(out)
 
     def _send_block(self, block: dict[str, object], out: list[bytes]) -> None:
         """Sends a block of a failed call. Clients read the input from deltas."""
+        if block["type"] == "compaction":
+            self._open("", block | {"content": None}, out)
+            if block["content"] is not None:
+                head = _DELTA % (self._block, b'"compaction_delta"', b'"content"')
+                out += (head, encode_json(block["content"]), b"}", _END)
+            out.append(_STOP % self._block)
+            return
         has_input = "input" in block
         self._open("tool_use" if has_input else "", block | ({"input": {}} if has_input else {}), out)
         if has_input:
@@ -505,7 +510,8 @@ class MessagesStream(StreamEncoder):
     def _encode_end(self, receipt: receipt_pb2.Receipt, out: list[bytes]) -> None:
         self._complete(receipt, out)
         self._finish_blocks(out)
-        reason = stop_reason(
+        context = self.context
+        reason = (context and context.stop_reason) or stop_reason(
             self._finish,
             has_calls=self._calls.any,
             has_refusal=self._has_refusal,
@@ -515,13 +521,15 @@ class MessagesStream(StreamEncoder):
             "type": "message_delta",
             "delta": {"stop_reason": reason, "stop_sequence": self._stop_sequence or None},
             "usage": self._counts(),
+            **({} if context is None else context.members()),
         }
         out += (b"event: message_delta\ndata: ", encode_json(message), b"\n\n")
         out += (self._receipt_comment(receipt), _MESSAGE_STOP)
         self.is_done = True
 
     def _counts(self) -> dict[str, object]:
-        return message_usage(self.usage) | (_NO_REQUESTS if self._failed else {})
+        more = {} if self.context is None else self.context.counts(self.usage)
+        return message_usage(self.usage) | (_NO_REQUESTS if self._failed else {}) | more
 
     def _finish_blocks(self, out: list[bytes]) -> None:
         is_cut = self._finish in CUTTING

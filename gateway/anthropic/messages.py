@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from starlette.requests import Request
@@ -11,6 +12,7 @@ from gateway.answers.answer_builder import MAX_NOTICES, new_identity
 from gateway.answers.generation import Work, streamed, unary
 from gateway.answers.prompt_count import counted
 from gateway.answers.server_tools import ServerTool, failed, failing_tool, is_run_by_server, last_query
+from gateway.anthropic.managed_context import SummaryAnswer, SummaryStream, compacting, managed
 from gateway.anthropic.message_stream import MessagesAnswer, MessagesStream, failed_call
 from gateway.anthropic.schema import (
     NOT_OFFERED,
@@ -78,13 +80,27 @@ async def create_message(
         if params.stream:
             return streamed(work, MessagesStream(identity, blocks=blocks))
         return unary(work, MessagesAnswer(identity, blocks))
+    shortened = None
+    if params.context_management is not None or params.compaction is not None:
+        shortened = managed(work, params, wanted.hosted)
+        work = compacting(work, shortened)
+        if shortened.is_summary:
+            return (
+                streamed(work, SummaryStream(identity, shortened))
+                if params.stream
+                else unary(work, SummaryAnswer(identity, shortened))
+            )
     if wanted.hosted is not None:
         from gateway.anthropic.server_calls import answered  # noqa: PLC0415 - few requests need it
 
-        return answered(work, identity, wanted.hosted, stream=bool(params.stream))
+        return answered(work, identity, wanted.hosted, stream=bool(params.stream), context=shortened)
     if not params.stream:
-        return unary(work, MessagesAnswer(identity))
-    return streamed(work, MessagesStream(identity, estimated_prompt_tokens(wanted.payload)))
+        answer = MessagesAnswer(identity)
+        answer.context = shortened
+        return unary(work, answer)
+    encoder = MessagesStream(identity, estimated_prompt_tokens(wanted.payload))
+    encoder.context = shortened
+    return streamed(work, encoder)
 
 
 async def count_tokens(
@@ -96,19 +112,25 @@ async def count_tokens(
     media = deps.request_media(params)
     wanted = to_countable(params, deps.config.limits, media)
     work = Work(deps, scope, context, wanted.payload, wanted.warnings, media)
-    return counted(work, lambda count: {"input_tokens": count})
+    if params.context_management is None:
+        return counted(work, lambda count: {"input_tokens": count})
+    short = managed(work, params)
+    others = [wanted.payload] if short.applied else []
+    work = replace(work, payload=short.chat, warnings=[*work.warnings, *short.warnings])
+    return counted(work, _edited_count, *others)
+
+
+def _edited_count(count: int, original: int | None = None) -> dict[str, object]:
+    original = count if original is None else original
+    return {"input_tokens": count, "context_management": {"original_input_tokens": original}}
 
 
 _COPIED = ("max_tokens", "temperature", "top_p", "top_k")
 _SCHEMA_NAME = "output"
 # The engine parameter that limits thinking. Engines without it report a warning.
 _BUDGET = "thinking_budget_tokens"
-# What they are if they ask for nothing; Claude Code sends the first with every request.
-_ASKS_NOTHING: tuple[object, ...] = (
-    {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
-    {"edits": []},
-    "standard",
-)
+# What they are if they ask for nothing.
+_ASKS_NOTHING: tuple[object, ...] = ("standard",)
 # Clients recognize a refused thread by these details, and then send the complete conversation.
 _NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
@@ -138,11 +160,13 @@ def to_countable(
     if request.thread is not None:
         raise _no_threads()
     chat = ChatBuilder(limits, media)
-    turns = Turns(chat, hosted, request.messages)
+    read = remaining(request.messages)
+    turns = Turns(chat, hosted, [message for _, message in read])
     if request.system is not None:
         turns.add_system(request.system)
-    chat.expect([_role_of(message) for message in request.messages])
-    for index, (field, message) in enumerate(entries(request.messages, "messages", limits.max_messages)):
+    require_few(request.messages, "messages", limits.max_messages, "entries")
+    chat.expect([_role_of(message) for _, message in read])
+    for index, (field, message) in enumerate(read):
         chat.turn_to(index)
         turns.add(message, field)
     for field, tool in entries(request.tools, "tools", limits.max_tools):
@@ -247,6 +271,31 @@ TOOL_FAILED = "The tool failed: "
 
 # Not `encode_json`, which rejects integers beyond 64 bits.
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+def remaining(messages: Sequence[MessageParam]) -> Sequence[tuple[str, MessageParam]]:
+    """Returns the messages that the model reads, with paths: the newest summary in the place of those before it.
+
+    System messages remain. Raises INVALID_ARGUMENT naming a summary without text.
+    """
+    read = [(f"messages[{index}]", message) for index, message in enumerate(messages)]
+    for index in reversed(range(len(messages))):
+        content = messages[index].content
+        for at, block in reversed(list(enumerate(content)) if isinstance(content, list) else ()):
+            if not isinstance(block, OtherBlock) or block.type != "compaction":
+                continue
+            text, field = (block.model_extra or {}).get("content"), f"messages[{index}].content[{at}]"
+            if text is None:
+                # The compaction failed.
+                continue
+            if not isinstance(text, str) or not text:
+                raise invalid_field(f"{field}.content", "must be the text of a summary, or null")
+            summary = MessageParam.model_construct(role="user", content=text)
+            rest = messages[index].model_copy(update={"content": content[at + 1 :]})
+            kept = [entry for entry in read[:index] if entry[1].role == "system"]
+            after = [(f"messages[{index}]", rest)] if rest.content else []
+            return [*kept, (field, summary), *after, *read[index + 1 :]]
+    return read
 
 
 class Turns:

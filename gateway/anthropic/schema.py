@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from typing_extensions import override
 
+from gateway.anthropic.context_edits import CompactionConfig, ContextManagement
 from gateway.intake.request_model import (
     AS_TEXT,
     MAX_INT32,
@@ -29,7 +30,7 @@ from gateway.openai.sampling import MAX_STOP_CHARS, Share, TokenLimit
 MAX_TOOL_USE_ID_CHARS = 256
 
 # Requests for these services get a warning that they are not available.
-NOT_OFFERED = ("compaction", "container", "context_management", "fallbacks", "inference_geo", "mcp_servers", "speed")
+NOT_OFFERED = ("container", "fallbacks", "inference_geo", "mcp_servers", "speed")
 
 ToolUseId = Annotated[str, Field(min_length=1, max_length=MAX_TOOL_USE_ID_CHARS)]
 
@@ -256,6 +257,10 @@ class CountTokensRequest(HandledRequest):
     output_config: OutputConfigParam | None = None
     output_format: OutputFormatParam | None = None
     """The older form of `output_config.format`."""
+    context_management: ContextManagement | None = None
+    """Edits of a long conversation: old tool results and thinking are removed, or a summary replaces it."""
+    compaction: CompactionConfig | None = None
+    """Asks for a summary of the conversation as the answer; ignored by `count_tokens`."""
     thread: JsonMap | None = None
     """A stored conversation. It is refused with the error that makes clients send the complete conversation."""
 

@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from gateway.answers.answer_builder import AnswerIdentity, CalledTool
 from gateway.answers.generation import Work, streamed, unary
+from gateway.anthropic.message_context import ManagedContext
 from gateway.anthropic.message_stream import Block, MessagesAnswer, MessagesStream
 from gateway.anthropic.schema import MessageParam, OtherBlock, OtherTool, ToolChoiceParam
 from gateway.openai.chat_builder import ChatBuilder
@@ -168,14 +169,20 @@ def begin(chat: ChatBuilder, hosted: RequestTools, choice: ToolChoiceParam | Non
     chat.payload.tool_choice.mode = chat_pb2.ToolChoice.MODE_AUTO
 
 
-def answered(work: Work, identity: AnswerIdentity, hosted: RequestTools, *, stream: bool) -> Response:
-    """Returns the message of a model and the tools that the gateway runs."""
+def answered(
+    work: Work, identity: AnswerIdentity, hosted: RequestTools, *, stream: bool, context: ManagedContext | None = None
+) -> Response:
+    """Returns the message of a model and the tools that the gateway runs. `context`: what shortens its conversation."""
     loop = tool_loop(hosted, work.again, work.deps.clock, new_id=_new_id, defers=True)
-    work = replace(work, layers=(*work.layers, loop))
+    work = replace(work, layers=(loop, *work.layers))
     if not stream:
-        return unary(work, ServerCallAnswer(identity, hosted))
+        answer = ServerCallAnswer(identity, hosted)
+        answer.context = context
+        return unary(work, answer)
     assert isinstance(work.payload, chat_pb2.ChatPayload)
-    return streamed(work, ServerCallStream(identity, hosted, estimated_prompt_tokens(work.payload)))
+    encoder = ServerCallStream(identity, hosted, estimated_prompt_tokens(work.payload))
+    encoder.context = context
+    return streamed(work, encoder)
 
 
 def _new_id() -> str:

@@ -10,7 +10,7 @@ from gateway.answers.compaction import CompactionPlan, Summary, SummarySeal, sea
 from gateway.answers.generation import Work, streamed, unary
 from gateway.answers.server_tools import failed, require_no_failing_tool
 from gateway.answers.sse_writer import EventStream
-from gateway.answers.summary_passes import SummaryPasses
+from gateway.answers.summary_passes import NOT_REPEATABLE, SummaryPasses, is_repeated
 from gateway.answers.unary import json_response, list_after
 from gateway.deps import GatewayDeps
 from gateway.gateway_config import KeepResponses
@@ -90,10 +90,9 @@ async def create_response(responses: Stored, request: Request) -> Response:
     if conversation.seal_of_answer is not None:
         context = replace(context, compaction=receipt_pb2.Compaction())
     plan = compaction_plan(params)
-    if plan is not None and (background or (context.journal is not None and context.journal.idempotency_key)):
-        # Another attempt would be another request, because its summary would differ.
-        plan, words = None, "long conversations are not compacted in the background or with an Idempotency-Key"
-        made.warnings.append(unsupported("context_management", words))
+    if plan is not None and (background or is_repeated(context)):
+        plan = None
+        made.warnings.append(unsupported("context_management", NOT_REPEATABLE))
     work = Work(deps, scope, context, made.payload, made.warnings, media)
     if background is None:
         return await _live(responses, work, params, keeps, conversation, made, plan)

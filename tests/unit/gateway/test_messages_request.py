@@ -263,7 +263,6 @@ def test_documents_and_search_results_with_text_are_read() -> None:
         ),
         ({"type": "bash_code_execution_tool_result", "content": {"stdout": "a.txt", "return_code": 0}}, "a.txt"),
         ({"type": "mcp_tool_use", "id": "m", "name": "find", "input": {}}, "[find was called with {}]"),
-        ({"type": "compaction", "content": "so far: nothing"}, "so far: nothing"),
         ({"type": "container_upload", "file_id": "f"}, "left out"),
         ({"type": "of_next_year", "data": {"x": 1}}, "left out"),
     ],

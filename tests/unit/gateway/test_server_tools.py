@@ -119,16 +119,11 @@ def test_engine_without_a_search_refuses_search_options_instead_of_answering_fro
 @pytest.mark.parametrize(
     ("name", "value", "is_warned"),
     [
-        ("context_management", {"edits": [{"type": "clear_tool_uses_20250919"}]}, True),
-        # Claude Code sends it with every request; it asks for nothing.
-        ("context_management", {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}, False),
         ("speed", "fast", True),
         ("speed", "standard", False),
     ],
 )  # fmt: skip
-def test_edits_and_speed_that_messages_ask_for_in_vain_are_warned_about(
-    name: str, value: object, is_warned: bool
-) -> None:
+def test_speed_that_messages_ask_for_in_vain_is_warned_about(name: str, value: object, is_warned: bool) -> None:
     body = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}], name: value}
     made = to_payload(
         parse(MessagesRequest, json.dumps(body).encode(), max_depth=64), LIMITS, RequestMedia(MediaConfig())
