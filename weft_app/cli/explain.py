@@ -10,7 +10,7 @@ import typer
 
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
-from weft.kernel.values.units import dollars_words, time_words, wait_words
+from weft.kernel.values.units import dollars_words, size_words, time_words, wait_words
 from weft_app.cli.mesh_api import Document, MeshApi, connect
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, PageOutputOption
 from weft_app.cli.output import FORMATS, INDENT, Column, TextTable, custom_columns, moment_in, page, print_page
@@ -151,6 +151,20 @@ def _repaired(receipt: Document) -> str | None:
     return ", ".join(f"{count} {what}" for what, count in counts.items() if count) or None
 
 
+def _sent_out(receipt: Document) -> str | None:
+    """Returns what a gateway's tools sent out of the mesh; None: nothing."""
+    return (
+        "; ".join(
+            f"{run['tool']} to {safe_text(run['host'])}: {size_words(run.get('sentByteCount', 0))} sent, "
+            f"{size_words(run.get('receivedByteCount', 0))} received, {run.get('resultCount', 0)} results"
+            + (", failed" if run.get("failed") else "")
+            for run in receipt.get("toolRuns", ())
+            if run.get("host")
+        )
+        or None
+    )
+
+
 def _waited(receipt: Document) -> str:
     return f"{time_words(receipt['queueWaitSeconds'])} in the queue, {time_words(receipt['loadWaitSeconds'])} for loads"
 
@@ -189,8 +203,8 @@ def prompt_change(receipt: Document) -> str | None:
 
 _OUTCOME = Column("Outcome", "outcome")
 _COSTS = custom_columns(
-    "Waited Priority Keep_alive First_token Engine GPU Tokens Price Restored Tool_calls Not_cached Work Captured "
-    "Remote:leftPremises Cancelled Router",
+    "Waited Priority Keep_alive First_token Engine GPU Tokens Price Restored Tool_calls Sent_out Not_cached Work "
+    "Captured Remote:leftPremises Cancelled Router",
     Waited=_waited,
     Priority=_lowered,
     Keep_alive=lambda receipt: "ignored: its key may not set it" if receipt.get("keepAliveIgnored") else None,
@@ -201,6 +215,7 @@ _COSTS = custom_columns(
     Price=_price,
     Restored=_restored,
     Tool_calls=_repaired,
+    Sent_out=_sent_out,
     Not_cached=prompt_change,
     Work=lambda receipt: ", ".join(work_parts(receipt)) or None,
     Captured=_captured,

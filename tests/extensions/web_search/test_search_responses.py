@@ -17,9 +17,9 @@ FUNCTION = {"type": "function", "name": "weather", "parameters": {"type": "objec
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 
-async def response_of(gateway: RunningGateway, **fields: Any) -> Any:
+async def response_of(gateway: RunningGateway, *, tenant: str = "default", **fields: Any) -> Any:
     body = {"model": "tiny", "input": "What is weft?", "tools": [HOSTED], **fields}
-    answer = await gateway.request("POST", "/v1/responses", json.dumps(body).encode())
+    answer = await gateway.request("POST", "/v1/responses", json.dumps(body).encode(), {"X-Tenant-ID": tenant})
     if not fields.get("stream"):
         return answer.of(200)
     events = events_in(answer.body)
@@ -114,14 +114,16 @@ async def test_later_turn_reads_the_results_again_without_a_search(is_stored: bo
 
 
 async def test_search_of_another_tenant_or_service_becomes_text() -> None:
-    item = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "x"}}
-    passes = Passes(passes=[said("ok"), said("ok")])
-    for sealed in ({}, {"encrypted_content": "gAAAAA"}):
-        async with searching(passes) as (gateway, _):
-            history = [{"role": "user", "content": "x"}, item | sealed, {"role": "user", "content": "So?"}]
+    passes = Passes(passes=[called(), said("ok"), said("ok"), said("ok"), said("ok")])
+    async with searching(passes) as (gateway, _):
+        (own, _) = (await response_of(gateway, tenant="acme"))["output"]
+        foreign = [own, own | {"encrypted_content": "gAAAAA"}, {**own, "encrypted_content": None}]
+        for item in foreign:
+            history = [{"role": "user", "content": "x"}, item, {"role": "user", "content": "So?"}]
             answer = await response_of(gateway, input=history)
-        assert "web_search was called" in passes.seen[-1].messages[1].content[0].text
-        assert answer["warnings"][0]["field"] == "input[1].type"
+            assert "web_search was called" in passes.seen[-1].messages[1].content[0].text
+            assert "weft is a mesh" not in str(passes.seen[-1])
+            assert answer["warnings"][0]["field"] == "input[1].type"
 
 
 @pytest.mark.parametrize("stream", [False, True])
