@@ -14,7 +14,7 @@ from weft.dispatch.agents import name_asked_for, require_model_name
 from weft.dispatch.aliases import AskedName
 from weft.dispatch.call import Call, RequestDispatcher, warned
 from weft.dispatch.operation_table import OPERATIONS, OperationSpec
-from weft.dispatch.parameter_checks import allowed_handling, client_of, handling_of, priority_of, session_of
+from weft.dispatch.parameter_checks import allowed_handling, client_of, handling_of, labels_of, priority_of, session_of
 from weft.dispatch.request_receipt import Journal, RequestContext
 from weft.durable.journal_policy import JournalPolicy
 from weft.kernel.access.principal import MAY_LEAVE, USE_MODELS
@@ -145,6 +145,7 @@ class InferenceServicer:
             handling=allowed_handling(handling_of(request.options), caller(), model),
             client_id=client_of(request.options),
             session=session_of(request.options),
+            labels=labels_of(request.options),
             journal=None if when_left is None else Journal(when_left=when_left),
         )
 

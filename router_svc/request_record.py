@@ -17,7 +17,7 @@ from weft.api.router.v1 import request_pb2 as pb
 from weft.api.router.v1 import task_pb2
 from weft.durable.requests import Selection
 from weft.kernel.errors.reasons import Reason
-from weft.kernel.requests.placement_request import PlacementRequest
+from weft.kernel.requests.placement_request import AGENT_LABELS, PlacementRequest
 from weft.kernel.time.timestamps import seconds_of, set_seconds, stamp_of
 from weft.kernel.values.units import wait_words
 
@@ -62,6 +62,10 @@ def begun_record(spec: PlacementRequest, arrived_wall: datetime) -> pb.RequestRe
     )
     # As an argument it takes twice as long.
     record.arrive_time.CopyFrom(stamp_of(arrived_wall))
+    for label in spec.labels:
+        name, _, value = label.partition("=")
+        if name in AGENT_LABELS:
+            record.labels[name] = value
     return record
 
 

@@ -4,7 +4,7 @@ Fields of Anthropic's own service (tiers, containers, regions) are accepted and 
 providers with this API.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag
@@ -263,6 +263,11 @@ class CountTokensRequest(HandledRequest):
     """Asks for a summary of the conversation as the answer; ignored by `count_tokens`."""
     thread: JsonMap | None = None
     """A stored conversation. It is refused with the error that makes clients send the complete conversation."""
+
+    @property
+    @override
+    def turns(self) -> Sequence[tuple[str | None, object]]:
+        return [("system", self.system), *((message.role, message.content) for message in self.messages)]
 
     @override
     def uses(self, name: str) -> bool:

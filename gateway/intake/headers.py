@@ -20,6 +20,9 @@ from gateway.http.cors import (
     is_page_file,
     may_be_called,
 )
+from gateway.intake.agent_labels import HEADERS as AGENT_HEADERS
+from gateway.intake.agent_labels import PREFIXES as AGENT_PREFIXES
+from gateway.intake.agent_labels import agent_labels
 from gateway.intake.request_model import HandledRequest
 from gateway.request_facts import Headers, RequestFacts, facts_of, headers_of
 from weft.dispatch.agents import name_asked_for, require_model_name
@@ -174,6 +177,8 @@ def request_context(
         raise FieldError("allow_remote", f"the key lacks the scope {MAY_LEAVE}", Reason.PERMISSION_DENIED)
     model = require_model_name(asked.model, "model")
     principal.require_name(USE_MODELS, name_asked_for(model))
+    agent = headers.get(b"user-agent", b"")
+    may_be_agent = agent.startswith(AGENT_PREFIXES) or not AGENT_HEADERS.isdisjoint(headers)
     return RequestContext(
         request_id=facts.request_id,
         tenant=tenant,
@@ -193,6 +198,7 @@ def request_context(
         session=_session(headers, params),
         user=params.end_user,
         metadata=_labels(headers, params),
+        labels=agent_labels(headers, params.turns) if may_be_agent else {},
     )
 
 

@@ -1,7 +1,7 @@
 """Base classes of request schemas, fields shared by all inference requests, and their configured limits."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, FailFast, Field, Tag, WithJsonSchema
@@ -175,6 +175,11 @@ class HandledRequest(StrictModel):
     def end_user(self) -> str:
         """The end user's name; empty: none is given."""
         return self.user or ""
+
+    @property
+    def turns(self) -> Sequence[tuple[str | None, object]]:
+        """The role and content of each turn: a text, or parts of which some have a `text`; empty: it has none."""
+        return ()
 
     @property
     def own_metadata(self) -> Mapping[str, str]:

@@ -1,6 +1,7 @@
 """The schema of POST /v1/chat/completions."""
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, Field, Tag, model_validator
@@ -309,3 +310,8 @@ class ChatRequest(GenerationRequest):
         | None
     ) = None
     """Keys have at most 64 characters."""
+
+    @property
+    @override
+    def turns(self) -> Sequence[tuple[str | None, object]]:
+        return [(message.role, message.content) for message in self.messages]

@@ -1,5 +1,6 @@
 """Schemas of `/v1/responses`: requests, input items, and stored responses."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag
@@ -297,6 +298,14 @@ class ResponsesRequest(GenerationRequest):
     """Extension: language to translate to."""
     envelope: Literal["openai", "pool"] | None = None
     """Extension: the form of the response. Absent: the gateway's setting (`gateway.response_envelope`)."""
+
+    @property
+    @override
+    def turns(self) -> Sequence[tuple[str | None, object]]:
+        """See `HandledRequest.turns`; without those of the response that it continues."""
+        given = self.messages if self.input is None else self.input
+        own = [("user", given)] if isinstance(given, str) else [(item.role, item.content) for item in given or ()]
+        return [("system", self.instructions), *own]
 
 
 class ResponseObject(BaseModel):

@@ -35,14 +35,17 @@ class Labelers:
     """The installed labelers, imported for the first request to a route."""
 
     def labels(self, context: RequestContext, payload: Payload) -> frozenset[str]:
-        """Returns the labels of a request to a route, as KEY=VALUE; those of its caller take precedence."""
+        """Returns the labels of a request, as KEY=VALUE; those of its caller take precedence.
+
+        Only a request to a route has others than those of its coding agent.
+        """
         if not (context.model.startswith(ROUTE_PREFIX) or context.model == AUTO_MODEL):
-            return frozenset()
+            return label_set(context.labels) if context.labels else frozenset()
         added: dict[str, str] = {}
         if self._installed and (prompt := _text_of(payload)):
             for name, labeler in self._installed:
                 added = {**_labeled(name, labeler, prompt, MAX_LABELS - len(added)), **added}
-        return label_set({**added, **context.metadata})
+        return label_set({**added, **context.labels, **context.metadata})
 
     @cached_property
     def _installed(self) -> Sequence[tuple[str, Labeler]]:

@@ -6,6 +6,7 @@ client, session). The limits are those in the proto comments, and OpenAI's where
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from weft.api.router.v1 import inference_service_pb2
 from weft.api.runner.v1 import serve_options_pb2
 from weft.kernel.access.principal import OPERATE, Principal
 from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.requests.placement_request import AGENT_LABELS
 from weft.kernel.requests.request_values import CALLER_CLASSES, CacheMode, Handling, Priority
 from weft.kernel.text.json_objects import plain_object
 from weft.kernel.values.names import (
@@ -168,6 +170,16 @@ def priority_of(options: inference_service_pb2.RequestOptions) -> Priority:
 def client_of(options: inference_service_pb2.RequestOptions) -> str:
     """Returns the client id in the request; empty: none. Raises INVALID_ARGUMENT for an invalid one."""
     return require_token(options.client_id, "options.client_id", MAX_CLIENT_CHARS) if options.client_id else ""
+
+
+def labels_of(options: inference_service_pb2.RequestOptions) -> Mapping[str, str]:
+    """Returns the labels of a coding agent in the request. Raises INVALID_ARGUMENT naming a wrong one."""
+    for name, value in options.labels.items():
+        if name not in AGENT_LABELS:
+            allowed = ", ".join(sorted(AGENT_LABELS))
+            raise invalid_field(f"options.labels.{name[:MAX_CLIENT_CHARS]}", f"must be one of {allowed}")
+        require_token(value, f"options.labels.{name}", MAX_CLIENT_CHARS)
+    return dict(options.labels)
 
 
 def session_of(options: inference_service_pb2.RequestOptions) -> str:

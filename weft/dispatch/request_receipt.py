@@ -82,6 +82,8 @@ class RequestContext:
     """The end user stated by the caller; empty: none."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     """The caller's own key-value pairs."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels that a gateway recognized, of coding agents; the caller's metadata take precedence."""
     session: str = ""
     """Requests of a session go to the same runner if possible; empty: none."""
     journal: Journal | None = None

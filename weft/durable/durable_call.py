@@ -91,6 +91,7 @@ def _options(context: RequestContext) -> inference_service_pb2.RequestOptions:
         cache_tag=handling.cache_tag,
         client_id=context.client_id,
         session=context.session,
+        labels=context.labels,
     )
     if handling.keep_alive_seconds is not None:
         options.keep_alive.FromNanoseconds(math.ceil(handling.keep_alive_seconds * _NANOSECONDS))

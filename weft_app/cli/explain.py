@@ -65,6 +65,14 @@ def retry_words(work: Document) -> str:
     return f"{failed} ({error['reason']}: {error['message']}); {when}"
 
 
+def agent_words(request: Document) -> str | None:
+    """Returns the coding agent that asked, and for what beside a turn; None: unknown."""
+    labels = request.get("labels", {})
+    purpose = labels.get("purpose", "turn")
+    words = [labels.get("program"), labels.get("agent") == "sub" and "sub-agent", purpose != "turn" and purpose]
+    return ", ".join(filter(None, words)) or None
+
+
 def tries_words(request: Document) -> str:
     """Returns ", 5 attempts"; empty for at most one."""
     count = len(request.get("receipt", request).get("attempts", ()))
@@ -81,9 +89,10 @@ def _after(words: str, value: object) -> str:
 
 
 _REQUEST = custom_columns(
-    "Request:requestId Asked_for Tenant Priority:priority Arrived:arrivedAt:local State",
+    "Request:requestId Asked_for Tenant Agent Priority:priority Arrived:arrivedAt:local State",
     Asked_for=lambda request: _alias(request) + request["target"],
     Tenant=lambda request: request["tenant"] + _after(", client ", request.get("clientId")),
+    Agent=agent_words,
     State=_state,
 )
 

@@ -11,7 +11,7 @@ from weft.kernel.values.names import MAX_NAME_CHARS
 from weft.kernel.values.units import Rate, RateUnit, size_words, time_words, wait_words
 from weft.kernel.values.unknown_names import SECRET, unknown_name
 from weft_app.cli.completion import SECRETS
-from weft_app.cli.explain import retry_words, tries_words
+from weft_app.cli.explain import agent_words, retry_words, tries_words
 from weft_app.cli.follow import RecordChanges, follow, poll_records
 from weft_app.cli.mesh_api import Document, connect
 from weft_app.cli.options import ResourceFormat
@@ -290,10 +290,11 @@ _REQUEST = custom_columns(
     STATE=lambda request: request["state"] + tries_words(request),
     POSITION=lambda request: str(request.get("queued", {}).get("position") or "-"),
 )
+_AGENT = custom_columns("CLIENT:clientId AGENT", AGENT=agent_words)
 _REQUESTS = Listing(
     empty="no requests are waiting or running; list ended ones with weft get requests --state ended",
     columns=_REQUEST + custom_columns("WAITS_FOR", WAITS_FOR=lambda request: shortened(_waits_for(request))),
-    wide=_REQUEST + custom_columns("CLIENT:clientId WAITS_FOR", WAITS_FOR=_waits_for),
+    wide=_REQUEST + _AGENT + custom_columns("WAITS_FOR", WAITS_FOR=_waits_for),
     name=lambda request: request["requestId"],
 )
 _END = custom_columns(
@@ -305,7 +306,7 @@ _END = custom_columns(
 _ENDED = Listing(
     empty="no such request has ended in the last hour",
     columns=_END + custom_columns("ERROR:message:short"),
-    wide=_END + custom_columns("CLIENT:clientId ERROR:message"),
+    wide=_END + _AGENT + custom_columns("ERROR:message"),
     name=lambda request: request["requestId"],
 )
 

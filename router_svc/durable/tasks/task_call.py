@@ -23,7 +23,7 @@ from weft.dispatch.call import Call
 from weft.dispatch.dispatcher import Dispatcher
 from weft.dispatch.fleet import FleetSource
 from weft.dispatch.operation_table import SpeechPiece, operation_of
-from weft.dispatch.parameter_checks import client_of, handling_of, session_of
+from weft.dispatch.parameter_checks import client_of, handling_of, labels_of, session_of
 from weft.dispatch.placement import Decision, OnCancelled, Placement, PlacementPort
 from weft.dispatch.request_receipt import RequestContext
 from weft.dispatch.run_observer import RunObserver
@@ -228,6 +228,7 @@ def context_of(task: PendingTask, spec: task_pb2.TaskSpec, operation: Operation,
         handling=handling_of(spec.options),
         client_id=client_of(spec.options),
         session=session_of(spec.options),
+        labels=labels_of(spec.options),
         asked_model=spec.asked_model,
         metadata=spec.metadata,
     )

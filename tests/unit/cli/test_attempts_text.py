@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from weft_app.cli.explain import explanation, retry_words, tries_words
+from weft_app.cli.explain import agent_words, explanation, retry_words, tries_words
 
 RETRY: dict[str, Any] = {"error": {"reason": "backend_error", "message": "boom"}, "failedCount": 2, "maxAttempts": 5}
 REQUEST: dict[str, Any] = {
@@ -35,3 +35,13 @@ def test_bug_retried_request_was_told_as_one_attempt() -> None:
     assert "qwen on titan (+0.100 s, for 200 ms): backend_error" in text
     assert "an unknown runner (+2.500 s): runs" in text
     assert "2 of 5 attempts failed" in text
+
+
+def test_coding_agent_of_a_request_is_named_with_what_it_asks_for_beside_a_turn() -> None:
+    labels = {"program": "claude-code", "agent": "sub", "purpose": "turn"}
+    assert "claude-code, sub-agent" in explanation(REQUEST | {"labels": labels})
+    assert (
+        agent_words({"labels": {"program": "codex", "agent": "main", "purpose": "compaction"}}) == "codex, compaction"
+    )
+    assert agent_words({"labels": {"program": "codex", "agent": "main", "purpose": "turn"}}) == "codex"
+    assert agent_words(REQUEST) is None

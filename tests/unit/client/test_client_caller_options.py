@@ -2,8 +2,9 @@
 
 import pytest
 
+from weft.api.router.v1.inference_service_pb2 import RequestOptions
 from weft.client._messages import ChatOptions, chat_request
-from weft.dispatch.parameter_checks import client_of, priority_of, session_of
+from weft.dispatch.parameter_checks import client_of, labels_of, priority_of, session_of
 from weft.kernel.errors.error_tree import FieldError
 from weft.kernel.requests.request_values import Priority
 
@@ -32,3 +33,13 @@ def test_option_reserved_for_the_mesh_is_refused_by_name(options: ChatOptions, f
     with pytest.raises(FieldError) as refused:
         chat_request("m", "hi", options)
     assert refused.value.field == field
+
+
+def test_labels_of_a_request_are_those_of_coding_agents() -> None:
+    """A task keeps them in its options; programs may send them over gRPC."""
+    options = RequestOptions(labels={"agent": "sub", "purpose": "title"})
+    assert labels_of(options) == {"agent": "sub", "purpose": "title"}
+    for labels, field in (({"team": "a"}, "options.labels.team"), ({"agent": "two words"}, "options.labels.agent")):
+        with pytest.raises(FieldError) as caught:
+            labels_of(RequestOptions(labels=labels))
+        assert caught.value.field == field

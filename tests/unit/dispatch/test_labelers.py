@@ -58,6 +58,13 @@ def test_request_that_is_sent_to_no_route_has_no_labels() -> None:
     assert Labelers().labels(context("qwen", metadata={"team": "a"}), chat("Hi")) == frozenset()
 
 
+def test_labels_of_a_coding_agent_are_sent_for_every_target_and_those_of_its_caller_take_precedence() -> None:
+    labels = {"agent": "sub", "purpose": "title"}
+    assert Labelers().labels(context("qwen", labels=labels), chat("Hi")) == {"agent=sub", "purpose=title"}
+    found = Labelers().labels(context(labels=labels, metadata={"purpose": "turn"}), chat("Hi"))
+    assert found == {"agent=sub", "purpose=turn", "difficulty=easy"}
+
+
 @pytest.mark.parametrize(
     "code", ["1 / 0", "return {'two words': 'x'}", "return {'a': ''}", "return {str(n): 'x' for n in range(99)}"]
 )
@@ -82,3 +89,7 @@ def test_labelers_add_no_more_labels_together_than_a_router_takes(site: Path) ->
     write_distribution(site, "many-labelers", "1", points)
     metadata = {f"own-{number}": "x" for number in range(16)}
     assert len(Labelers().labels(context(metadata=metadata), chat("Hi"))) == 32
+    labels = {"agent": "sub", "purpose": "turn", "program": "codex"}
+    assert len(Labelers().labels(context(metadata=metadata, labels=labels), chat("Hi"))) == 35, (
+        "as router_svc/placement.py"
+    )

@@ -63,6 +63,13 @@ def test_sub_agent_session_includes_its_parent_session(headers: dict[str, str], 
     assert context(headers).session == session
 
 
+def test_request_of_a_coding_agent_has_labels_and_others_have_none() -> None:
+    sub = {"User-Agent": "opencode/1.18.33", "X-Parent-Session-Id": "s-0"}
+    assert context(sub).labels == {"program": "opencode", "agent": "sub", "purpose": "turn"}
+    assert context({"X-OpenAI-Subagent": "review"}).labels == {"agent": "sub", "purpose": "turn"}
+    assert context({"User-Agent": "curl/8.9"}).labels == {}
+
+
 def test_cache_headers_and_keep_alive_are_the_handling() -> None:
     headers = {"X-Cache-Mode": "none", "X-Cache-Tag": "session-abc123"}
     expected = Handling(cache_mode=CacheMode.NONE, cache_tag="session-abc123", keep_alive_seconds=300.0)

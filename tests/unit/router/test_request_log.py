@@ -72,7 +72,8 @@ def test_ended_requests_add_no_objects_to_the_garbage_collector() -> None:
 
 def test_request_is_explained_from_arrival_to_receipt() -> None:
     log = RequestLog()
-    log.note_arrival(Request.of(1, asked(client_id="batch", priority=Priority.HIGH), 100.0), WALL)
+    labels = frozenset({"agent=sub", "team=a"})
+    log.note_arrival(Request.of(1, asked(client_id="batch", priority=Priority.HIGH, labels=labels), 100.0), WALL)
     log.note_decisions(
         [Waits(key=1, position=2, reason="VRAM: needs 5.1 GiB", eta_seconds=9.0, considered=(BUSY,))], 100.0
     )
@@ -93,6 +94,7 @@ def test_request_is_explained_from_arrival_to_receipt() -> None:
 
     record = record_of(log, now=112.0)
     assert (record.tenant, record.client_id, record.target) == ("a", "batch", "qwen")
+    assert dict(record.labels) == {"agent": "sub"}, "those of the caller are not kept"
     assert record.state == pb.RequestRecord.STATE_ENDED
     assert record.receipt == receipt
     assert kinds(record) == ["queued", "load_started", "loading", "placed", "retried", "placed"]

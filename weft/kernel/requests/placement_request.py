@@ -19,6 +19,10 @@ class PrefixHolder(NamedTuple):
     """Number of equal digests."""
 
 
+AGENT_LABELS = frozenset({"program", "agent", "purpose"})
+"""Names of the labels of a request from a coding agent, which records show."""
+
+
 def label_set(labels: Mapping[str, str]) -> frozenset[str]:
     """Returns labels as KEY=VALUE."""
     return frozenset(f"{key}={value}" for key, value in labels.items())

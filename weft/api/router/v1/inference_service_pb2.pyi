@@ -30,6 +30,22 @@ class RequestOptions(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class LabelsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     PRIORITY_FIELD_NUMBER: builtins.int
     ALLOW_REMOTE_FIELD_NUMBER: builtins.int
     CACHE_MODE_FIELD_NUMBER: builtins.int
@@ -38,6 +54,7 @@ class RequestOptions(google.protobuf.message.Message):
     CLIENT_ID_FIELD_NUMBER: builtins.int
     SESSION_FIELD_NUMBER: builtins.int
     PREFIX_KEEP_ALIVE_FIELD_NUMBER: builtins.int
+    LABELS_FIELD_NUMBER: builtins.int
     priority: weft.api.common.v1.priority_pb2.Priority.ValueType
     """The priority class in the queue. Unspecified: normal."""
     allow_remote: builtins.bool
@@ -65,6 +82,10 @@ class RequestOptions(google.protobuf.message.Message):
         not expected.
         """
 
+    @property
+    def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """Labels of a request from a coding agent: "program", "agent" and "purpose". At most 3."""
+
     def __init__(
         self,
         *,
@@ -76,9 +97,10 @@ class RequestOptions(google.protobuf.message.Message):
         client_id: builtins.str = ...,
         session: builtins.str = ...,
         prefix_keep_alive: google.protobuf.duration_pb2.Duration | None = ...,
+        labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["keep_alive", b"keep_alive", "prefix_keep_alive", b"prefix_keep_alive"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["allow_remote", b"allow_remote", "cache_mode", b"cache_mode", "cache_tag", b"cache_tag", "client_id", b"client_id", "keep_alive", b"keep_alive", "prefix_keep_alive", b"prefix_keep_alive", "priority", b"priority", "session", b"session"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["allow_remote", b"allow_remote", "cache_mode", b"cache_mode", "cache_tag", b"cache_tag", "client_id", b"client_id", "keep_alive", b"keep_alive", "labels", b"labels", "prefix_keep_alive", b"prefix_keep_alive", "priority", b"priority", "session", b"session"]) -> None: ...
 
 global___RequestOptions = RequestOptions
 

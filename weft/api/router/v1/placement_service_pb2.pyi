@@ -279,7 +279,7 @@ class PlaceOpen(google.protobuf.message.Message):
 
     @property
     def labels(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Labels for conditions of routes, as KEY=VALUE; at most 32."""
+        """Labels for conditions of routes, as KEY=VALUE; at most 35. A request to another target has only those of a coding agent."""
 
     def __init__(
         self,

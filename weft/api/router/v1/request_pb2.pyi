@@ -63,6 +63,22 @@ class RequestRecord(google.protobuf.message.Message):
     STATE_ENDED: RequestRecord.State.ValueType  # 4
     """It has ended."""
 
+    @typing.final
+    class LabelsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     REQUEST_ID_FIELD_NUMBER: builtins.int
     TENANT_FIELD_NUMBER: builtins.int
     CLIENT_ID_FIELD_NUMBER: builtins.int
@@ -81,6 +97,7 @@ class RequestRecord(google.protobuf.message.Message):
     ASKED_MODEL_FIELD_NUMBER: builtins.int
     ATTEMPTS_FIELD_NUMBER: builtins.int
     RETRY_FIELD_NUMBER: builtins.int
+    LABELS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """The request's id."""
     tenant: builtins.str
@@ -135,6 +152,10 @@ class RequestRecord(google.protobuf.message.Message):
     def retry(self) -> weft.api.router.v1.task_pb2.TaskRetry:
         """Why the last attempt of a task failed and when the next one starts. Not set: it is not waiting for a retry."""
 
+    @property
+    def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """Labels of a request from a coding agent: the program, whether it asks for a sub-agent, and for what purpose."""
+
     def __init__(
         self,
         *,
@@ -156,9 +177,10 @@ class RequestRecord(google.protobuf.message.Message):
         asked_model: builtins.str = ...,
         attempts: collections.abc.Iterable[weft.api.common.v1.receipt_pb2.Attempt] | None = ...,
         retry: weft.api.router.v1.task_pb2.TaskRetry | None = ...,
+        labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["arrive_time", b"arrive_time", "end_time", b"end_time", "loading", b"loading", "queued", b"queued", "receipt", b"receipt", "retry", b"retry"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["arrive_time", b"arrive_time", "asked_model", b"asked_model", "attempts", b"attempts", "cancelled_by", b"cancelled_by", "client_id", b"client_id", "decisions", b"decisions", "end_time", b"end_time", "loading", b"loading", "message", b"message", "priority", b"priority", "queued", b"queued", "reason", b"reason", "receipt", b"receipt", "request_id", b"request_id", "retry", b"retry", "state", b"state", "target", b"target", "tenant", b"tenant"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["arrive_time", b"arrive_time", "asked_model", b"asked_model", "attempts", b"attempts", "cancelled_by", b"cancelled_by", "client_id", b"client_id", "decisions", b"decisions", "end_time", b"end_time", "labels", b"labels", "loading", b"loading", "message", b"message", "priority", b"priority", "queued", b"queued", "reason", b"reason", "receipt", b"receipt", "request_id", b"request_id", "retry", b"retry", "state", b"state", "target", b"target", "tenant", b"tenant"]) -> None: ...
 
 global___RequestRecord = RequestRecord
 

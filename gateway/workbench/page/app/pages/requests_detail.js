@@ -53,6 +53,9 @@ function Known({ record }) {
     <details><summary>CLI</summary><${Code} label="Command" text=${`weft explain ${record.requestId}`} /></details>`;
 }
 
+/** @param {Record<string, string>} labels */
+const agentOf = (labels = {}) => [labels.program, labels.agent === "sub" && "sub-agent", labels.purpose !== "turn" && labels.purpose].filter(Boolean).join(", ");
+
 /** @param {{record: any}} props */
 function Summary({ record }) {
   const receipt = record.receipt ?? {};
@@ -64,6 +67,7 @@ function Summary({ record }) {
       ["Host", receipt.host],
       ["Tenant", record.tenant],
       ["Client", record.clientId],
+      ["Agent", agentOf(record.labels)],
       ["Priority", receipt.loweredPriority ? `${record.priority}, the highest that its key or tenant allows` : record.priority],
       ["Arrived", clock(record.arrivedAt)],
       ["Ended", clock(record.endedAt)],
