@@ -56,6 +56,6 @@ def test_a_command_of_the_core_looks_for_no_extension(monkeypatch: pytest.Monkey
     def fail() -> None:
         raise AssertionError("reading the packages of an environment takes 20 ms")
 
-    monkeypatch.setattr("weft_app.cli.extension_commands.all_extensions", fail)
+    monkeypatch.setattr("weft.extension.all_extensions", fail)
     for words in (["keys", "create", "--help"], ["mesh", "version", "--help"], ["ps", "--help"]):
         assert CliRunner().invoke(app, words).exit_code == 0

@@ -1,6 +1,5 @@
 """The pages of extensions in the workbench: their files and rows are there if the extension is on, and only then."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,7 +48,7 @@ def test_page_of_another_package_is_served_and_has_a_row() -> None:
 
 def test_page_without_files_has_no_row_and_leaves_the_others() -> None:
     with capture_logs() as logs:
-        files = PageFiles(pages=[PAGE, replace(PAGE, package="weft_greetings.no_such_part")])
+        files = PageFiles(pages=[PAGE, PAGE._replace(package="weft_greetings.no_such_part")])
         assert files.assets.keys() == PageFiles().assets.keys()
     assert "greetings" not in files.assets[TABLE].body.decode()
     assert [each["event"] for each in logs] == ["page of an extension has no files"] * 2

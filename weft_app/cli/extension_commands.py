@@ -5,8 +5,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from weft.extension import CommandHook, all_extensions, disabled_extensions, kinds_off
+if TYPE_CHECKING:
+    from weft.extension import CommandHook
 
 FILES = ("weft.yaml", "weft.local.yaml")
 FILE_VARIABLES = ("LLM_POOL_SETTINGS_PATH", "LLM_POOL_LOCAL_SETTINGS_PATH")
@@ -14,11 +16,13 @@ FILE_VARIABLES = ("LLM_POOL_SETTINGS_PATH", "LLM_POOL_LOCAL_SETTINGS_PATH")
 
 
 @lru_cache
-def extension_commands() -> Mapping[str, CommandHook]:
+def extension_commands() -> "Mapping[str, CommandHook]":
     """Returns the commands by the words after `weft`; of two with the same words the first, so weft's own."""
+    from weft.extension import all_extensions, disabled_extensions  # noqa: PLC0415 - a listed command needs none of it
+
     found = all_extensions()
     off = disabled_extensions(found, _disabled_here())
-    commands = dict[str, CommandHook]()
+    commands: dict[str, CommandHook] = {}
     for hook in (hook for each in found if each.name not in off for hook in each.commands):
         commands.setdefault(hook.words, hook)
     return commands
@@ -26,6 +30,8 @@ def extension_commands() -> Mapping[str, CommandHook]:
 
 def off_command(path: str) -> str:
     """Returns the message for a command of an extension that is off; empty: it is another one."""
+    from weft.extension import all_extensions, disabled_extensions  # noqa: PLC0415 - as above
+
     found = all_extensions()
     off = disabled_extensions(found, _disabled_here())
     for each in found:
@@ -36,7 +42,11 @@ def off_command(path: str) -> str:
 
 def kinds_off_here() -> Mapping[str, str]:
     """Returns why kinds of resources are off, by kind."""
-    return kinds_off(_disabled_here())
+    if not (disabled := _disabled_here()):
+        return {}
+    from weft.extension import kinds_off  # noqa: PLC0415 - as above
+
+    return kinds_off(disabled)
 
 
 @lru_cache
