@@ -189,7 +189,7 @@ class ItemReader:
     def _add_other(self, item: OtherItem, field: str) -> None:
         """Adds an item of a kind that engines do not support, from the history of another service."""
         kind, call_id = item.kind, item.call_id if isinstance(item.call_id, str) else ""
-        if kind == _SEARCH and self._hosted is not None and item.encrypted_content and self._add_search(item):
+        if kind == _SEARCH and self._hosted is not None and self._add_search(item):
             return
         if not self._chat.is_earlier:
             raise invalid_field(f"{field}.type", f"must be {_ITEM_TYPES}")

@@ -16,6 +16,7 @@ from weft.api.common.v1 import chat_pb2
 
 _RESULTS_BY_SIZE = {"low": 4}
 """Results by `search_context_size`; other sizes get as many as weft.yaml permits."""
+_LOST = "The results are not known any more, as the client did not send them back. Search again if you need them."
 _NOT_USED = ("user_location", "search_content_types")
 
 
@@ -68,12 +69,12 @@ class SearchHistory:
     def add(self, item: InputItem, turn: chat_pb2.ChatMessage | None) -> chat_pb2.ChatMessage | None:
         """Adds a call to the assistant's open turn, or to a new one; returns the turn.
 
-        None: the item is none of this tenant's searches.
+        None: the item has no results for this tenant, and its query is not known or weft cannot search.
         """
         opened = self._hosted.opened(item.encrypted_content, "input")
-        if opened is None:
+        kept = self._lost(item) if opened is None else msgspec.json.decode(opened, type=KeptSearch)
+        if kept is None:
             return None
-        kept = msgspec.json.decode(opened, type=KeptSearch)
         if self._results and self._results[-1].round != kept.round:
             self.end_turn()
             turn = None
@@ -81,6 +82,15 @@ class SearchHistory:
         self._chat.add_call(turn, kept.call_id, WEB_SEARCH, kept.arguments)
         self._results.append(kept)
         return turn
+
+    def _lost(self, item: InputItem) -> KeptSearch | None:
+        """Returns a call whose results its client did not keep. As text, models would write it in place of a call."""
+        action = (item.model_extra or {}).get("action")
+        query = action.get("query") if isinstance(action, Mapping) else None
+        if not isinstance(query, str) or not self._hosted.has(WEB_SEARCH):
+            return None
+        arguments = msgspec.json.encode({"query": query}).decode()
+        return KeptSearch(item.id or f"call_{len(self._chat.messages)}", arguments, _LOST, -1)
 
     def end_turn(self) -> bool:
         """Adds the results of the open turn; returns whether it had any."""
