@@ -12,6 +12,7 @@ from gateway.answers.answer_builder import MAX_NOTICES, new_identity
 from gateway.answers.generation import Work, streamed, unary
 from gateway.answers.prompt_count import counted
 from gateway.answers.server_tools import ServerTool, failed, failing_tool, is_run_by_server, last_query
+from gateway.anthropic.deferred_tools import offered
 from gateway.anthropic.managed_context import SummaryAnswer, SummaryStream, compacting, managed
 from gateway.anthropic.message_stream import MessagesAnswer, MessagesStream, failed_call
 from gateway.anthropic.schema import (
@@ -169,7 +170,7 @@ def to_countable(
     for index, (field, message) in enumerate(read):
         chat.turn_to(index)
         turns.add(message, field)
-    for field, tool in entries(request.tools, "tools", limits.max_tools):
+    for field, tool in offered(list(entries(request.tools, "tools", limits.max_tools)), request):
         _add_tool(chat, tool, field, hosted)
     failing = _failing(chat, request, () if hosted is None else hosted.fields)
     if request.tool_choice is not None and failing is None:

@@ -179,6 +179,8 @@ class FunctionTool(StrictModel):
     description: str | None = None
     input_schema: JsonMap
     strict: bool | None = None
+    defer_loading: bool | None = None
+    """Whether the model learns of it only once a tool of the client has found it (`tool_reference`)."""
     cache_control: CacheControl = None
 
 

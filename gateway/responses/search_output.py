@@ -112,7 +112,7 @@ def with_searches(work: Work, document: ResponseDocument, params: ResponsesReque
         members=members_by_flat_name(params.tools),
     )
     loop = tool_loop(hosted, work.again, work.deps.clock, new_id=lambda: new_id("call"), defers=False)
-    return replace(work, layers=(*work.layers, loop))
+    return replace(work, layers=(loop, *work.layers))
 
 
 class SearchStream(ResponsesStream):

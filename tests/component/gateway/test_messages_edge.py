@@ -127,7 +127,8 @@ async def test_claude_code_request_is_fully_forwarded() -> None:
     assert len(payload.messages[0].content) == 3
     assert [made.name for made in payload.messages[2].tool_calls] == ["Bash", "Read"]
     assert payload.messages[2].reasoning == "I should look."
-    assert len(payload.tools) == 12
+    # The deferred `Write` was not found by a search so far.
+    assert len(payload.tools) == 11
     assert payload.sampling.max_tokens == 32_000
     assert payload.reasoning_effort == chat_pb2.REASONING_EFFORT_HIGH
     assert not payload.HasField("thinking")
