@@ -160,6 +160,16 @@ def _repaired(receipt: Document) -> str | None:
     return ", ".join(f"{count} {what}" for what, count in counts.items() if count) or None
 
 
+def _compacted(receipt: Document) -> str | None:
+    """Returns how the conversation was compacted; None: it was not."""
+    if (compaction := receipt.get("compaction")) is None:
+        return None
+    if not compaction["passCount"]:
+        return "the answer is a summary of the conversation"
+    used = f"{compaction.get('promptTokens', 0)} + {compaction.get('completionTokens', 0)} tokens"
+    return f"to a summary, number of calls before the answer: {compaction['passCount']} ({used})"
+
+
 def _sent_out(receipt: Document) -> str | None:
     """Returns what a gateway's tools sent out of the mesh; None: nothing."""
     return (
@@ -212,8 +222,8 @@ def prompt_change(receipt: Document) -> str | None:
 
 _OUTCOME = Column("Outcome", "outcome")
 _COSTS = custom_columns(
-    "Waited Priority Keep_alive First_token Engine GPU Tokens Price Restored Tool_calls Sent_out Not_cached Work "
-    "Captured Remote:leftPremises Cancelled Router",
+    "Waited Priority Keep_alive First_token Engine GPU Tokens Price Restored Compacted Tool_calls Sent_out Not_cached "
+    "Work Captured Remote:leftPremises Cancelled Router",
     Waited=_waited,
     Priority=_lowered,
     Keep_alive=lambda receipt: "ignored: its key may not set it" if receipt.get("keepAliveIgnored") else None,
@@ -223,6 +233,7 @@ _COSTS = custom_columns(
     Tokens=_tokens,
     Price=_price,
     Restored=_restored,
+    Compacted=_compacted,
     Tool_calls=_repaired,
     Sent_out=_sent_out,
     Not_cached=prompt_change,
