@@ -158,6 +158,7 @@ def app_over(deps: GatewayDeps, ports: GatewayPorts) -> EdgeApp:
     pages = PageFiles(pages=[page for extension in ports.extensions for page in extension.pages])
     app.serve(WORKBENCH, {PageFiles: pages, "pdf_texts": pdf_texts, "join commands": ports.join_command})
     app.serve(DOCUMENT)
+    app.off_paths = ports.off_paths
     for hook in (*DEFERRED_APIS, *(hook for extension in ports.extensions for hook in extension.apis)):
         app.defer(DeferredApi(name=hook.place, paths=hook.paths, load=partial(_loaded, hook, deps, ports)))
     return app

@@ -1,6 +1,6 @@
 """Services and stores that one gateway calls."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gateway.admin.admin_operations import AdminPorts
@@ -87,6 +87,8 @@ class GatewayPorts:
     """The health of this process."""
     extensions: Sequence[Extension] = ()
     """Whose APIs are served, and whose tools the gateway runs."""
+    off_paths: Mapping[str, str] = field(default_factory=dict)
+    """Why paths of extensions that are off are not served, by path."""
     remote_rules: RemoteRules = RemoteRules()  # noqa: RUF009 - it is immutable
     """Whose requests may leave the mesh, by weft.yaml."""
     tool_calls: ToolCalls | None = None

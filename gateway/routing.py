@@ -29,6 +29,7 @@ from gateway.http.disconnect import cut_off
 from gateway.intake.body import JsonBody
 from gateway.openapi import EVENT_STREAM, OperationDoc, Schema, add_schemas, json_body, shown_path, with_path
 from gateway.request_facts import facts_of
+from weft.extension import has_path
 from weft.kernel.access.principal import USE_MODELS, Access
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
@@ -214,13 +215,13 @@ class DeferredApi:
 
     name: str
     paths: tuple[str, ...]
-    """Its paths; one that ends with `/` stands for all below it."""
+    """Its paths, see `weft.extension.ApiHook`."""
     load: Callable[[], "Callable[[EdgeApp], None]"]
     """Imports it, in any thread, and returns a function that adds it to an application."""
 
     def has(self, path: str) -> bool:
         """Whether a path is one of this API."""
-        return any(path == each or (each.endswith("/") and path.startswith(each)) for each in self.paths)
+        return has_path(self.paths, path)
 
 
 class EdgeApp(FastAPI):
@@ -254,6 +255,8 @@ class EdgeApp(FastAPI):
         self.served: list[ApiRouter] = []
         """Its routers, in lookup order."""
         self._direct: dict[tuple[str, str], ASGIApp] = {}
+        self.off_paths: Mapping[str, str] = {}
+        """Why paths of extensions are not served."""
         self._deferred: list[DeferredApi] = []
         self._unusable: list[DeferredApi] = []
         """Those that could not be imported, which is not tried again."""
@@ -341,6 +344,9 @@ class EdgeApp(FastAPI):
         """Returns the message for an unknown path: its replacement, or the endpoint that a wrong base URL missed."""
         if removed := removed_path(scope["path"]):
             return removed
+        for path, why in self.off_paths.items():
+            if has_path((path,), scope["path"]):
+                return f"no endpoint has this path: {why}"
         for path in possible_paths(scope["path"]):
             named = {**scope, "path": path, "root_path": ""}
             found = {route.path: route.matches(named)[0] for route in routes_of(self.served)}

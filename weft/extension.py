@@ -31,7 +31,7 @@ class ApiHook(NamedTuple):
     place: str
     """Of a `gateway.http_api.HttpApi`."""
     paths: tuple[str, ...]
-    """Its paths; one that ends with `/` stands for all below it. The first request to one imports the API."""
+    """Its paths; one that ends with `/` and is longer stands for all below it. The first request imports the API."""
     is_of_runners: bool = False
     """Whether a runner's HTTP API serves it too: its handlers need no more than `gateway.deps.InferenceDeps`."""
 
@@ -251,6 +251,19 @@ def _all_with_reasons(disabled: Iterable[str]) -> Iterator[tuple[Extension, str]
     off = disabled_extensions(found, disabled)
     for each in found:
         yield each, f"the extension {each.name}, which is off: {off[each.name]}" if each.name in off else ""
+
+
+def off_paths(disabled: Iterable[str]) -> Mapping[str, str]:
+    """Returns why paths of HTTP APIs are not served, by path: those of extensions that are off."""
+    found = all_extensions()
+    off = disabled_extensions(found, disabled)
+    hooks = ((each.name, hook) for each in found if each.name in off for hook in each.apis)
+    return {path: f"the extension {name} is off: {off[name]}" for name, hook in hooks for path in hook.paths}
+
+
+def has_path(paths: Iterable[str], path: str) -> bool:
+    """Whether a path is one of an API's `paths`, or below one that ends with `/`; `/` alone stands for itself."""
+    return any(path == each or (each != "/" and each.endswith("/") and path.startswith(each)) for each in paths)
 
 
 def _inspect(point: "EntryPoint", *, is_twice: bool) -> FoundExtension:

@@ -20,7 +20,7 @@ from gateway.gateway_config import GatewayConfig
 from gateway.http_api import HttpApi
 from gateway.ports import GatewayPorts
 from gateway.routing import ApiRouter, DeferredApi, EdgeApp, routes_of
-from weft.extension import ApiHook, Extension, load_hook, own_extensions
+from weft.extension import ApiHook, Extension, load_hook, off_paths, own_extensions
 from weft.kernel.access.principal import KeyRing
 
 GREETING = ApiRouter("greeting")
@@ -84,6 +84,24 @@ async def test_an_api_without_its_extension_is_not_found_and_not_documented() ->
     assert (await answer_of(app, "GET", "/greeting")).status == 404
     assert b"/greeting" not in await app.document()
     assert b'"/greeting"' in await app_with([extension()]).document()
+
+
+async def test_a_path_of_an_extension_that_is_off_says_so() -> None:
+    app = app_with([])
+    app.off_paths = off_paths(["media"])
+    answer = await answer_of(app, "POST", "/v1/images/generations")
+    assert answer.status == 404
+    assert b"the extension media is off: extensions.disabled names it" in answer.body
+    assert b"is off" not in (await answer_of(app, "GET", "/v1/unknown")).body
+
+
+async def test_the_root_of_an_api_does_not_stand_for_all_paths() -> None:
+    """Ollama's API has `/`; the first request to a page of the workbench imported it."""
+    app = app_with(own_extensions())
+    assert (await answer_of(app, "GET", "/ui")).status in (200, 307, 308)
+    assert not any(route.path == "/api/tags" for route in routes_of(app.served))
+    await answer_of(app, "GET", "/")
+    assert any(route.path == "/api/tags" for route in routes_of(app.served))
 
 
 async def test_every_schema_that_the_document_names_is_in_it() -> None:

@@ -44,7 +44,7 @@ from weft.durable.requests import RequestClient
 from weft.durable.responses import ResponseClient
 from weft.durable.tasks import TaskClient
 from weft.durable.usage import UsageClient
-from weft.extension import enabled_extensions
+from weft.extension import enabled_extensions, off_paths
 from weft.kernel.channels.rpc import ChannelPool, open_channel
 from weft.kernel.errors.error_tree import invalid_field
 from weft.kernel.machine.memory_tuning import settle_memory
@@ -156,6 +156,7 @@ def gateway_ports(  # noqa: PLR0913 - what a mesh in this process and one elsewh
         trials=RegistryService(TrialServiceStub(registry), timeout_seconds=timeout),
         journal=JournalPolicy(names or fleet, journal_rules(config.router)),
         extensions=enabled_extensions(config.extensions.disabled),
+        off_paths=off_paths(config.extensions.disabled),
         remote_rules=remote_rules(config.router),
         tool_calls=tools,
     )
