@@ -75,11 +75,20 @@ class HttpMesh:
         except (KeyError, TypeError) as error:
             raise WeftError(Reason.SERVICE_UNAVAILABLE, f"{self.url} is not a mesh: it lists no models") from error
 
+    def context_tokens(self, key: str, model: str) -> int:
+        """Returns the context window of a model; 0: unknown, also if the gateway does not answer."""
+        with suppress(WeftError, KeyError, TypeError, ValueError):
+            return int(self._get(f"/v1/models/{model}", key)["meta"]["context_tokens"] or 0)
+        return 0
+
+    def _get(self, path: str, key: str) -> Any:
+        with MeshApi(connection_to(self.url, self.ca_file, CALL_TIMEOUT_SECONDS), self.url, key) as api:
+            return api.get(path)
+
     def _listed(self, key: str) -> Any:
         """Returns the list of models; None if the key is rejected."""
         try:
-            with MeshApi(connection_to(self.url, self.ca_file, CALL_TIMEOUT_SECONDS), self.url, key) as api:
-                return api.get("/v1/models")
+            return self._get("/v1/models", key)
         except WeftError as error:
             if error.reason in _REFUSED:
                 return None
@@ -144,7 +153,9 @@ def launch(
     url = gateway_url(home)
     mesh = HttpMesh(url=url, ca_file=mesh_ca_file(url, home), is_own=url == own_url(home))
     key = key or _key(home, mesh, tool)
-    access = Access(url=mesh.url, key=key, model=model or _only_model(home, mesh, key))
+    model = model or _only_model(home, mesh, key)
+    window = mesh.context_tokens("" if key == ANY_KEY else key, model) if chosen.calls_tools else 0
+    access = Access(url=mesh.url, key=key, model=model, context_tokens=window)
     environment = {**chosen.environment(access), **_trust(mesh)}
     command = [chosen.program, *chosen.arguments(access), *(arguments or ())]
     if only_print:

@@ -18,6 +18,8 @@ class Access:
     key: str
     model: str
     """The model's name in requests."""
+    context_tokens: int = 0
+    """The model's context window, which coding agents otherwise guess far too large; 0: unknown."""
 
     @property
     def v1(self) -> str:
@@ -43,8 +45,15 @@ class Tool:
     """Whether every request offers tools, which not all models can call."""
 
 
+COMPACTION_SHARE = 0.8
+"""Share of the context window from which Codex compacts a conversation: the rest holds one more turn and a summary."""
+MAX_OPENCODE_ANSWER = 32_000
+"""Tokens of an answer that opencode asks for at most."""
+
+
 def _claude(access: Access) -> Mapping[str, str]:
-    return {
+    window = {"CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(access.context_tokens)} if access.context_tokens else {}
+    return window | {
         "ANTHROPIC_BASE_URL": access.url,
         "ANTHROPIC_AUTH_TOKEN": access.key,
         "ANTHROPIC_SMALL_FAST_MODEL": access.model,
@@ -56,16 +65,23 @@ def _claude(access: Access) -> Mapping[str, str]:
 
 def _codex_arguments(access: Access) -> list[str]:
     provider = f'{{name="weft", base_url="{access.v1}", env_key="{CODEX_KEY}", wire_api="responses"}}'
-    settings = ('model_provider="weft"', f"model_providers.weft={provider}", 'web_search="disabled"')
+    settings = ['model_provider="weft"', f"model_providers.weft={provider}", 'web_search="disabled"']
+    if window := access.context_tokens:
+        settings += [
+            f"model_context_window={window}",
+            f"model_auto_compact_token_limit={int(window * COMPACTION_SHARE)}",
+        ]
     return [*(part for setting in settings for part in ("-c", setting)), "--model", access.model]
 
 
 def _opencode(access: Access) -> Mapping[str, str]:
+    window = access.context_tokens
+    limit = {"limit": {"context": window, "output": min(window // 4, MAX_OPENCODE_ANSWER)}} if window else {}
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "name": "weft",
         "options": {"baseURL": access.v1, "apiKey": access.key},
-        "models": {access.model: {"name": access.model}},
+        "models": {access.model: {"name": access.model, **limit}},
     }
     config = {"provider": {"weft": provider}, "small_model": f"weft/{access.model}"}
     return {"OPENCODE_CONFIG_CONTENT": json.dumps(config, separators=(",", ":"))}

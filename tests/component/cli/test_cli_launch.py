@@ -2,12 +2,14 @@
 
 import ast
 import json
+import re
 import shlex
 import socket
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -56,7 +58,9 @@ def gateway(*, asks_for_keys: bool, models: Sequence[str] = ()) -> Iterator[str]
             is_refused = asks_for_keys and self.headers["authorization"] != "Bearer weft_k"
             self.send_response(401 if is_refused else 200)
             self.end_headers()
-            self.wfile.write(json.dumps({"data": [{"id": name} for name in models]}).encode())
+            known = self.path.removeprefix("/v1/models/") in models
+            found = {"meta": {"context_tokens": 8192 if known else None}, "data": [{"id": name} for name in models]}
+            self.wfile.write(json.dumps(found).encode())
 
         @override
         def log_message(self, format: str, *args: object) -> None:
@@ -89,6 +93,28 @@ def test_every_tool_receives_url_key_and_model(name: str) -> None:
     assert ACCESS.key in said
     # Open WebUI lists the models itself.
     assert (ACCESS.model in said) is (name != "openwebui")
+
+
+def test_coding_agents_are_told_the_context_window_of_the_model() -> None:
+    access = replace(ACCESS, context_tokens=16_384)
+    assert TOOLS["claude"].environment(access)["CLAUDE_CODE_MAX_CONTEXT_TOKENS"] == "16384"
+    codex = TOOLS["codex"].arguments(access)
+    assert {"model_context_window=16384", "model_auto_compact_token_limit=13107"} <= set(codex)
+    config = json.loads(TOOLS["opencode"].environment(access)["OPENCODE_CONFIG_CONTENT"])
+    model = config["provider"]["weft"]["models"]["route/coding"]
+    assert model["limit"] == {"context": 16_384, "output": 4_096}
+    for name in ("claude", "codex", "opencode"):
+        said = json.dumps(dict(TOOLS[name].environment(ACCESS))) + shlex.join(TOOLS[name].arguments(ACCESS))
+        assert not re.findall("CONTEXT_TOKENS|context_window|limit", said)
+
+
+def test_context_window_is_that_of_the_gateway_and_left_out_if_unknown(tools: Path, home: Path) -> None:
+    del tools
+    with gateway(asks_for_keys=False, models=["m"]) as url:
+        known = launch("claude", "--print", "--model", "m", home=home, WEFT_URL=url)
+        unknown = launch("claude", "--print", "--model", "other", home=home, WEFT_URL=url)
+    assert "export CLAUDE_CODE_MAX_CONTEXT_TOKENS=8192" in known.stdout
+    assert (unknown.exit_code, "MAX_CONTEXT_TOKENS" in unknown.stdout) == (0, False)
 
 
 def test_tools_are_listed_with_their_install_commands(tools: Path) -> None:
