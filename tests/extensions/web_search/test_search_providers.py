@@ -1,6 +1,9 @@
 """The providers of web search: what is read of their answers, and how they fail."""
 
+import asyncio
+import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -78,6 +81,23 @@ async def test_gateway_finds_only_mcp_servers_of_the_configuration() -> None:
             await tools(name, {})
         assert failure.value.reason is Reason.TOOL_UNAVAILABLE
     await tools.stop()
+
+
+@pytest.mark.slow("starts a server on the SDK")
+async def test_gateway_calls_a_tool_of_a_configured_server_and_ends_its_program() -> None:
+    argv = (sys.executable, "-m", "weft_testing.fake_mcp_server")
+    server = ToolSettings(type="mcp_command", name="fake", argv=argv, environment={"PYTHONPATH": ":".join(sys.path)})
+    sections = [RunnerSettings(name="main", runtime="x", models=(), tools=(server,))]
+    tools = GatewayTools(lambda: sections)
+    assert await tools("main/fake.echo", {"text": "https://a.example"}) == "https://a.example"
+    with pytest.raises(WeftError, match="its call failed") as failure:
+        await tools("main/fake.fail", {})
+    assert failure.value.reason is Reason.TOOL_UNAVAILABLE
+    # Another configuration replaces the program.
+    sections[0] = RunnerSettings(name="main", runtime="x", models=(), tools=(replace(server, timeout_seconds=9.0),))
+    assert await tools("main/fake.echo", {"text": "b"}) == "b"
+    await tools.stop()
+    assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
 
 
 def test_there_is_no_search_without_a_provider() -> None:
