@@ -30,6 +30,7 @@ from gateway.responses.payload import Conversation, own_items
 from gateway.responses.replay import FROM_THE_START, BackgroundRequest, Replay, require_resumable
 from gateway.responses.response_stream import error_event
 from gateway.responses.schema import InputItem, Items, ResponsesRequest
+from gateway.responses.tool_search import with_known_tools
 from gateway.sealed_texts import SealedTexts
 from weft.api.common.v1 import chat_pb2, warning_pb2
 from weft.api.router.v1 import task_pb2, task_service_pb2
@@ -72,6 +73,7 @@ def read_origin(raw: bytes, task_id: str) -> BackgroundRequest:
     except (msgspec.MsgspecError, ValidationError, ValueError, WeftError) as error:
         message = f"the request of task {task_id} cannot be read: {type(error).__name__}"
         raise WeftError(Reason.INTERNAL, message) from None
+    params = with_known_tools(params, items)
     return BackgroundRequest(params=params, items=items, warnings=warnings, envelope=envelope)
 
 

@@ -23,6 +23,7 @@ from gateway.responses.payload import Conversation, entries_of, own_items, to_re
 from gateway.responses.response_stream import ResponsesAnswer
 from gateway.responses.retrieval import Responses, Stored
 from gateway.responses.schema import InputItem, ResponsesRequest
+from gateway.responses.tool_search import with_known_tools
 from weft.api.common.v1 import receipt_pb2
 from weft.kernel.errors.error_tree import invalid_field
 from weft.kernel.requests.request_values import Operation
@@ -92,6 +93,7 @@ async def _work(
         max_members=deps.config.limits.max_json_members,
         seal=seal_of(deps.summaries, context.tenant),
     )
+    params = with_known_tools(params, [*conversation.earlier, *conversation.items])
     media = deps.request_media(params)
     made = to_response_request(params, conversation, media, deps.config.limits)
     return Work(deps, scope, context, made.payload, made.warnings, media), params, conversation

@@ -14,8 +14,9 @@ from gateway.openai.chat_schema import arguments_text
 from gateway.openai.extension_fields import unsupported
 from gateway.openai.readable_text import file_text, text_in
 from gateway.responses.compaction_items import KINDS
-from gateway.responses.namespaces import Member, flat_name
+from gateway.responses.namespaces import CLIENT_SEARCH, SEARCH, Member, flat_name
 from gateway.responses.schema import InputItem, InputPart, OtherItem
+from gateway.responses.tool_search import SEARCH_OUTPUT, found_names
 from gateway.server_tools.request_tools import RequestTools
 from weft.api.common.v1 import chat_pb2
 from weft.dispatch.extra_fields import carried_only
@@ -84,6 +85,7 @@ class ItemReader:
         self._chat = chat
         self._added = 0
         self._flat_names = {member: flat for flat, member in members.items()}
+        self._has_search = CLIENT_SEARCH in self._flat_names
         self._answered = {item.call_id for item in items if _is_output(item.kind) and isinstance(item.call_id, str)}
         """Calls that have a result."""
         self._has_lost = any(item.kind == _REFERENCE for item in items)
@@ -198,7 +200,9 @@ class ItemReader:
             raise invalid_field(f"{field}.encrypted_content", "is required: without it the conversation before is lost")
         is_read = bool(text) or _is_output(kind) or kind.endswith(_CALL)
         how = _LEFT_OUT if kind in _NOT_SAID else _AS_TEXT if is_read else _UNREAD
-        self._chat.warnings.append(unsupported(f"{field}.type", f"'{kind[:_MAX_SHOWN_CHARS]}' is not supported: {how}"))
+        if not (self._has_search and kind.startswith(SEARCH)):
+            words = f"'{kind[:_MAX_SHOWN_CHARS]}' is not supported: {how}"
+            self._chat.warnings.append(unsupported(f"{field}.type", words))
         if kind in _NOT_SAID:
             return
         if _is_output(kind):
@@ -245,7 +249,11 @@ class ItemReader:
         for part in output if isinstance(output, list) else ():
             if isinstance(part, dict) and part.get("type") in _IMAGE_PARTS and isinstance(part.get("image_url"), str):
                 self._chat.add_image(message, part["image_url"], "input")
-        text = text_in(output) or _encode({key: value for key, value in _members_of(item).items() if key != "call_id"})
+        if self._has_search and item.kind == SEARCH_OUTPUT:
+            text = found_names(item)
+        else:
+            members = {key: value for key, value in _members_of(item).items() if key != "call_id"}
+            text = text_in(output) or _encode(members)
         message.content.add(text=text)
 
     def _message(self, role: str) -> chat_pb2.ChatMessage:

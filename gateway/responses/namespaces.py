@@ -14,6 +14,8 @@ from gateway.responses.schema import ResponseTool
 
 NAMESPACE = "namespace"
 """The type of a tool that groups others."""
+SEARCH = "tool_search"
+"""The type of a search for tools, and its name for the model."""
 _SEPARATOR = "__"
 _DIGEST_CHARS = 8
 _UNUSABLE = re.compile(r"[^A-Za-z0-9_-]")
@@ -24,6 +26,15 @@ class Member(NamedTuple):
 
     namespace: str
     name: str
+
+
+CLIENT_SEARCH = Member("", "")
+"""Stands for the client's search for tools among the functions of namespaces."""
+
+
+def is_client_search(tool: ResponseTool) -> bool:
+    """Whether a tool is the client's search for tools."""
+    return tool.type == SEARCH and tool.execution == "client"
 
 
 def flat_name(member: Member) -> str:
@@ -40,7 +51,10 @@ def _digested(flat: str, plain: str) -> str:
 
 
 def members_by_flat_name(tools: Sequence[ResponseTool] | None) -> Mapping[str, Member]:
-    """Returns the functions of all namespaces by the unique names under which they are offered."""
+    """Returns the functions of all namespaces by the unique names under which they are offered.
+
+    The client's search for tools is `CLIENT_SEARCH`, unless a function has its name.
+    """
     taken = {tool.name for tool in tools or () if tool.type == FUNCTION}
     found: dict[str, Member] = {}
     for tool in tools or ():
@@ -50,6 +64,8 @@ def members_by_flat_name(tools: Sequence[ResponseTool] | None) -> Mapping[str, M
             if flat in taken or found.get(flat, member) != member:
                 flat = _digested(flat, "\0".join(member))
             found[flat] = member
+    if SEARCH not in taken and any(map(is_client_search, tools or ())):
+        found[SEARCH] = CLIENT_SEARCH
     return found
 
 

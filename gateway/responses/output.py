@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
+
 from gateway.answers.answer_builder import logprobs_json
 from gateway.openai.chat_schema import MAX_TOOL_CALL_ID_CHARS
-from gateway.responses.namespaces import Member
+from gateway.responses.namespaces import CLIENT_SEARCH, Member
 from weft.api.common.v1 import event_pb2
 from weft.dispatch.extra_fields import join_fields
 from weft.durable.tasks import TASK_PREFIX
@@ -30,6 +32,7 @@ _PREFIXES = {
     "image_generation_call": "ig",
     "mcp_list_tools": "mcpl",
     "compaction": "cmp",
+    "tool_search_call": "tsc",
 }
 
 
@@ -70,6 +73,7 @@ def response_of(item_id: str) -> str | None:
     return None if found is None else _RESPONSE + found.group(1)
 
 
+TOOL_SEARCH = "tool_search_call"
 OUTPUT_TEXT = "output_text"
 REFUSAL = "refusal"
 REASONING_TEXT = "reasoning_text"
@@ -155,6 +159,16 @@ class Item:
                 "arguments": "" if empty else "".join(self.arguments),
                 "status": shown_status,
             }
+        if self.kind == TOOL_SEARCH:
+            given = b"" if empty else "".join(self.arguments).encode()
+            return {
+                "type": self.kind,
+                "id": self.id,
+                "call_id": self.call_id,
+                "execution": "client",
+                "arguments": _object(given),
+                "status": shown_status,
+            }
         if self.kind not in {"message", "reasoning"}:
             state = {} if self.kind == "compaction" else {"status": shown_status}
             return {"type": self.kind, "id": self.id, **self.extra, **state}
@@ -169,6 +183,14 @@ class Item:
                 "status": shown_status,
             }
         return {"type": self.kind, "id": self.id, "role": "assistant", "status": shown_status, "content": parts}
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    """Returns a JSON object; empty if the text is incomplete or something else."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return {}
 
 
 class OutputSink:
@@ -320,7 +342,8 @@ class OutputItems:
         if item is None:
             if self._open is not None:
                 self._end_open("completed")
-            item = self._begin_item("function_call", call)
+            is_search = self._members.get(call.name) == CLIENT_SEARCH
+            item = self._begin_item(TOOL_SEARCH if is_search else "function_call", call)
             self._calls[call.index] = item
         elif call.HasField("extra_fields"):
             join_fields(item.extra, plain_object(call.extra_fields))

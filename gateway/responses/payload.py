@@ -14,7 +14,16 @@ from gateway.openai.extension_fields import unknown_fields, unsupported
 from gateway.openai.sampling import fill_sampling, require_choices, require_stream_options_fit
 from gateway.responses.compaction_items import COMPACTION, Entries, is_compaction, remaining
 from gateway.responses.input_items import PART_TYPES, ItemReader
-from gateway.responses.namespaces import NAMESPACE, Member, flat_name, functions_of, members_by_flat_name
+from gateway.responses.namespaces import (
+    CLIENT_SEARCH,
+    NAMESPACE,
+    SEARCH,
+    Member,
+    flat_name,
+    functions_of,
+    is_client_search,
+    members_by_flat_name,
+)
 from gateway.responses.schema import (
     Decoding,
     InputItem,
@@ -327,6 +336,9 @@ def _add_tools(
             continue
         if hosted is not None and is_run_by_server(tool.type):
             _offer(chat, request, tool, field, hosted)
+            continue
+        if is_client_search(tool) and CLIENT_SEARCH in flat_names:
+            chat.add_function(SEARCH, tool, tool.parameters, f"{field}.parameters")
             continue
         members = list(functions_of(tool, field))
         count += len(members)

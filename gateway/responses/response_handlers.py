@@ -40,6 +40,7 @@ from gateway.responses.response_stream import ResponsesAnswer, ResponsesStream
 from gateway.responses.retrieval import Responses, Stored, not_streamed_again
 from gateway.responses.running import LiveResponse
 from gateway.responses.schema import ResponsesRequest
+from gateway.responses.tool_search import with_known_tools
 from weft.api.common.v1 import receipt_pb2
 from weft.api.common.v1.usage_pb2 import Usage
 from weft.durable.responses import ResponseClient
@@ -83,6 +84,7 @@ async def create_response(responses: Stored, request: Request) -> Response:
         max_members=most,
         seal=seal_of(deps.summaries, context.tenant),
     )
+    params = with_known_tools(params, [*conversation.earlier, *conversation.items])
     media = deps.request_media(params)
     # A background response runs where no gateway is.
     hosted = None if background is not None else deps.request_tools(scope, params, context)

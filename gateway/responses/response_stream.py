@@ -117,6 +117,8 @@ class ResponsesStream(PartialResponse, StreamEncoder, OutputSink):
 
     @override
     def arguments_added(self, item: Item, text: str) -> None:
+        if item.kind != "function_call":
+            return
         self._out += (item.head, encode_json(text), b',"sequence_number":%d}\n\n' % self._next())
 
     @override

@@ -158,6 +158,10 @@ class ResponseTool(StrictModel):
     """The tools of a namespace."""
     server_label: str | None = None
     """The name of an MCP server, which weft does not call."""
+    execution: Literal["server", "client"] | None = None
+    """For a search for tools: who runs it."""
+    defer_loading: bool | None = None
+    """Whether the model learns of it only once a search of the client has found it."""
 
     @override
     def uses(self, name: str) -> bool:
