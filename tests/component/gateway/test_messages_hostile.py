@@ -94,4 +94,4 @@ def test_valid_request_is_parsed() -> None:
     found = translated(honest_request())
     assert len(found.payload.messages) == 7
     unused = {warning.field.rpartition(".")[2] for warning in found.warnings}
-    assert unused == {"defer_loading", "eager_input_streaming"}
+    assert unused == {"eager_input_streaming"}

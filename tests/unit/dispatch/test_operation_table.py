@@ -5,14 +5,14 @@ from typing import Any, get_args
 
 import pytest
 
-from gateway.anthropic.anthropic_endpoints import ANTHROPIC
-from gateway.openai.openai_endpoints import OPENAI
+from gateway.endpoints import gateway_routers
 from gateway.routing import routes_of
 from runner_svc.backend.port import ENGINE_METHODS, Backend
 from weft.api.common.v1 import receipt_pb2
 from weft.api.registry.v1 import model_pb2
 from weft.api.runner.v1 import serve_options_pb2, ticket_pb2
 from weft.dispatch.operation_table import OPERATIONS, OperationSpec, operation_of
+from weft.extension import own_extensions
 from weft.kernel.access.principal import MESH_ACCESS, Resource
 from weft.kernel.access.rpc_auth import access_of
 from weft.kernel.requests.request_values import Operation, OperationName
@@ -93,6 +93,6 @@ def test_operation_has_an_engine_method(operation: Operation) -> None:
 
 @EVERY_OPERATION
 def test_operation_has_an_http_endpoint(operation: Operation) -> None:
-    handlers = [route.endpoint for route in routes_of((OPENAI, ANTHROPIC))]
+    handlers = [route.endpoint for route in routes_of(gateway_routers(own_extensions()))]
     modules = {inspect.getmodule(getattr(handler, "func", handler)) for handler in handlers}
     assert any(f"Operation.{operation.name}" in inspect.getsource(module) for module in modules if module is not None)
