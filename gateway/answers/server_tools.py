@@ -7,18 +7,15 @@ of the tool: a model that answered in its place would invent results, which agen
 import re
 from collections.abc import AsyncGenerator, Sequence
 
+from gateway.server_tools.permission import require_target
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, warning_pb2
-from weft.dispatch.agents import usable_names
 from weft.dispatch.call import Call, Layer, Proceed
 from weft.dispatch.fleet import FleetView
 from weft.dispatch.frames import Frame
-from weft.kernel.access.rpc_auth import caller
 from weft.kernel.errors.error_tree import invalid_field
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.telemetry.log import get_logger
 from weft.kernel.values.fast_dataclass import fast_dataclass
-from weft.kernel.values.names import AUTO_MODEL
-from weft.kernel.values.unknown_names import unknown_target
 
 log = get_logger("weft.gateway")
 
@@ -88,8 +85,7 @@ def failed(view: FleetView, text: str, warnings: Sequence[warning_pb2.Warning]) 
     async def layer(call: Call[Frame], /, proceed: Proceed[Frame]) -> AsyncGenerator[Frame]:
         del proceed  # nothing is dispatched
         model = call.context.model
-        if view.revision and model != AUTO_MODEL and model not in view.targets:
-            raise unknown_target(model, usable_names(view.targets, caller()))
+        require_target(view, model)
         log.info("server tool failed", request_id=call.context.request_id, model=model)
         receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_REJECTED, warnings=warnings)
         receipt.reason = Reason.UNSUPPORTED_OPERATION.value  # type: ignore[assignment]  # the same numbers

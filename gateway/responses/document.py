@@ -1,5 +1,6 @@
 """The response object. Constant fields are encoded once: tools and their schemas can be large."""
 
+from collections.abc import Collection
 from datetime import datetime
 
 import msgspec
@@ -76,6 +77,10 @@ class ResponseDocument:
         known = {"id": response_id, "object": "response", "created_at": self.created}
         self._head = encode_json(known)[:-1] + b","
         self._echo = encode_json(_echo(request))[1:]
+
+    def show_hosted(self, request: ResponsesRequest, hosted: Collection[str]) -> None:
+        """Has it list the tools that the gateway runs, by their places in the request, such as `tools[0]`."""
+        self._echo = encode_json(_echo(request, hosted))[1:]
 
     @property
     def is_of_task(self) -> bool:
@@ -174,7 +179,7 @@ def error_json(error: WeftError) -> dict[str, object]:
     return {"code": fields["code"], "message": fields["message"]}
 
 
-def _echo(request: ResponsesRequest) -> dict[str, object]:
+def _echo(request: ResponsesRequest, hosted: Collection[str] = ()) -> dict[str, object]:
     """Returns the fields that the response repeats from its request."""
     reasoning, text = request.reasoning, request.text
     shown: dict[str, object] = {name: getattr(request, name) for name in _ECHOED}
@@ -192,7 +197,7 @@ def _echo(request: ResponsesRequest) -> dict[str, object]:
         "service_tier": "default",
         "text": {"format": {"type": "text"} | text_format},
         "tool_choice": _tool_choice(request.tool_choice),
-        "tools": _tools(request),
+        "tools": _tools(request, hosted),
         "top_logprobs": request.top_logprobs or 0,
         "truncation": "disabled",
     }
@@ -204,9 +209,13 @@ def _tool_choice(choice: str | ResponsesToolChoiceObject | None) -> object:
     return choice or "auto"
 
 
-def _tools(request: ResponsesRequest) -> list[dict[str, object]]:
+def _tools(request: ResponsesRequest, hosted: Collection[str]) -> list[dict[str, object]]:
     """Returns the tools that are offered to the model."""
-    return [_tool(tool) for tool in request.tools or () if tool.type in {FUNCTION, NAMESPACE}]
+    return [
+        _tool(tool) if tool.type in {FUNCTION, NAMESPACE} else tool.model_dump(exclude_none=True)
+        for index, tool in enumerate(request.tools or ())
+        if tool.type in {FUNCTION, NAMESPACE} or f"tools[{index}]" in hosted
+    ]
 
 
 def _tool(tool: ResponseTool) -> dict[str, object]:

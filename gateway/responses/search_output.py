@@ -111,6 +111,7 @@ def with_searches(work: Work, document: ResponseDocument, params: ResponsesReque
         logprobs=wants_logprobs(params),
         members=members_by_flat_name(params.tools),
     )
+    document.show_hosted(params, hosted.fields)
     loop = tool_loop(hosted, work.again, work.deps.clock, new_id=lambda: new_id("call"), defers=False)
     return replace(work, layers=(loop, *work.layers))
 

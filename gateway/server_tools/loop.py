@@ -162,6 +162,7 @@ class ToolLoop:
         hosted, self._timeout_seconds = self._hosted, call.context.timeout_seconds
         most = sum(tool.max_uses for tool in hosted.offered.values()) + SPARE_PASSES
         if hosted.first:
+            hosted.require_target(call.context.model)
             async with aclosing(self._run(hosted.first, call.context)) as frames:
                 async for frame in frames:
                     yield frame

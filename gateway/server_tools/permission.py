@@ -1,4 +1,4 @@
-"""Whether a request may use tools that send bytes out of the mesh: the rules of remote models. Pure."""
+"""Whether a request may use tools that send bytes out of the mesh: the rules of remote models."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,8 +10,12 @@ from weft.api.registry.v1.tenant_pb2 import (
     RemotePermission,
     Tenant,
 )
+from weft.dispatch.agents import usable_names
 from weft.dispatch.fleet import FleetView
 from weft.kernel.access.principal import MAY_LEAVE, Principal
+from weft.kernel.access.rpc_auth import caller
+from weft.kernel.values.names import AUTO_MODEL
+from weft.kernel.values.unknown_names import unknown_target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +29,12 @@ class RemoteRules:
     def of_tenant(self, tenant: str) -> RemotePermission.ValueType:
         """Returns the permission of a tenant."""
         return self.tenants.get(tenant, self.default)
+
+
+def require_target(view: FleetView, model: str) -> None:
+    """Raises MODEL_NOT_FOUND for a name that nothing serves, before anything is done for a request to it."""
+    if view.revision and model != AUTO_MODEL and model not in view.targets:
+        raise unknown_target(model, usable_names(view.targets, caller()))
 
 
 def refusal(

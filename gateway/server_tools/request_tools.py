@@ -9,7 +9,7 @@ from typing import Any
 
 from gateway.gateway_config import GatewayConfig
 from gateway.sealed_texts import KEY_BYTES, SealedTexts
-from gateway.server_tools.permission import RemoteRules, refusal
+from gateway.server_tools.permission import RemoteRules, refusal, require_target
 from gateway.server_tools.tool import CallError, CallOptions, Page, ServerTool, ServerToolKind, ToolAnswer, ToolCalls
 from weft.api.common.v1 import chat_pb2
 from weft.dispatch.fleet import FleetSource
@@ -113,6 +113,10 @@ class ServerTools:
             self._opened[hook.name] = opened
         return self._opened[hook.name]
 
+    def require_target(self, model: str) -> None:
+        """See `permission.require_target`."""
+        require_target(self._fleet.view, model)
+
     def refusal(self, tenant: str, principal: Principal, *, allow_remote: bool | None) -> str:
         """See `permission.refusal`."""
         return refusal(self._fleet.view, self._rules, tenant, principal, allow_remote=allow_remote)
@@ -181,6 +185,10 @@ class RequestTools:
         """Has a call run before the model is asked; adds the message for its result to the chat."""
         chat.messages.add(role=chat_pb2.ROLE_TOOL, tool_call_id=call.id)
         self.first.append(call)
+
+    def require_target(self, model: str) -> None:
+        """Raises MODEL_NOT_FOUND for a name that nothing serves."""
+        self._known.require_target(model)
 
     def pages(self) -> list[Page]:
         """Returns the pages that were found for this request."""

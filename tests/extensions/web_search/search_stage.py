@@ -14,7 +14,7 @@ from kit.steps import done
 
 from gateway.gateway_config import GatewayConfig, WebSearchConfig
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2
-from weft.dispatch.call import Call
+from weft.dispatch.call import Call, RequestDispatcher
 
 SEARCH = {"type": "web_search_20250305", "name": "web_search"}
 HOSTED = {"type": "web_search"}
@@ -96,7 +96,7 @@ class FakeSearXng:
 
 @asynccontextmanager
 async def searching(
-    model: Passes, service: FakeSearXng | None = None, *, section: dict[str, Any] | None = None, **ports: Any
+    model: RequestDispatcher, service: FakeSearXng | None = None, *, section: dict[str, Any] | None = None, **ports: Any
 ) -> AsyncIterator[tuple[RunningGateway, FakeSearXng]]:
     """A gateway with a search. `section`: more settings of `gateway.web_search`."""
     service = service or FakeSearXng()

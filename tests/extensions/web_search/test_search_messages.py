@@ -228,6 +228,13 @@ async def test_domains_are_terms_of_the_query_and_filter_the_results() -> None:
     ]
 
 
+async def test_nothing_is_searched_for_an_unknown_model() -> None:
+    async with searching(Passes(), fleet=FixedFleet.of(model("tiny"))) as (gateway, service):
+        body = {"model": "nope", "max_tokens": 9, "messages": ASKED, "tools": [SEARCH]}
+        answer = await gateway.request("POST", "/v1/messages", json.dumps(body).encode())
+    assert (answer.status, answer.error["code"], service.asked) == (404, "model_not_found", [])
+
+
 @pytest.mark.parametrize(
     ("asked", "field"),
     [
@@ -316,7 +323,7 @@ async def test_receipt_lists_each_search_and_what_left_the_mesh() -> None:
     run = passes.reported[-1].tool_runs[0]
     assert (run.tool, run.host, run.result_count, run.failed) == ("web_search", service.asked[0].host, 2, False)
     assert run.sent_byte_count > len("a")
-    assert run.received_byte_count > len(WEFT["content"])
+    assert run.received_byte_count > len(str(WEFT["content"]))
 
 
 async def test_search_of_a_caller_who_leaves_meanwhile_is_in_the_receipt() -> None:

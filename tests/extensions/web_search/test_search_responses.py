@@ -54,6 +54,7 @@ async def test_search_is_an_item_and_its_pages_are_cited(stream: bool) -> None:
     assert (answer["status"], answer["usage"]["input_tokens"], answer["usage"]["output_tokens"]) == ("completed", 17, 7)
     assert "warnings" not in answer
     assert [tool.function.name for tool in passes.seen[0].tools] == ["web_search"]
+    assert answer["tools"] == [HOSTED]
 
 
 async def test_events_of_a_search_are_those_of_the_api() -> None:
