@@ -92,6 +92,8 @@ class CompactionPlan:
     """Prompt tokens above which it is; None: only if the prompt does not fit the context of its model."""
     instructions: str = ""
     """The caller's, for the summary."""
+    replaces: bool = False
+    """Whether they are used in place of weft's own."""
     pauses: bool = False
     """Whether the summary is the whole answer."""
 

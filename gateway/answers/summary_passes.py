@@ -45,6 +45,10 @@ def is_repeated(context: RequestContext) -> bool:
     return context.journal is not None and bool(context.journal.idempotency_key)
 
 
+def _ignore(_summary: Summary | None, _usage: usage_pb2.Usage) -> None:
+    """Does nothing."""
+
+
 class SummaryPasses:
     """A layer around a chat that compacts it first if its plan or the context of its model requires that.
 
@@ -52,7 +56,9 @@ class SummaryPasses:
     warning, or fails because it is too long.
     """
 
-    def __init__(self, work: Work, plan: CompactionPlan, on_summary: OnSummary, *, adds_usage: bool = False) -> None:
+    def __init__(
+        self, work: Work, plan: CompactionPlan, on_summary: OnSummary = _ignore, *, adds_usage: bool = False
+    ) -> None:
         """`adds_usage`: whether the usage of the answer includes the tokens of the summary."""
         self._work = work
         self._plan = plan
@@ -61,7 +67,8 @@ class SummaryPasses:
         self._done = receipt_pb2.Compaction()
         self._failure: WeftError | None = None
         """Why a long conversation is answered uncompacted; None: it is not."""
-        self._text = ""
+        self._said = self._text = ""
+        """The latest summary as the model wrote it, and as it is sent."""
         self._receipt: receipt_pb2.Receipt | None = None
         """That of the last pass of a complete summary."""
 
@@ -107,15 +114,60 @@ class SummaryPasses:
             # One that is too long is compacted in parts once its model has refused it.
             self._failure = None if error.reason is Reason.CONTEXT_LENGTH_EXCEEDED else error
 
+    async def or_in_parts(self, call: Call[Frame], /, proceed: Proceed[Frame]) -> AsyncGenerator[Frame]:
+        """A layer around a request for a summary, which is made in parts if it does not fit the context."""
+        has_begun, too_long = False, None
+        try:
+            async with aclosing(proceed(call)) as frames:
+                async for frame in frames:
+                    has_begun = has_begun or has_content(frame)
+                    yield frame
+        except WeftError as error:
+            if error.reason is not Reason.CONTEXT_LENGTH_EXCEEDED or has_begun:
+                raise
+            too_long = error
+        if too_long is None:
+            return
+        chat = chat_pb2.ChatPayload()
+        chat.CopyFrom(call.payload)
+        # Without the request, which each part has.
+        del chat.messages[-1]
+        call.payload, call.receipt = chat, None
+        async with aclosing(self._summarize(call, too_long)) as waiting:
+            async for frame in waiting:
+                yield frame
+        call.receipt = self._receipt
+        said = event_pb2.Delta(text=self._said, finish_reason=event_pb2.FINISH_REASON_STOP)
+        yield [
+            event_pb2.InferenceEvent(delta=said),
+            event_pb2.InferenceEvent(usage=self._done.usage),
+            event_pb2.InferenceEvent(finished=event_pb2.Finished(receipt=self._receipt)),
+        ]
+
     async def _compact(self, call: Call[Frame], too_long: WeftError | None = None) -> AsyncGenerator[Frame]:
-        """Replaces the call's chat by its compacted form; yields frames of waiting.
+        """Replaces the call's chat by its compacted form; otherwise as `_summarize`."""
+        async with aclosing(self._summarize(call, too_long)) as waiting:
+            async for frame in waiting:
+                yield frame
+        text = whole_text(self._text, call.payload, self._room(call))
+        call.payload = compacted(call.payload, text)
+        call.context = replace(call.context, compaction=self._done)
+        self._note(Summary(text, whole=True))
+
+    def _room(self, call: Call[Frame]) -> int:
+        """Returns the context of the call's model or, if that is unknown, what its conversation may have."""
+        view = self._work.deps.fleet.view
+        known = context_in(view, *view.pool_members(call.context.model))
+        return known or self._plan.threshold or self._tokens(call)
+
+    async def _summarize(self, call: Call[Frame], too_long: WeftError | None) -> AsyncGenerator[Frame]:
+        """Has a summary of the call's chat written; yields frames of waiting.
 
         `too_long`: why it is summarized in parts; None: it is summarized at once. It is raised if the parts fail.
         """
         chat: chat_pb2.ChatPayload = call.payload
         tokens, estimated = self._tokens(call), estimated_prompt_tokens(chat)
-        view = self._work.deps.fleet.view
-        most = context_in(view, *view.pool_members(call.context.model)) or self._plan.threshold or tokens
+        most = self._room(call)
         for share in _SHARES if too_long is not None else (1.0,):
             parts = (
                 (chat,)
@@ -127,7 +179,7 @@ class SummaryPasses:
                     raise too_long or _nothing_to_compact()
                 self._text = ""
                 for part in parts:
-                    asked = summary_request(part, self._plan.instructions, self._text)
+                    asked = summary_request(part, self._plan.instructions, self._text, replaces=self._plan.replaces)
                     if too_long is not None:
                         asked.sampling.max_tokens = max(1, most // 4)
                     async with aclosing(self._pass(call, asked)) as waiting:
@@ -139,10 +191,6 @@ class SummaryPasses:
                     raise
                 if error.reason is not Reason.CONTEXT_LENGTH_EXCEEDED or share == _SHARES[-1]:
                     raise too_long from error
-        text = whole_text(self._text, chat, most)
-        call.payload = compacted(chat, text)
-        call.context = replace(call.context, compaction=self._done)
-        self._note(Summary(text, whole=True))
 
     async def _pass(self, call: Call[Frame], asked: chat_pb2.ChatPayload) -> AsyncGenerator[Frame]:
         """Asks for a summary, which becomes `_text`; yields frames of waiting. Raises as `summary_text`."""
@@ -162,6 +210,7 @@ class SummaryPasses:
         self._receipt = passed.receipt or receipt_pb2.Receipt()
         self._done.pass_count += 1
         _add(self._done.usage, self._receipt.usage)
+        self._said = "".join(pieces)
         self._text = summary_text(pieces, is_cut=is_cut)
 
     async def _answer(self, call: Call[Frame], proceed: Proceed[Frame]) -> AsyncGenerator[Frame]:

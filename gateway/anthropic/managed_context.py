@@ -7,7 +7,7 @@ from typing import Any
 from typing_extensions import override
 
 from gateway.answers.answer_builder import AnswerIdentity
-from gateway.answers.compaction import summary_request, summary_text
+from gateway.answers.compaction import CompactionPlan, summary_request, summary_text
 from gateway.answers.generation import Work
 from gateway.answers.summary_passes import NOT_REPEATABLE, SummaryPasses, is_repeated
 from gateway.anthropic.context_edits import Edit, OtherEdit, compaction_plan, edited
@@ -32,7 +32,9 @@ def managed(work: Work, params: CountTokensRequest, hosted: RequestTools | None 
         if management is not None:
             raise invalid_field("compaction", "cannot be combined with 'context_management'")
         instructions = (config.instructions or "").strip()
-        return ManagedContext(summary_request(chat, instructions, replaces=bool(instructions)), is_summary=True)
+        plan = CompactionPlan(instructions=instructions, replaces=bool(instructions))
+        asked = summary_request(chat, instructions, replaces=plan.replaces)
+        return ManagedContext(asked, plan=plan, is_summary=True)
     edits: Sequence[Edit] = (management and management.edits) or ()
     model = work.context.model
     tokens = work.deps.prompt_counts.expected_of(chat, model, estimated_prompt_tokens(chat)) if edits else 0
@@ -56,7 +58,9 @@ def compacting(work: Work, context: ManagedContext) -> Work:
     """Returns the work of a request whose conversation is managed."""
     changed = replace(work, payload=context.chat, warnings=[*work.warnings, *context.warnings])
     if context.is_summary:
-        return replace(changed, context=replace(work.context, compaction=receipt_pb2.Compaction()))
+        changed = replace(changed, context=replace(work.context, compaction=receipt_pb2.Compaction()))
+        assert context.plan is not None
+        return replace(changed, layers=(SummaryPasses(changed, context.plan).or_in_parts,))
     if context.plan is None:
         return changed
     return replace(changed, layers=(*work.layers, SummaryPasses(changed, context.plan, context.note)))

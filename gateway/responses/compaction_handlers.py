@@ -9,9 +9,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from typing_extensions import override
 
-from gateway.answers.compaction import seal_of
+from gateway.answers.compaction import CompactionPlan, seal_of
 from gateway.answers.generation import Work, unary
 from gateway.answers.prompt_count import counted
+from gateway.answers.summary_passes import SummaryPasses
 from gateway.intake.body import read_json_body
 from gateway.intake.json_guard import parse
 from gateway.request_facts import facts_of
@@ -67,6 +68,7 @@ async def compact_conversation(responses: Stored, request: Request) -> Response:
     kept = items_to_store(list(user_messages(entries_of(params, conversation))), document.response_id)
     shown = [{"status": "completed"} | item for item in msgspec.json.decode(kept)]
     work = replace(work, context=replace(work.context, compaction=receipt_pb2.Compaction()))
+    work = replace(work, layers=(SummaryPasses(work, CompactionPlan()).or_in_parts,))
     return unary(work, CompactedConversation(document, shown))
 
 

@@ -124,6 +124,7 @@ async def _live(
     )
     if (seal := conversation.seal_of_answer) is not None:
         document.items = SummaryItems(document.response_id, seal)
+        work = replace(work, layers=(SummaryPasses(work, CompactionPlan()).or_in_parts,))
     elif plan is not None and conversation.seal is not None:
         note = partial(_note_summary, document, conversation.seal)
         work = replace(work, layers=(SummaryPasses(work, plan, note, adds_usage=True),))

@@ -139,6 +139,21 @@ async def test_conversation_beyond_the_context_is_summarized_in_parts(context_to
     assert len(texts_of(final)) == 2
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_summary_on_request_is_made_in_parts_if_the_conversation_does_not_fit(stream: bool) -> None:
+    fleet = FixedFleet.of(model("tiny", context_tokens=900))
+    async with serving(SummarizingDispatcher(context=900), fleet=fleet, result_key=KEY) as gateway:
+        request = body(context_management=None, input=[*LONG, {"type": "compaction_trigger"}], stream=stream)
+        answer = await gateway.request("POST", PATH, request)
+        made = events_in(answer.body)[-1]["response"] if stream else answer.of(200)
+        (item,) = made["output"]
+        count = len(gateway.dispatcher.calls) - 1
+        assert (item["type"], made["status"], made["usage"]["total_tokens"]) == ("compaction", "completed", count * 10)
+        await gateway.request("POST", PATH, body(input=[item, {"role": "user", "content": "And now?"}]))
+    assert texts_of(gateway.dispatcher.payloads[-1])[0][1].count("Listed: a.py.") == 1
+    assert count > 1
+
+
 async def test_conversation_that_cannot_be_compacted_fails_as_too_long() -> None:
     edits = [{"type": "compaction"}]
     async with serving(SummarizingDispatcher(context=900), result_key=KEY) as gateway:

@@ -172,6 +172,15 @@ async def test_summary_on_request_is_the_only_block_and_then_stands_first(stream
 
 
 @pytest.mark.parametrize("stream", [False, True])
+async def test_summary_of_a_conversation_beyond_the_context_is_made_in_parts(stream: bool) -> None:
+    async with serving(SummarizingDispatcher(context=2_000)) as gateway:
+        answer = await answer_of(gateway, body(compaction={"type": "summarize"}), stream=stream)
+        assert len(gateway.dispatcher.calls) > 2
+    assert [block["type"] for block in answer["content"]] == ["compaction"]
+    assert (answer["stop_reason"], answer["content"][0]["content"].count("Listed")) == ("compaction", 1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
 async def test_summary_without_words_is_an_error(stream: bool) -> None:
     steps = [[started()], [delta(reasoning="hm")], [delta(finish="STOP"), usage(), finished()]]
     async with serving(SummarizingDispatcher(summary_steps=steps)) as gateway:
