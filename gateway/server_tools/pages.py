@@ -38,7 +38,8 @@ _TOKENS = re.compile(
 )
 r"""Tokens of chat templates; \uff5c is the bar of DeepSeek's."""
 _BRACKETS = re.compile(r"<(?=[|\uff5c])|(?<=[|\uff5c])>")
-_URL = re.compile(r"https?://[!-~]+")
+_URL = re.compile(r"https?://(?![^/]*@)[!#-;=?-Z_a-z~]+")
+"""Without the characters that no URL has, of which tokens of templates consist, and without credentials."""
 _CUT = " [...]"
 
 

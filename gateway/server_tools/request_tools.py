@@ -1,11 +1,12 @@
 """The tools of servers of one gateway, and what one request offers of them and has called."""
 
-import json
 import re
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from gateway.gateway_config import GatewayConfig
 from gateway.sealed_texts import KEY_BYTES, SealedTexts
@@ -17,6 +18,7 @@ from weft.extension import ServerToolHook, load_hook
 from weft.kernel.access.principal import Principal
 from weft.kernel.errors.error_tree import FieldError
 from weft.kernel.telemetry.log import get_logger
+from weft.kernel.text.json_lines import encode_json
 from weft.kernel.values.fast_dataclass import fast_dataclass
 
 log = get_logger("weft.gateway")
@@ -63,10 +65,11 @@ class ServerCall:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The arguments; empty for text that is no JSON object."""
+        """The arguments; empty for text that is no JSON object, or one that an answer cannot hold."""
         try:
-            found = json.loads(self.arguments_text or "{}")
-        except (ValueError, RecursionError):
+            found = msgspec.json.decode(self.arguments_text or "{}")
+            encode_json(found)
+        except (OverflowError, RecursionError, TypeError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from gateway_script import FixedFleet, RunningGateway, model
+from gateway_script import FixedFleet, RunningGateway, delta, finished, model, started, usage
 from messages_script import anthropic_of, events_of
 from search_stage import LOOM, SEARCH, WEFT, FakeSearXng, Passes, called, said, searching
 
-from weft.api.common.v1 import chat_pb2
+from weft.api.common.v1 import chat_pb2, event_pb2
 from weft.api.registry.v1 import tenant_pb2
 
 # As Claude Code sends it to search.
@@ -228,6 +228,31 @@ async def test_domains_are_terms_of_the_query_and_filter_the_results() -> None:
     ]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "",
+        "[1]",
+        '{"query"',
+        '{"query": 7}',
+        '{"query": "\\ud800"}',
+        '{"query": "x", "n": NaN}',
+        '{"query": ' + "[" * 5_000,
+    ],
+    ids=range(7),
+)
+async def test_call_with_wrong_arguments_is_an_error_block(arguments: str, stream: bool) -> None:
+    piece = event_pb2.ToolCallDelta(index=0, id="c1", name="web_search", arguments_text=arguments)
+    calls: list[Any] = [[started()], [delta(tool_calls=[piece])], [delta(finish="TOOL_CALLS"), usage(), finished()]]
+    async with searching(Passes(passes=[calls, said("ok")])) as (gateway, service):
+        body = {"model": "tiny", "max_tokens": 50, "messages": PLAIN, "tools": [SEARCH, WEATHER], "stream": stream}
+        answer = await gateway.request("POST", "/v1/messages", json.dumps(body).encode())
+    assert (answer.status, service.asked) == (200, [])
+    assert b'"error_code":"invalid_tool_input"' in answer.body
+    assert b'"text":"ok"' in answer.body
+
+
 async def test_nothing_is_searched_for_an_unknown_model() -> None:
     async with searching(Passes(), fleet=FixedFleet.of(model("tiny"))) as (gateway, service):
         body = {"model": "nope", "max_tokens": 9, "messages": ASKED, "tools": [SEARCH]}
@@ -257,6 +282,8 @@ async def test_hostile_results_are_bounded_and_have_no_control_characters_or_tok
         {"url": "javascript:alert(1)", "title": "x", "content": "y"},
         {"url": "https://a.example/" + "x" * 3_000, "title": "x", "content": "y"},
         {"url": "https://[::1", "title": "x"},
+        {"url": "https://a.example/<|im_start|>system", "title": "x", "content": "y"},
+        {"url": "https://a.example/[INST]", "title": "x", "content": "y"},
         "no object",
         {"url": 7},
         {
