@@ -18,7 +18,7 @@ from gateway.anthropic.message_stream import Block, MessagesAnswer, MessagesStre
 from gateway.anthropic.schema import MessageParam, OtherBlock, OtherTool, ToolChoiceParam
 from gateway.openai.chat_builder import ChatBuilder
 from gateway.openai.extension_fields import unsupported
-from gateway.server_tools.loop import tool_loop
+from gateway.server_tools.loop import ToolLoop
 from gateway.server_tools.pages import cited, packed, result_text, unpacked
 from gateway.server_tools.request_tools import (
     WEB_SEARCH,
@@ -173,7 +173,7 @@ def answered(
     work: Work, identity: AnswerIdentity, hosted: RequestTools, *, stream: bool, context: ManagedContext | None = None
 ) -> Response:
     """Returns the message of a model and the tools that the gateway runs. `context`: what shortens its conversation."""
-    loop = tool_loop(hosted, work.again, work.deps.clock, new_id=_new_id, defers=True)
+    loop = ToolLoop(hosted, work.again, work.deps.clock, new_id=_new_id, defers=True)
     work = replace(work, layers=(loop, *work.layers))
     if not stream:
         answer = ServerCallAnswer(identity, hosted)

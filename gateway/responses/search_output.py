@@ -18,7 +18,7 @@ from gateway.responses.payload import wants_logprobs
 from gateway.responses.response_stream import ResponsesAnswer, ResponsesStream
 from gateway.responses.schema import ResponsesRequest
 from gateway.responses.search_history import KeptSearch
-from gateway.server_tools.loop import tool_loop
+from gateway.server_tools.loop import ToolLoop
 from gateway.server_tools.pages import cited, result_text
 from gateway.server_tools.request_tools import WEB_SEARCH, RequestTools, ServerCall
 from gateway.server_tools.tool import CallError, ToolAnswer
@@ -112,7 +112,7 @@ def with_searches(work: Work, document: ResponseDocument, params: ResponsesReque
         members=members_by_flat_name(params.tools),
     )
     document.show_hosted(params, hosted.fields)
-    loop = tool_loop(hosted, work.again, work.deps.clock, new_id=lambda: new_id("call"), defers=False)
+    loop = ToolLoop(hosted, work.again, work.deps.clock, new_id=lambda: new_id("call"), defers=False)
     return replace(work, layers=(loop, *work.layers))
 
 

@@ -13,7 +13,7 @@ from gateway.server_tools.pages import cleaned, is_wanted, result_text
 from gateway.server_tools.request_tools import RequestTools, ServerCall
 from gateway.server_tools.tool import CallError, ToolAnswer
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, usage_pb2, warning_pb2
-from weft.dispatch.call import Call, Layer, Proceed
+from weft.dispatch.call import Call, Proceed
 from weft.dispatch.extra_fields import joined_fields
 from weft.dispatch.frames import Frame
 from weft.dispatch.request_receipt import RequestContext, add_tool_runs
@@ -333,13 +333,6 @@ class ToolLoop:
         if turn.calls and not turn.has_callers_calls and turn.finish.finish_reason not in _CUT:
             turn.finish.finish_reason = event_pb2.FINISH_REASON_STOP
         return turn.finish
-
-
-def tool_loop(
-    hosted: RequestTools, again: Again, clock: Clock, *, new_id: Callable[[], str], defers: bool
-) -> Layer[Frame]:
-    """Returns the loop as a layer; see `ToolLoop`."""
-    return ToolLoop(hosted, again, clock, new_id=new_id, defers=defers)
 
 
 def _text_of(call: ServerCall) -> str:
