@@ -1,6 +1,6 @@
 """All HTTP endpoints of a gateway. Each API declares its own (`openai/openai_endpoints`)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from gateway.admin.admin_endpoints import ADMIN, CAPTURES, JOIN_TOKENS, KEYS, REQUESTS, SECRETS, USAGE
 from gateway.gateway_health import HEALTH, METRICS, PROBES
@@ -8,13 +8,14 @@ from gateway.http_api import HttpApi
 from gateway.openai.openai_endpoints import OPENAI, QUOTES
 from gateway.openapi import answers, answers_events, bytes_body, shown_path
 from gateway.resources.resource_endpoints import RESOURCES, SETTINGS, resource_router
+from gateway.resources.resource_handlers import API as RESOURCE_PATH
 from gateway.routing import OPENAPI, ApiRouter, get_docs, get_openapi, needs_of, routes_of
 from gateway.tasks.task_endpoints import TASKS
 from gateway.watch import watch_handlers as watching
 from gateway.workbench.pdf_text import PDF, PdfText, extract_pdf_text
 from gateway.workbench.serving import get_caller, get_page, redirect_to_page
 from weft.documents.resource_kinds import ResourceKind
-from weft.extension import ApiHook, Extension, load_hook, own_extensions
+from weft.extension import ApiHook, Extension, all_extensions, disabled_extensions, load_hook, own_extensions
 from weft.kernel.access.principal import USE_MODELS, VIEW_MODELS
 
 WATCH = ApiRouter("resources")
@@ -74,6 +75,18 @@ def kinds_with(extensions: Iterable[Extension]) -> tuple[ResourceKind, ...]:
     off = {kind for each in own_extensions() for kind in each.kinds}
     off -= {kind for each in extensions for kind in each.kinds}
     return tuple(kind for kind in ResourceKind if kind not in off)
+
+
+def off_paths(disabled: Iterable[str]) -> Mapping[str, str]:
+    """Returns why paths are not served, by path: those of the APIs and kinds of extensions that are off."""
+    found = all_extensions()
+    off = disabled_extensions(found, disabled)
+    paths: dict[str, str] = {}
+    for each in (each for each in found if each.name in off):
+        kinds = (f"{RESOURCE_PATH}/{ResourceKind(kind).plural}" for kind in each.kinds)
+        own = (*(path for hook in each.apis for path in hook.paths), *kinds)
+        paths |= dict.fromkeys(own, f"the extension {each.name} is off: {off[each.name]}")
+    return paths
 
 
 def core_routers(extensions: Iterable[Extension]) -> tuple[ApiRouter, ...]:

@@ -253,14 +253,6 @@ def _all_with_reasons(disabled: Iterable[str]) -> Iterator[tuple[Extension, str]
         yield each, f"the extension {each.name}, which is off: {off[each.name]}" if each.name in off else ""
 
 
-def off_paths(disabled: Iterable[str]) -> Mapping[str, str]:
-    """Returns why paths of HTTP APIs are not served, by path: those of extensions that are off."""
-    found = all_extensions()
-    off = disabled_extensions(found, disabled)
-    hooks = ((each.name, hook) for each in found if each.name in off for hook in each.apis)
-    return {path: f"the extension {name} is off: {off[name]}" for name, hook in hooks for path in hook.paths}
-
-
 def has_path(paths: Iterable[str], path: str) -> bool:
     """Whether a path is one of an API's `paths`, or below one that ends with `/`; `/` alone stands for itself."""
     return any(path == each or (each != "/" and each.endswith("/") and path.startswith(each)) for each in paths)

@@ -16,11 +16,12 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from structlog.testing import capture_logs
 
+from gateway.endpoints import off_paths
 from gateway.gateway_config import GatewayConfig
 from gateway.http_api import HttpApi
 from gateway.ports import GatewayPorts
 from gateway.routing import ApiRouter, DeferredApi, EdgeApp, routes_of
-from weft.extension import ApiHook, Extension, load_hook, off_paths, own_extensions
+from weft.extension import ApiHook, Extension, load_hook, own_extensions
 from weft.kernel.access.principal import KeyRing
 
 GREETING = ApiRouter("greeting")

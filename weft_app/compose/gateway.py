@@ -14,7 +14,7 @@ import gateway.gateway_service
 from gateway.admin.admin_operations import AdminPorts, CatalogSource, DiscoverySource, look_nowhere, no_catalog
 from gateway.admin.instances import EngineLogClient, RunnerDescriptions
 from gateway.admin.process_client import ProcessesClient
-from gateway.endpoints import kinds_with
+from gateway.endpoints import kinds_with, off_paths
 from gateway.gateway_config import REGISTRY_TIMEOUT_SECONDS
 from gateway.operation_client import OperationsClient
 from gateway.ports import GatewayPorts
@@ -44,7 +44,7 @@ from weft.durable.requests import RequestClient
 from weft.durable.responses import ResponseClient
 from weft.durable.tasks import TaskClient
 from weft.durable.usage import UsageClient
-from weft.extension import enabled_extensions, off_paths
+from weft.extension import enabled_extensions
 from weft.kernel.channels.rpc import ChannelPool, open_channel
 from weft.kernel.errors.error_tree import invalid_field
 from weft.kernel.machine.memory_tuning import settle_memory

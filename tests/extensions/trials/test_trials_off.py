@@ -10,11 +10,13 @@ from asgi_call import answer_of
 from kit.failures import fails
 from test_extension_apis import app_with
 
-from gateway.endpoints import gateway_routers, kinds_with
+from gateway.endpoints import gateway_routers, kinds_with, off_paths
 from gateway.routing import routes_of
+from gateway.watch import watch_handlers
 from gateway.watch.resources import resource_sources
 from weft.documents.resource_kinds import ResourceKind, listed_kinds
 from weft.extension import kinds_off, own_extensions
+from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
 from weft_app.cli import extension_commands
 from weft_app.cli.extension_commands import kinds_off_here
@@ -50,6 +52,21 @@ async def test_gateway_has_no_endpoint_schema_or_watch_of_trials() -> None:
         sources = {each.kind for each in resource_sources(registry, kinds_with(extensions))}
         assert ("trial" in sources) is is_there
         assert "tenant" in sources
+
+
+async def test_callers_that_know_the_kind_are_told_or_watch_the_others() -> None:
+    """`weft get all -w` outside the mesh's folder asks for all kinds that it knows, and failed."""
+    app = app_with(OTHERS)
+    app.off_paths = off_paths(["trials"])
+    assert b"the extension trials is off" in (await answer_of(app, "GET", "/api/v1/trials")).body
+    sources: Any = {"model": "models", "tenant": "tenants"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(watch_handlers, "_refusal", lambda *_: None)
+        wanted: Any = watch_handlers._wanted
+        assert wanted(sources, "model,trial", None) == ["models"]
+        for words in ("trial", "model,nonsense"):
+            with pytest.raises(WeftError, match="is not a kind"):
+                wanted(sources, words, None)
 
 
 @pytest.fixture
