@@ -17,6 +17,7 @@ from recordings import BENCH, FOLDER, RECORDED, check
 
 from weft.documents.schemas import schemas
 from weft_app.cli.commands import PANELS
+from weft_app.cli.extension_commands import extension_commands
 from weft_app.cli.main import load, loaded_commands
 from weft_app.config.schema import schema
 from weft_extensions.simulate.engine import Simulation
@@ -91,7 +92,8 @@ def _expanded(line: str) -> Iterator[str]:
 
 def _help_lines() -> Iterator[str]:
     yield "--help"
-    for name in itertools.chain.from_iterable(PANELS.values()):
+    groups = [words for words in extension_commands() if " " not in words]
+    for name in itertools.chain(*PANELS.values(), groups):
         yield f"{name} --help"
         yield from _subcommands(name, load(name))
 
