@@ -86,7 +86,7 @@ Edit = Annotated[
 ]
 
 
-class ContextManagement(StrictModel):
+class ContextEdits(StrictModel):
     """What is done with a long conversation."""
 
     edits: Annotated[list[Edit], Field(max_length=MAX_EDITS), StopAtFirstError()] | None = None
@@ -104,7 +104,7 @@ _COMPACT_TOKENS = 150_000
 AppliedEdit = dict[str, Any]
 
 
-def compaction_plan(management: ContextManagement | None) -> CompactionPlan | None:
+def compaction_plan(management: ContextEdits | None) -> CompactionPlan | None:
     """Returns when the conversation is compacted before its answer; None: never."""
     for edit in (management and management.edits) or ():
         if isinstance(edit, Compact):

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 from typing_extensions import override
 
-from gateway.anthropic.context_edits import CompactionConfig, ContextManagement
+from gateway.anthropic.context_edits import CompactionConfig, ContextEdits
 from gateway.intake.request_model import (
     AS_TEXT,
     MAX_INT32,
@@ -259,7 +259,7 @@ class CountTokensRequest(HandledRequest):
     output_config: OutputConfigParam | None = None
     output_format: OutputFormatParam | None = None
     """The older form of `output_config.format`."""
-    context_management: ContextManagement | None = None
+    context_management: ContextEdits | None = None
     """Edits of a long conversation: old tool results and thinking are removed, or a summary replaces it."""
     compaction: CompactionConfig | None = None
     """Asks for a summary of the conversation as the answer; ignored by `count_tokens`."""

@@ -5,17 +5,17 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from gateway.anthropic.context_edits import ContextManagement, compaction_plan, edited
+from gateway.anthropic.context_edits import ContextEdits, compaction_plan, edited
 from weft.api.common.v1 import chat_pb2
 from weft.dispatch.payload_description import estimated_prompt_tokens
 
 USER, ASSISTANT, TOOL = chat_pb2.ROLE_USER, chat_pb2.ROLE_ASSISTANT, chat_pb2.ROLE_TOOL
 TOOLS, THINKING, COMPACT = "clear_tool_uses_20250919", "clear_thinking_20251015", "compact_20260112"
 CLEARED = "[This old tool result was cleared to save context.]"
-_model = TypeAdapter(ContextManagement)
+_model = TypeAdapter(ContextEdits)
 
 
-def management(*edits: dict[str, Any]) -> ContextManagement:
+def management(*edits: dict[str, Any]) -> ContextEdits:
     return _model.validate_python({"edits": list(edits)})
 
 
