@@ -60,10 +60,11 @@ async def test_pass_that_fails_after_a_search_lists_it(
     tmp_path: Path, reported: list[tuple[Reason, receipt_pb2.Receipt]]
 ) -> None:
     async with dispatching(tmp_path, FLEET) as (dispatcher, _, runner):
-        in_turn(runner, called("a"), [])
+        # Its answer has begun, so that it is not tried again.
+        in_turn(runner, called("a"), said("half")[:2])
         async with searching(dispatcher, FakeSearXng(status=500), fleet=FLEET) as (gateway, _):
             body = {"model": "tiny", "max_tokens": 50, "messages": PLAIN, "tools": [SEARCH, WEATHER]}
-            answer = await gateway.request("POST", "/v1/messages", body, {"X-Request-Timeout-Seconds": "2"})
+            answer = await gateway.request("POST", "/v1/messages", body)
     assert answer.status >= 500
     assert reported[-1][0] is not Reason.UNSPECIFIED
     assert [run.failed for run in reported[-1][1].tool_runs] == [True]

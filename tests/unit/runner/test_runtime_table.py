@@ -157,6 +157,7 @@ ALLOWED = {
     "weft_extensions/engines/extension.py": "it adds the runtimes",
     "weft_extensions/ollama/models.py": "`server` is the name of a field",
     "runner_svc/added_models.py": "`server` is the name of a field",
+    "gateway/responses/schema.py": "`server` says who runs a search for tools",
     "runner_svc/model_files/pipeline_folder.py": "`diffusers` is a library that the components of a folder name",
     "registry_svc/operations/job.py": "`server` is the name of a field",
     "runner_svc/discovery.py": "`vllm` and `server` are kinds of programs that run already",
