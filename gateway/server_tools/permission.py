@@ -10,10 +10,14 @@ from weft.api.registry.v1.tenant_pb2 import (
     RemotePermission,
     Tenant,
 )
-from weft.dispatch.agents import usable_names
+from weft.dispatch.agents import skills_lacking_behind, usable_names
 from weft.dispatch.fleet import FleetView
 from weft.kernel.access.principal import MAY_LEAVE, Principal
 from weft.kernel.access.rpc_auth import caller
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
+from weft.kernel.requests.capabilities import ThinkingMode, untaken_words
+from weft.kernel.requests.request_values import Skill
 from weft.kernel.values.names import AUTO_MODEL
 from weft.kernel.values.unknown_names import unknown_target
 
@@ -35,6 +39,13 @@ def require_target(view: FleetView, model: str) -> None:
     """Raises MODEL_NOT_FOUND for a name that nothing serves, before anything is done for a request to it."""
     if view.revision and model != AUTO_MODEL and model not in view.targets:
         raise unknown_target(model, usable_names(view.targets, caller()))
+
+
+def require_tools(view: FleetView, model: str) -> None:
+    """Raises MODALITY_UNSUPPORTED for a model that is known to call no tools, before a query leaves for it."""
+    if Skill.TOOLS in skills_lacking_behind(view, model):
+        words = untaken_words(frozenset({Skill.TOOLS}), frozenset(ThinkingMode), ThinkingMode.DEFAULT)
+        raise WeftError(Reason.MODALITY_UNSUPPORTED, f"{model} {words}", metadata={"field": "model"})
 
 
 def refusal(

@@ -10,7 +10,7 @@ import msgspec
 
 from gateway.gateway_config import GatewayConfig
 from gateway.sealed_texts import KEY_BYTES, SealedTexts
-from gateway.server_tools.permission import RemoteRules, refusal, require_target
+from gateway.server_tools.permission import RemoteRules, refusal, require_target, require_tools
 from gateway.server_tools.tool import CallError, CallOptions, Page, ServerTool, ServerToolKind, ToolAnswer, ToolCalls
 from weft.api.common.v1 import chat_pb2
 from weft.dispatch.fleet import FleetSource
@@ -117,8 +117,9 @@ class ServerTools:
         return self._opened[hook.name]
 
     def require_target(self, model: str) -> None:
-        """See `permission.require_target`."""
+        """See `permission.require_target` and `permission.require_tools`."""
         require_target(self._fleet.view, model)
+        require_tools(self._fleet.view, model)
 
     def refusal(self, tenant: str, principal: Principal, *, allow_remote: bool | None) -> str:
         """See `permission.refusal`."""
@@ -190,7 +191,7 @@ class RequestTools:
         self.first.append(call)
 
     def require_target(self, model: str) -> None:
-        """Raises MODEL_NOT_FOUND for a name that nothing serves."""
+        """Raises MODEL_NOT_FOUND for a name that nothing serves, MODALITY_UNSUPPORTED for one that calls no tools."""
         self._known.require_target(model)
 
     def pages(self) -> list[Page]:

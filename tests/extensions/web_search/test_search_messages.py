@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 from gateway_script import FixedFleet, RunningGateway, delta, finished, model, started, usage
+from kit.fleet import ready, runner_view
 from messages_script import anthropic_of, events_of
 from search_stage import LOOM, SEARCH, WEFT, FakeSearXng, Passes, called, said, searching
 
 from weft.api.common.v1 import chat_pb2, event_pb2
 from weft.api.registry.v1 import tenant_pb2
+from weft.api.registry.v1.model_pb2 import MODEL_SKILL_TOOLS, ModelAbilities
+from weft.dispatch.fleet import FleetView
 
 # As Claude Code sends it to search.
 ASKED = [{"role": "user", "content": [{"type": "text", "text": "Perform a web search for the query: weft mesh"}]}]
@@ -258,6 +261,16 @@ async def test_nothing_is_searched_for_an_unknown_model() -> None:
         body = {"model": "nope", "max_tokens": 9, "messages": ASKED, "tools": [SEARCH]}
         answer = await gateway.request("POST", "/v1/messages", json.dumps(body).encode())
     assert (answer.status, answer.error["code"], service.asked) == (404, "model_not_found", [])
+
+
+async def test_nothing_is_searched_for_a_model_that_calls_no_tools() -> None:
+    """The query left the mesh before the router refused the request."""
+    instance = ready("tiny", abilities=ModelAbilities(lacking=[MODEL_SKILL_TOOLS]))
+    view = FleetView(1, {"r1": runner_view("r1", instances={"tiny": instance})}, {"tiny": model("tiny")}, {})
+    async with searching(Passes(), fleet=FixedFleet(view)) as (gateway, service):
+        body = {"model": "tiny", "max_tokens": 9, "messages": ASKED, "tools": [SEARCH]}
+        answer = await gateway.request("POST", "/v1/messages", json.dumps(body).encode())
+    assert (answer.status, answer.error["code"], service.asked) == (400, "modality_unsupported", [])
 
 
 @pytest.mark.parametrize(
