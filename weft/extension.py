@@ -120,7 +120,8 @@ class ServerToolHook(NamedTuple):
     """A tool that a gateway runs for models, such as a web search."""
 
     name: str
-    """The beginning of its types in requests, such as `web_search` of `web_search_20250305`."""
+    """The beginning of its types in requests, such as `web_search` of `web_search_20250305`. The APIs have blocks and
+    items for this tool alone: others are not offered to models so far."""
     place: str
     """Of a `gateway.server_tools.tool.ServerToolKind`; the first request for the tool imports it."""
 

@@ -40,7 +40,7 @@ _OF_THE_ANSWER = ("tool_choice", "parallel_tool_calls", "response_format", "choi
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """A summary as it is sealed for the client."""
+    """The summary of a conversation, as the client keeps it encrypted."""
 
     text: str
     """The message for the model."""

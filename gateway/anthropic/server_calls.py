@@ -17,7 +17,6 @@ from gateway.anthropic.message_context import ManagedContext
 from gateway.anthropic.message_stream import Block, MessagesAnswer, MessagesStream
 from gateway.anthropic.schema import MessageParam, OtherBlock, OtherTool, ToolChoiceParam
 from gateway.openai.chat_builder import ChatBuilder
-from gateway.openai.extension_fields import unsupported
 from gateway.server_tools.loop import ToolLoop
 from gateway.server_tools.pages import cited, packed, result_text, unpacked
 from gateway.server_tools.request_tools import (
@@ -58,12 +57,7 @@ def offer(chat: ChatBuilder, hosted: RequestTools, tool: OtherTool, field: str) 
         blocked=given.get("blocked_domains"),
         max_uses=given.get("max_uses"),
     )
-    found = hosted.offer(asked, chat.offers)
-    if isinstance(found, str):
-        return found
-    chat.add_function(found.name, found, found.tool.parameters, field)
-    chat.warnings += [unsupported(f"{field}.{name}", "is not used") for name in _NOT_USED if given.get(name)]
-    return None
+    return chat.add_hosted(hosted, asked, [name for name in _NOT_USED if given.get(name)])
 
 
 class ServerBlocks:

@@ -12,7 +12,7 @@ from gateway.media import RequestMedia
 from gateway.openai.chat_schema import AudioUrl, ImageUrl, InputAudio, TemplateArguments
 from gateway.openai.extension_fields import fill_extra, unsupported
 from gateway.openai.readable_text import file_text, text_in
-from gateway.server_tools.request_tools import RequestTools
+from gateway.server_tools.request_tools import Asked, RequestTools
 from weft.api.common.v1 import chat_pb2, warning_pb2
 from weft.dispatch.extra_fields import handed_back
 from weft.dispatch.history import answered_turns, converted, earlier_turns, left_out_note
@@ -296,6 +296,18 @@ class ChatBuilder:
     def offers(self, name: str) -> bool:
         """Whether a function has this name."""
         return any(tool.function.name == name for tool in self.payload.tools)
+
+    def add_hosted(self, hosted: RequestTools, asked: Asked, unused: Collection[str]) -> str | None:
+        """Offers a tool that the gateway runs; None: it is offered, otherwise why not, empty if weft cannot run it.
+
+        `unused`: its parameters that get a warning. Raises as `RequestTools.offer`.
+        """
+        found = hosted.offer(asked, self.offers)
+        if isinstance(found, str):
+            return found
+        self.add_function(found.name, found, found.tool.parameters, asked.field)
+        self.warnings += [unsupported(f"{asked.field}.{name}", "is not used") for name in unused]
+        return None
 
     def choose_mode(self, mode: str, field: str, problem: str | None = None) -> None:
         """Sets whether a tool must be called; rejected, with `problem` if given, if there is no tool."""

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from gateway.openai.chat_builder import ChatBuilder
-from gateway.openai.extension_fields import unsupported
 from gateway.responses.schema import InputItem, ResponseTool
 from gateway.server_tools.request_tools import WEB_SEARCH, Asked, RequestTools
 from weft.api.common.v1 import chat_pb2
@@ -49,12 +48,7 @@ def offer(
         max_uses=max_calls,
         max_results=_RESULTS_BY_SIZE.get(str(given.get("search_context_size"))),
     )
-    found = hosted.offer(asked, chat.offers)
-    if isinstance(found, str):
-        return found
-    chat.add_function(found.name, found, found.tool.parameters, field)
-    chat.warnings += [unsupported(f"{field}.{name}", "is not used") for name in _NOT_USED if given.get(name)]
-    return None
+    return chat.add_hosted(hosted, asked, [name for name in _NOT_USED if given.get(name)])
 
 
 class SearchHistory:

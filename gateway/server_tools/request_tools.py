@@ -94,7 +94,8 @@ class ServerTools:
         calls: ToolCalls | None = None,
     ) -> None:
         """`key`: shared by the gateways of a mesh, to seal pages; None: one of this process."""
-        self._hooks = hooks
+        # The APIs have no blocks and items for others so far.
+        self._hooks = [each for each in hooks if each.name == WEB_SEARCH]
         self._config = config
         self._fleet = fleet
         self._rules = rules
@@ -161,7 +162,7 @@ class RequestTools:
         return self._known.find(kind) is not None
 
     def offer(self, asked: Asked, taken: Callable[[str], bool]) -> OfferedTool | str:
-        """Offers a tool to the model; returns why not if the request may not use it; empty: weft cannot run it.
+        """Returns the tool that a request may offer to the model, otherwise why not; empty: weft cannot run it.
 
         `taken`: whether a function has a name. Raises INVALID_ARGUMENT for wrong domains or numbers.
         """

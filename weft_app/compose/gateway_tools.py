@@ -1,5 +1,6 @@
 """Tools of configured MCP servers that a gateway calls itself, such as its web search."""
 
+import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,10 +19,12 @@ class GatewayTools:
     """Calls tools by `RUNNER/SERVER.TOOL`. Connects to a server for its first call, and after its settings change."""
 
     def __init__(self, runners: Callable[[], Sequence[RunnerSettings]]) -> None:
-        """`runners` returns those of weft.yaml, as it is now."""
+        """`runners`: returns the runners of the newest weft.yaml."""
         self._runners = runners
         self._settings: ToolSettings | None = None
         self._box: ToolBox | None = None
+        self._connecting = asyncio.Lock()
+        """So that calls at the same time do not start a server's program twice."""
 
     async def __call__(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Returns the text that a tool answers. Raises TOOL_UNAVAILABLE, also for a failed call."""
@@ -29,17 +32,22 @@ class GatewayTools:
         found = self._find(runner, tool)
         if found is None:
             raise _unavailable(name, "weft.yaml has no such MCP server in `runners`")
-        if self._box is None or found != self._settings:
-            from runner_svc.tools.tool_box import build_tool_box  # noqa: PLC0415 - most gateways call no tool
-
-            await self.stop()
-            self._box, self._settings = build_tool_box([found]), found
-            await self._box.start()
-        outcome = await self._box.run(tool, arguments)
+        outcome = await (await self._connected(found)).run(tool, arguments)
         if outcome.failed:
             # Its words may quote the query.
             raise _unavailable(name, "its call failed")
         return outcome.content
+
+    async def _connected(self, settings: ToolSettings) -> "ToolBox":
+        async with self._connecting:
+            if self._box is None or settings != self._settings:
+                from runner_svc.tools.tool_box import build_tool_box  # noqa: PLC0415 - most gateways call no tool
+
+                await self.stop()
+                box = build_tool_box([settings])
+                await box.start()
+                self._box, self._settings = box, settings
+            return self._box
 
     async def stop(self) -> None:
         """Disconnects."""

@@ -25,12 +25,12 @@ class McpSearch:
 
     async def search(self, query: str) -> ToolAnswer:
         """See `Provider.search`."""
+        sent = len(query.encode())
         try:
             text = await self._calls(self._tool, {"query": query})
         except WeftError as error:
-            return ToolAnswer(error=CallError.UNAVAILABLE, why=error.message, sent_bytes=len(query))
-        pages = tuple(pages_of(text))
-        sent, received = len(query.encode()), len(text.encode())
+            return ToolAnswer(error=CallError.UNAVAILABLE, why=error.message, sent_bytes=sent)
+        pages, received = tuple(pages_of(text)), len(text.encode())
         if not pages and text.strip():
             why = "its text has no URL"
             return ToolAnswer(error=CallError.UNAVAILABLE, why=why, sent_bytes=sent, received_bytes=received)

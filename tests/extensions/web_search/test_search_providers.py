@@ -4,6 +4,7 @@ import asyncio
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -81,6 +82,33 @@ async def test_gateway_finds_only_mcp_servers_of_the_configuration() -> None:
             await tools(name, {})
         assert failure.value.reason is Reason.TOOL_UNAVAILABLE
     await tools.stop()
+
+
+async def test_calls_at_the_same_time_connect_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While an old server's program ended, each call started a new one, of which all but the last were never ended."""
+    running: list[object] = []
+
+    class Box:
+        async def start(self) -> None:
+            running.append(self)
+
+        async def stop(self) -> None:
+            await asyncio.sleep(0)
+            running.remove(self)
+
+        async def run(self, _name: str, _arguments: object) -> Any:
+            return SimpleNamespace(failed=False, content="https://a.example")
+
+    monkeypatch.setattr("runner_svc.tools.tool_box.build_tool_box", lambda _sources: Box())
+    server = ToolSettings(type="mcp_command", name="web", argv=("x",))
+    sections = [RunnerSettings(name="main", runtime="x", models=(), tools=(server,))]
+    tools = GatewayTools(lambda: sections)
+    await tools("main/web.search", {})
+    sections[0] = RunnerSettings(name="main", runtime="x", models=(), tools=(replace(server, timeout_seconds=9.0),))
+    await asyncio.gather(*(tools("main/web.search", {}) for _ in range(3)))
+    assert len(running) == 1
+    await tools.stop()
+    assert running == []
 
 
 @pytest.mark.slow("starts a server on the SDK")

@@ -3,7 +3,7 @@ import { html, useEffect, useState } from "../parts/html.js";
 import { get } from "../api.js";
 import { address } from "../navigation.js";
 import { caller, can } from "../session.js";
-import { actor, clock, count, dollars, figure, seconds, words } from "../parts/format.js";
+import { actor, bytes, clock, count, dollars, figure, seconds, words } from "../parts/format.js";
 import { attempt } from "../parts/notices.js";
 import { Code, ErrorNote, Facts } from "../parts/widgets.js";
 import { Table } from "../parts/table.js";
@@ -82,6 +82,8 @@ function Summary({ record }) {
       ["Promised", receipt.promisedWait && `first token within ${seconds(receipt.promisedWait.limitSeconds)}: ${receipt.promisedWait.kept ? "kept" : "broken"}`],
       ["Restored", restored && `${count(restored.tokenCount)} tokens from ${restored.source}${restored.savedSeconds ? `, about ${seconds(restored.savedSeconds)} saved` : ""}`],
       ["Tool calls", [[receipt.repairedCallCount, "repaired"], [receipt.retriedCallCount, "made again"]].filter(([times]) => times).map(([times, what]) => `${count(times)} ${what}`).join(", ")],
+      ["Compacted", receipt.compaction && (receipt.compaction.passCount ? `to a summary, ${count(receipt.compaction.passCount)} calls before the answer` : "the answer is a summary")],
+      ["Sent out", (receipt.toolRuns ?? []).filter((/** @type {any} */ run) => run.host).map((/** @type {any} */ run) => `${run.tool} to ${run.host}: ${bytes(run.sentByteCount ?? 0)}`).join("; ")],
       ["Image steps", receipt.imageSteps ? count(receipt.imageSteps) : ""],
       ["Megapixels", receipt.imagePixels ? figure(receipt.imagePixels / 1e6) : ""],
       ["Audio", receipt.audioMilliseconds ? seconds(receipt.audioMilliseconds / 1000) : ""],
