@@ -6,7 +6,6 @@ found is no proof of a minimum: a router that is better shows that the search wa
 
 import math
 import random
-import time
 from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from statistics import fmean
@@ -28,7 +27,7 @@ from weft.kernel.requests.request_values import CHARS_PER_TOKEN
 
 BLOCK_TOKENS = int(BLOCK_CHARS / CHARS_PER_TOKEN)
 GREEDY_SHARE = 0.1
-"""Share of the time in which random greedy placements are tried; the search begins with the best."""
+"""Share of the plans that are random greedy placements; the search begins with the best."""
 GREEDY_WEIGHT, GREEDY_SLOT_SECONDS = 8.0, 0.1
 """The greatest weight of a turn's own prefill beside the wait, and what a greedy placement assumes for a full slot."""
 HOT, COLD = 3e-3, 1e-4
@@ -155,28 +154,28 @@ def play(trace: Trace, lines: list[Line], choose: Choose) -> list[float]:
     return firsts
 
 
-def search(workload: Workload, seconds: float) -> Plan:
-    """Returns the best plan that is found in so many seconds of processor time."""
+def search(workload: Workload, plans: int) -> Plan:
+    """Returns the best of so many plans, which are the same on every machine."""
     trace, engines, chance = Trace(workload), engines_of(workload), random.Random(1)  # noqa: S311 - no secret
 
     def played(choose: Choose) -> list[float]:
         return play(trace, [Line(engine, trace) for engine in engines], choose)
 
-    began = time.process_time()
     best, best_cost, firsts = Plan(), math.inf, list[float]()
-    while not best or time.process_time() < began + GREEDY_SHARE * seconds:
+    greedy_plans = max(1, round(GREEDY_SHARE * plans))
+    for _ in range(greedy_plans):
         greedy = Greedy(chance.uniform(1, GREEDY_WEIGHT), len(trace.tokens))
         found = played(greedy.choose)
         if objective(found) < best_cost:
             best, best_cost, firsts = greedy.plan, objective(found), found
-    plan, cost, scale = best, _smooth(firsts), best_cost
-    while (used := (time.process_time() - began) / seconds) < 1:
-        changed = _change(plan, trace, firsts, chance)
-        if changed == plan:
-            continue
+    plan, cost, best_greedy = best, _smooth(firsts), best_cost
+    for number in range(greedy_plans, plans):
+        while (changed := _change(plan, trace, firsts, chance)) == plan:
+            pass
         found = played(_following(changed))
         difference = _smooth(found) - cost
-        if difference <= 0 or chance.random() < math.exp(-difference / (scale * HOT * (COLD / HOT) ** used)):
+        temperature = best_greedy * HOT * (COLD / HOT) ** (number / plans)
+        if difference <= 0 or chance.random() < math.exp(-difference / temperature):
             plan, cost, firsts = changed, cost + difference, found
             if objective(found) < best_cost:
                 best, best_cost = plan, objective(found)

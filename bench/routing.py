@@ -2,9 +2,9 @@
 
 Eight engines with prefix caches, each with one prefill at a time and eight slots; sessions of several turns over a few
 shared system prompts. The scheduler is the product's; engines and callers are simulated, so the figures do not depend
-on this machine. `search` knows all turns beforehand (see `offline_search`); its seconds count for each seed of a row.
+on this machine. `search` knows all turns beforehand (see `offline_search`); its plans count for each seed of a row.
 
-    python -m bench.routing [--seeds 5] [--first-seed 1] [--search-seconds 50] [--only "160 sessions"]
+    python -m bench.routing [--seeds 5] [--first-seed 1] [--search-plans 20000] [--only "160 sessions"]
 """
 
 import argparse
@@ -307,15 +307,15 @@ class Rival(StrEnum):
     ROUND_ROBIN = ChoicePolicy.ROUND_ROBIN.value
 
 
-def outcome(workload: Workload, rival: Rival, seeds: Iterable[int], search_seconds: float = 1.0) -> Outcome:
+def outcome(workload: Workload, rival: Rival, seeds: Iterable[int], search_plans: int = 1_000) -> Outcome:
     """Returns what callers of a workload see, the mean over several seeds."""
-    found = [World(each, _policy(each, rival, search_seconds)).run() for each in _seeded(workload, seeds)]
+    found = [World(each, _policy(each, rival, search_plans)).run() for each in _seeded(workload, seeds)]
     return Outcome(**{name: mean(getattr(each, name) for each in found) for name in Outcome.__slots__})
 
 
-def _policy(workload: Workload, rival: Rival, search_seconds: float) -> ChoicePolicy | SmgModel | Plan:
+def _policy(workload: Workload, rival: Rival, search_plans: int) -> ChoicePolicy | SmgModel | Plan:
     if rival is Rival.SEARCH:
-        return search(workload, search_seconds)
+        return search(workload, search_plans)
     return SmgModel() if rival is Rival.SMG else ChoicePolicy(rival.value)
 
 
@@ -343,7 +343,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--first-seed", type=int, default=1)
-    parser.add_argument("--search-seconds", type=float, default=50.0, help="processor time per row and seed; 0: none")
+    parser.add_argument("--search-plans", type=int, default=20_000, help="plans tried per row and seed; 0: none")
     parser.add_argument("--only", default="", help="rows whose title has this text")
     given = parser.parse_args()
     seeds = range(given.first_seed, given.first_seed + given.seeds)
@@ -352,8 +352,8 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|")
     for title, workload in rows.items():
         for rival in Rival:
-            if rival is not Rival.SEARCH or given.search_seconds:
-                _print(title, rival, outcome(workload, rival, seeds, given.search_seconds))
+            if rival is not Rival.SEARCH or given.search_plans:
+                _print(title, rival, outcome(workload, rival, seeds, given.search_plans))
     if given.only in GROUPS_TITLE:
         crowd = Workload(prefill_ms=0.4, sessions=sum(GROUPS.values()), groups=GROUPS)
         for each in _seeded(crowd, seeds):
