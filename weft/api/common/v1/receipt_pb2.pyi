@@ -101,6 +101,7 @@ class Receipt(google.protobuf.message.Message):
     LOWERED_PRIORITY_FIELD_NUMBER: builtins.int
     KEEP_ALIVE_IGNORED_FIELD_NUMBER: builtins.int
     COMPACTION_FIELD_NUMBER: builtins.int
+    CHANGED_PARAMETERS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """Id of the request, the same in all services."""
     outcome: global___Outcome.ValueType
@@ -226,6 +227,10 @@ class Receipt(google.protobuf.message.Message):
     def compaction(self) -> global___Compaction:
         """Compaction of the conversation. Not set: none."""
 
+    @property
+    def changed_parameters(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ChangedParameter]:
+        """Parameters of the request that its alias or agent replaced or removed."""
+
     def __init__(
         self,
         *,
@@ -266,15 +271,42 @@ class Receipt(google.protobuf.message.Message):
         lowered_priority: weft.api.common.v1.priority_pb2.Priority.ValueType = ...,
         keep_alive_ignored: builtins.bool = ...,
         compaction: global___Compaction | None = ...,
+        changed_parameters: collections.abc.Iterable[global___ChangedParameter] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_price_nanodollars", b"_price_nanodollars", "_tokens_per_second", b"_tokens_per_second", "compaction", b"compaction", "device_usage", b"device_usage", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "load_wait", b"load_wait", "price_nanodollars", b"price_nanodollars", "promised_wait", b"promised_wait", "prompt_change", b"prompt_change", "queue_wait", b"queue_wait", "restored_prompt", b"restored_prompt", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "total_time", b"total_time", "usage", b"usage"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_price_nanodollars", b"_price_nanodollars", "_tokens_per_second", b"_tokens_per_second", "adapter_digest", b"adapter_digest", "asked_model", b"asked_model", "attempts", b"attempts", "cancelled_by", b"cancelled_by", "captured", b"captured", "compaction", b"compaction", "device_usage", b"device_usage", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "host", b"host", "keep_alive_ignored", b"keep_alive_ignored", "lacked_router", b"lacked_router", "left_premises", b"left_premises", "load_wait", b"load_wait", "lowered_priority", b"lowered_priority", "model", b"model", "model_digest", b"model_digest", "outcome", b"outcome", "price_nanodollars", b"price_nanodollars", "promised_wait", b"promised_wait", "prompt_change", b"prompt_change", "queue_wait", b"queue_wait", "reason", b"reason", "repaired_call_count", b"repaired_call_count", "request_id", b"request_id", "restored_prompt", b"restored_prompt", "retried_call_count", b"retried_call_count", "signals", b"signals", "task_id", b"task_id", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "tool_run_count", b"tool_run_count", "tool_runs", b"tool_runs", "total_time", b"total_time", "trace_id", b"trace_id", "usage", b"usage", "warnings", b"warnings"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_price_nanodollars", b"_price_nanodollars", "_tokens_per_second", b"_tokens_per_second", "adapter_digest", b"adapter_digest", "asked_model", b"asked_model", "attempts", b"attempts", "cancelled_by", b"cancelled_by", "captured", b"captured", "changed_parameters", b"changed_parameters", "compaction", b"compaction", "device_usage", b"device_usage", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "host", b"host", "keep_alive_ignored", b"keep_alive_ignored", "lacked_router", b"lacked_router", "left_premises", b"left_premises", "load_wait", b"load_wait", "lowered_priority", b"lowered_priority", "model", b"model", "model_digest", b"model_digest", "outcome", b"outcome", "price_nanodollars", b"price_nanodollars", "promised_wait", b"promised_wait", "prompt_change", b"prompt_change", "queue_wait", b"queue_wait", "reason", b"reason", "repaired_call_count", b"repaired_call_count", "request_id", b"request_id", "restored_prompt", b"restored_prompt", "retried_call_count", b"retried_call_count", "signals", b"signals", "task_id", b"task_id", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "tool_run_count", b"tool_run_count", "tool_runs", b"tool_runs", "total_time", b"total_time", "trace_id", b"trace_id", "usage", b"usage", "warnings", b"warnings"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_price_nanodollars", b"_price_nanodollars"]) -> typing.Literal["price_nanodollars"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_tokens_per_second", b"_tokens_per_second"]) -> typing.Literal["tokens_per_second"] | None: ...
 
 global___Receipt = Receipt
+
+@typing.final
+class ChangedParameter(google.protobuf.message.Message):
+    """ChangedParameter is a parameter of a request that an alias or an agent replaced or removed."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    AUTHOR_FIELD_NUMBER: builtins.int
+    REMOVED_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """The parameter, such as "temperature"."""
+    author: builtins.str
+    """Who changed it: "alias/NAME" or "agent/NAME"."""
+    removed: builtins.bool
+    """Whether it was removed; if not, it was replaced."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        author: builtins.str = ...,
+        removed: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["author", b"author", "name", b"name", "removed", b"removed"]) -> None: ...
+
+global___ChangedParameter = ChangedParameter
 
 @typing.final
 class Compaction(google.protobuf.message.Message):

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n weft/api/common/v1/warning.proto\x12\x12weft.api.common.v1\"X\n\x07Warning\x12-\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x1f.weft.api.common.v1.WarningCode\x12\r\n\x05\x66ield\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t*\x96\x03\n\x0bWarningCode\x12\x1c\n\x18WARNING_CODE_UNSPECIFIED\x10\x00\x12&\n\"WARNING_CODE_UNSUPPORTED_PARAMETER\x10\x01\x12\x1b\n\x17WARNING_CODE_REPETITION\x10\x02\x12\"\n\x1eWARNING_CODE_TOOL_CALL_NOT_RUN\x10\x03\x12&\n\"WARNING_CODE_TOOL_BUDGET_EXHAUSTED\x10\x04\x12 \n\x1cWARNING_CODE_TOOL_OUTPUT_CUT\x10\x05\x12\x1f\n\x1bWARNING_CODE_MODEL_MISMATCH\x10\x06\x12\x1f\n\x1bWARNING_CODE_PROMPT_DROPPED\x10\x07\x12&\n\"WARNING_CODE_FINISH_REASON_UNKNOWN\x10\x08\x12#\n\x1fWARNING_CODE_CONSTRAINT_NOT_MET\x10\t\x12\'\n#WARNING_CODE_CONSTRAINT_NOT_CHECKED\x10\nb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n weft/api/common/v1/warning.proto\x12\x12weft.api.common.v1\"X\n\x07Warning\x12-\n\x04\x63ode\x18\x01 \x01(\x0e\x32\x1f.weft.api.common.v1.WarningCode\x12\r\n\x05\x66ield\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t*\xba\x03\n\x0bWarningCode\x12\x1c\n\x18WARNING_CODE_UNSPECIFIED\x10\x00\x12&\n\"WARNING_CODE_UNSUPPORTED_PARAMETER\x10\x01\x12\x1b\n\x17WARNING_CODE_REPETITION\x10\x02\x12\"\n\x1eWARNING_CODE_TOOL_CALL_NOT_RUN\x10\x03\x12&\n\"WARNING_CODE_TOOL_BUDGET_EXHAUSTED\x10\x04\x12 \n\x1cWARNING_CODE_TOOL_OUTPUT_CUT\x10\x05\x12\x1f\n\x1bWARNING_CODE_MODEL_MISMATCH\x10\x06\x12\x1f\n\x1bWARNING_CODE_PROMPT_DROPPED\x10\x07\x12&\n\"WARNING_CODE_FINISH_REASON_UNKNOWN\x10\x08\x12#\n\x1fWARNING_CODE_CONSTRAINT_NOT_MET\x10\t\x12\'\n#WARNING_CODE_CONSTRAINT_NOT_CHECKED\x10\n\x12\"\n\x1eWARNING_CODE_PARAMETER_CHANGED\x10\x0b\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,7 +32,7 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.api.common.v1.warning_
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_WARNINGCODE']._serialized_start=147
-  _globals['_WARNINGCODE']._serialized_end=553
+  _globals['_WARNINGCODE']._serialized_end=589
   _globals['_WARNING']._serialized_start=56
   _globals['_WARNING']._serialized_end=144
 # @@protoc_insertion_point(module_scope)

@@ -45,6 +45,8 @@ class _WarningCodeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """The answer does not keep the format that the request asks for without `strict`."""
     WARNING_CODE_CONSTRAINT_NOT_CHECKED: _WarningCode.ValueType  # 10
     """Whether the answer keeps the format could not be checked within the limits."""
+    WARNING_CODE_PARAMETER_CHANGED: _WarningCode.ValueType  # 11
+    """An alias or an agent replaced or removed a parameter of the request; `field` names it."""
 
 class WarningCode(_WarningCode, metaclass=_WarningCodeEnumTypeWrapper):
     """WarningCode is the kind of a warning."""
@@ -71,6 +73,8 @@ WARNING_CODE_CONSTRAINT_NOT_MET: WarningCode.ValueType  # 9
 """The answer does not keep the format that the request asks for without `strict`."""
 WARNING_CODE_CONSTRAINT_NOT_CHECKED: WarningCode.ValueType  # 10
 """Whether the answer keeps the format could not be checked within the limits."""
+WARNING_CODE_PARAMETER_CHANGED: WarningCode.ValueType  # 11
+"""An alias or an agent replaced or removed a parameter of the request; `field` names it."""
 global___WarningCode = WarningCode
 
 @typing.final

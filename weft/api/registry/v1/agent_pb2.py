@@ -29,7 +29,7 @@ from weft.api.common.v1 import sampling_pb2 as weft_dot_api_dot_common_dot_v1_do
 from weft.api.registry.v1 import tags_pb2 as weft_dot_api_dot_registry_dot_v1_dot_tags__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n weft/api/registry/v1/agent.proto\x12\x14weft.api.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a(weft/api/common/v1/agent_behaviour.proto\x1a!weft/api/common/v1/document.proto\x1a!weft/api/common/v1/sampling.proto\x1a\x1fweft/api/registry/v1/tags.proto\"\x8a\x03\n\rAgentManifest\x12 \n\x04name\x18\x01 \x01(\tB\x12\x8a\xb5\x18\x04\x08\x01\x10\x01\x92\xb5\x18\x02\x10\x01\xb8\xb5\x18\x02\x12\x1b\n\x05model\x18\x02 \x01(\tB\n\x8a\xb5\x18\x02\x10\x0c\xb8\xb5\x18\x02H\x00\x12\x1a\n\x04pool\x18\x03 \x01(\tB\n\x8a\xb5\x18\x02\x10\x0c\xb8\xb5\x18\x02H\x00\x12(\n\x0b\x64\x65scription\x18\x04 \x01(\tB\x13\x8a\xb5\x18\x05\x10\x04 \x80\x08\x92\xb5\x18\x02\x10\x02\xb8\xb5\x18\x01\x12+\n\rsystem_prompt\x18\x05 \x01(\tB\x14\x8a\xb5\x18\x06\x10\x04 \x80\x80\x04\x92\xb5\x18\x02\x10\x02\xb8\xb5\x18\x01\x12\x42\n\x0e\x64\x65\x66\x61ult_params\x18\x06 \x01(\x0b\x32\".weft.api.common.v1.SamplingParamsB\x06\x92\xb5\x18\x02\x10\x02\x12?\n\tbehaviour\x18\x07 \x01(\x0b\x32\".weft.api.common.v1.AgentBehaviourB\x08\x92\xb5\x18\x04\x10\x02 \x01\x12\x30\n\x04tags\x18\x08 \x01(\x0b\x32\x1a.weft.api.registry.v1.TagsB\x06\x92\xb5\x18\x02 \x01\x42\x10\n\x06target\x12\x06\xaa\xb5\x18\x02 \x01\"\xf3\x04\n\x05\x41gent\x12=\n\x08manifest\x18\x01 \x01(\x0b\x32#.weft.api.registry.v1.AgentManifestB\x06\x92\xb5\x18\x02\x18\x01\x12\x36\n\x04kind\x18\x02 \x01(\x0e\x32 .weft.api.registry.v1.Agent.KindB\x06\x92\xb5\x18\x02\x10\x01\x12\x0e\n\x06runner\x18\x03 \x01(\t\x12\x41\n\x06status\x18\x04 \x01(\x0e\x32\".weft.api.registry.v1.Agent.StatusB\r\x92\xb5\x18\t\n\x05state\x10\x01\x12\x41\n\x0b\x63reate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x10\x92\xb5\x18\x0c\n\ncreated_at\x12P\n\x13last_heartbeat_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x17\x92\xb5\x18\x13\n\x11last_heartbeat_at\x12G\n\rinactive_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x14\x92\xb5\x18\x10\n\x0einactive_since\x12\n\n\x02id\x18\x08 \x01(\t\"?\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0f\n\x0bKIND_PUBLIC\x10\x01\x12\x10\n\x0cKIND_VIRTUAL\x10\x02\"`\n\x06Status\x12\x16\n\x12STATUS_UNSPECIFIED\x10\x00\x12\x11\n\rSTATUS_ACTIVE\x10\x01\x12\x13\n\x0fSTATUS_INACTIVE\x10\x02\x12\x16\n\x12STATUS_HIBERNATING\x10\x03:\x13\xb2\xb5\x18\x0f\x12\x0b\x41gentStatus \x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n weft/api/registry/v1/agent.proto\x12\x14weft.api.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a(weft/api/common/v1/agent_behaviour.proto\x1a!weft/api/common/v1/document.proto\x1a!weft/api/common/v1/sampling.proto\x1a\x1fweft/api/registry/v1/tags.proto\"\xf3\x03\n\rAgentManifest\x12 \n\x04name\x18\x01 \x01(\tB\x12\x8a\xb5\x18\x04\x08\x01\x10\x01\x92\xb5\x18\x02\x10\x01\xb8\xb5\x18\x02\x12\x1b\n\x05model\x18\x02 \x01(\tB\n\x8a\xb5\x18\x02\x10\x0c\xb8\xb5\x18\x02H\x00\x12\x1a\n\x04pool\x18\x03 \x01(\tB\n\x8a\xb5\x18\x02\x10\x0c\xb8\xb5\x18\x02H\x00\x12(\n\x0b\x64\x65scription\x18\x04 \x01(\tB\x13\x8a\xb5\x18\x05\x10\x04 \x80\x08\x92\xb5\x18\x02\x10\x02\xb8\xb5\x18\x01\x12+\n\rsystem_prompt\x18\x05 \x01(\tB\x14\x8a\xb5\x18\x06\x10\x04 \x80\x80\x04\x92\xb5\x18\x02\x10\x02\xb8\xb5\x18\x01\x12\x42\n\x0e\x64\x65\x66\x61ult_params\x18\x06 \x01(\x0b\x32\".weft.api.common.v1.SamplingParamsB\x06\x92\xb5\x18\x02\x10\x02\x12?\n\tbehaviour\x18\x07 \x01(\x0b\x32\".weft.api.common.v1.AgentBehaviourB\x08\x92\xb5\x18\x04\x10\x02 \x01\x12\x30\n\x04tags\x18\x08 \x01(\x0b\x32\x1a.weft.api.registry.v1.TagsB\x06\x92\xb5\x18\x02 \x01\x12\x39\n\rforced_params\x18\t \x01(\x0b\x32\".weft.api.common.v1.SamplingParams\x12,\n\x0eremoved_params\x18\n \x03(\tB\x14\x8a\xb5\x18\x06\x10\x01X\x10`\x01\x92\xb5\x18\x02\x10\x03\xb8\xb5\x18\x01\x42\x10\n\x06target\x12\x06\xaa\xb5\x18\x02 \x01\"\xf3\x04\n\x05\x41gent\x12=\n\x08manifest\x18\x01 \x01(\x0b\x32#.weft.api.registry.v1.AgentManifestB\x06\x92\xb5\x18\x02\x18\x01\x12\x36\n\x04kind\x18\x02 \x01(\x0e\x32 .weft.api.registry.v1.Agent.KindB\x06\x92\xb5\x18\x02\x10\x01\x12\x0e\n\x06runner\x18\x03 \x01(\t\x12\x41\n\x06status\x18\x04 \x01(\x0e\x32\".weft.api.registry.v1.Agent.StatusB\r\x92\xb5\x18\t\n\x05state\x10\x01\x12\x41\n\x0b\x63reate_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x10\x92\xb5\x18\x0c\n\ncreated_at\x12P\n\x13last_heartbeat_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x17\x92\xb5\x18\x13\n\x11last_heartbeat_at\x12G\n\rinactive_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x14\x92\xb5\x18\x10\n\x0einactive_since\x12\n\n\x02id\x18\x08 \x01(\t\"?\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x0f\n\x0bKIND_PUBLIC\x10\x01\x12\x10\n\x0cKIND_VIRTUAL\x10\x02\"`\n\x06Status\x12\x16\n\x12STATUS_UNSPECIFIED\x10\x00\x12\x11\n\rSTATUS_ACTIVE\x10\x01\x12\x13\n\x0fSTATUS_INACTIVE\x10\x02\x12\x16\n\x12STATUS_HIBERNATING\x10\x03:\x13\xb2\xb5\x18\x0f\x12\x0b\x41gentStatus \x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -54,6 +54,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_AGENTMANIFEST'].fields_by_name['behaviour']._serialized_options = b'\222\265\030\004\020\002 \001'
   _globals['_AGENTMANIFEST'].fields_by_name['tags']._loaded_options = None
   _globals['_AGENTMANIFEST'].fields_by_name['tags']._serialized_options = b'\222\265\030\002 \001'
+  _globals['_AGENTMANIFEST'].fields_by_name['removed_params']._loaded_options = None
+  _globals['_AGENTMANIFEST'].fields_by_name['removed_params']._serialized_options = b'\212\265\030\006\020\001X\020`\001\222\265\030\002\020\003\270\265\030\001'
   _globals['_AGENT'].fields_by_name['manifest']._loaded_options = None
   _globals['_AGENT'].fields_by_name['manifest']._serialized_options = b'\222\265\030\002\030\001'
   _globals['_AGENT'].fields_by_name['kind']._loaded_options = None
@@ -69,11 +71,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_AGENT']._loaded_options = None
   _globals['_AGENT']._serialized_options = b'\262\265\030\017\022\013AgentStatus \001'
   _globals['_AGENTMANIFEST']._serialized_start=237
-  _globals['_AGENTMANIFEST']._serialized_end=631
-  _globals['_AGENT']._serialized_start=634
-  _globals['_AGENT']._serialized_end=1261
-  _globals['_AGENT_KIND']._serialized_start=1079
-  _globals['_AGENT_KIND']._serialized_end=1142
-  _globals['_AGENT_STATUS']._serialized_start=1144
-  _globals['_AGENT_STATUS']._serialized_end=1240
+  _globals['_AGENTMANIFEST']._serialized_end=736
+  _globals['_AGENT']._serialized_start=739
+  _globals['_AGENT']._serialized_end=1366
+  _globals['_AGENT_KIND']._serialized_start=1184
+  _globals['_AGENT_KIND']._serialized_end=1247
+  _globals['_AGENT_STATUS']._serialized_start=1249
+  _globals['_AGENT_STATUS']._serialized_end=1345
 # @@protoc_insertion_point(module_scope)

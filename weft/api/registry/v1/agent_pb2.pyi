@@ -4,7 +4,9 @@ isort:skip_file
 """
 
 import builtins
+import collections.abc
 import google.protobuf.descriptor
+import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import google.protobuf.timestamp_pb2
@@ -35,6 +37,8 @@ class AgentManifest(google.protobuf.message.Message):
     DEFAULT_PARAMS_FIELD_NUMBER: builtins.int
     BEHAVIOUR_FIELD_NUMBER: builtins.int
     TAGS_FIELD_NUMBER: builtins.int
+    FORCED_PARAMS_FIELD_NUMBER: builtins.int
+    REMOVED_PARAMS_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Name, unique in the mesh; same format as a model name."""
     model: builtins.str
@@ -57,6 +61,14 @@ class AgentManifest(google.protobuf.message.Message):
     def tags(self) -> weft.api.registry.v1.tags_pb2.Tags:
         """Tier, labels and owner. Not set: none."""
 
+    @property
+    def forced_params(self) -> weft.api.common.v1.sampling_pb2.SamplingParams:
+        """Parameters that replace those of requests, whose answers have the warning `parameter_changed` then. Not set: none."""
+
+    @property
+    def removed_params(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Parameters of requests that are removed, by name, also with that warning."""
+
     def __init__(
         self,
         *,
@@ -68,9 +80,11 @@ class AgentManifest(google.protobuf.message.Message):
         default_params: weft.api.common.v1.sampling_pb2.SamplingParams | None = ...,
         behaviour: weft.api.common.v1.agent_behaviour_pb2.AgentBehaviour | None = ...,
         tags: weft.api.registry.v1.tags_pb2.Tags | None = ...,
+        forced_params: weft.api.common.v1.sampling_pb2.SamplingParams | None = ...,
+        removed_params: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["behaviour", b"behaviour", "default_params", b"default_params", "model", b"model", "pool", b"pool", "tags", b"tags", "target", b"target"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["behaviour", b"behaviour", "default_params", b"default_params", "description", b"description", "model", b"model", "name", b"name", "pool", b"pool", "system_prompt", b"system_prompt", "tags", b"tags", "target", b"target"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["behaviour", b"behaviour", "default_params", b"default_params", "forced_params", b"forced_params", "model", b"model", "pool", b"pool", "tags", b"tags", "target", b"target"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["behaviour", b"behaviour", "default_params", b"default_params", "description", b"description", "forced_params", b"forced_params", "model", b"model", "name", b"name", "pool", b"pool", "removed_params", b"removed_params", "system_prompt", b"system_prompt", "tags", b"tags", "target", b"target"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["target", b"target"]) -> typing.Literal["model", "pool"] | None: ...
 
 global___AgentManifest = AgentManifest

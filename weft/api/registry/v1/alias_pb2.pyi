@@ -4,12 +4,15 @@ isort:skip_file
 """
 
 import builtins
+import collections.abc
 import google.protobuf.descriptor
+import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import google.protobuf.timestamp_pb2
 import sys
 import typing
+import weft.api.common.v1.sampling_pb2
 
 if sys.version_info >= (3, 10):
     import typing as typing_extensions
@@ -33,6 +36,9 @@ class AliasManifest(google.protobuf.message.Message):
     TARGET_FIELD_NUMBER: builtins.int
     TENANT_FIELD_NUMBER: builtins.int
     DESCRIPTION_FIELD_NUMBER: builtins.int
+    DEFAULT_PARAMS_FIELD_NUMBER: builtins.int
+    FORCED_PARAMS_FIELD_NUMBER: builtins.int
+    REMOVED_PARAMS_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Name, unique among aliases; same format as a model name."""
     pattern: builtins.str
@@ -45,6 +51,18 @@ class AliasManifest(google.protobuf.message.Message):
     """Tenant for which the alias applies. Empty: all tenants."""
     description: builtins.str
     """Description for people; at most 1,024 characters."""
+    @property
+    def default_params(self) -> weft.api.common.v1.sampling_pb2.SamplingParams:
+        """Parameters for requests that do not set them. Not set: none."""
+
+    @property
+    def forced_params(self) -> weft.api.common.v1.sampling_pb2.SamplingParams:
+        """Parameters that replace those of requests, whose answers have the warning `parameter_changed` then. Not set: none."""
+
+    @property
+    def removed_params(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Parameters of requests that are removed, by name, also with that warning."""
+
     def __init__(
         self,
         *,
@@ -53,8 +71,12 @@ class AliasManifest(google.protobuf.message.Message):
         target: builtins.str = ...,
         tenant: builtins.str = ...,
         description: builtins.str = ...,
+        default_params: weft.api.common.v1.sampling_pb2.SamplingParams | None = ...,
+        forced_params: weft.api.common.v1.sampling_pb2.SamplingParams | None = ...,
+        removed_params: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["description", b"description", "name", b"name", "pattern", b"pattern", "target", b"target", "tenant", b"tenant"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["default_params", b"default_params", "forced_params", b"forced_params"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["default_params", b"default_params", "description", b"description", "forced_params", b"forced_params", "name", b"name", "pattern", b"pattern", "removed_params", b"removed_params", "target", b"target", "tenant", b"tenant"]) -> None: ...
 
 global___AliasManifest = AliasManifest
 
