@@ -251,7 +251,7 @@ def _request(agent: "agent_pb2.AgentManifest", call: CallInfo) -> ChatRequest:
     """Returns a chat that begins like all chats with the agent."""
     from weft.dispatch.agents import with_agent  # noqa: PLC0415 - as above
 
-    chat = with_agent(chat_pb2.ChatPayload(messages=[_ANY_MESSAGE]), agent)
+    chat, _ = with_agent(chat_pb2.ChatPayload(messages=[_ANY_MESSAGE]), agent)
     chat.sampling.max_tokens = 1
     # No tool is run, so none sends data to a remote provider.
     return ChatRequest(payload=chat, call=call, behaviour=agent.behaviour, agent=agent.name, allow_remote=True)

@@ -10,8 +10,9 @@ from gateway.answers.sse import receipt_facts
 from gateway.answers.unary import JsonAnswer, UnaryAnswer, cut_off_seconds, warning_headers
 from gateway.media import supply
 from gateway.request_facts import facts_of
-from weft.api.common.v1 import chat_pb2, tokenize_pb2
+from weft.api.common.v1 import chat_pb2, receipt_pb2, tokenize_pb2
 from weft.dispatch.operation_table import TOKENIZE
+from weft.dispatch.presets import changed_warning
 from weft.kernel.text.json_lines import encode_json
 
 
@@ -20,7 +21,7 @@ def counted(work: Work, shown: Callable[..., object], *others: chat_pb2.ChatPayl
 
     All have the media of the work.
     """
-    deps, warnings = work.deps, work.warnings
+    deps = work.deps
 
     async def produce() -> JsonAnswer:
         assert isinstance(work.payload, chat_pb2.ChatPayload)
@@ -28,11 +29,13 @@ def counted(work: Work, shown: Callable[..., object], *others: chat_pb2.ChatPayl
             for chat in (work.payload, *others):
                 await supply(chat, work.media, deps.media)
         facts_of(work.scope).was_dispatched = True
-        counts, headers = list[int](), list[tuple[bytes, bytes]]()
+        counts, headers, warnings = list[int](), list[tuple[bytes, bytes]](), [*work.warnings]
         for chat in (work.payload, *others):
             call = deps.dispatcher.call(TOKENIZE, work.context, tokenize_pb2.TokenizePayload(chat=chat))
             counts.append((await call.result()).count)
-            headers = [] if call.receipt is None else receipt_facts(call.receipt)
+            receipt = call.receipt or receipt_pb2.Receipt()
+            headers = receipt_facts(receipt)
+            warnings = [*work.warnings, *map(changed_warning, receipt.changed_parameters)]
         body = with_warnings(encode_json(shown(*counts)), warnings)
         return JsonAnswer(body, [*headers, *warning_headers(warnings)])
 

@@ -31,7 +31,7 @@ from runner_svc.tools.tool_box import ToolBox
 from weft.api.common.v1 import chat_pb2, event_pb2, json_value_pb2, signal_pb2, warning_pb2
 from weft.dispatch.extra_fields import joined_fields
 from weft.dispatch.frames import Frame, GenerationPayload, apart, has_content
-from weft.dispatch.parameter_checks import fill_defaults
+from weft.dispatch.presets import fill_defaults
 from weft.kernel.errors.error_tree import PROMPT_TOKENS, WeftError
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.values.names import new_id
@@ -83,7 +83,7 @@ def _with_defaults(request: ChatRequest, settings: ChatSettings) -> ChatRequest:
     payload = type(request.payload)()
     payload.CopyFrom(request.payload)  # type: ignore[arg-type]  # the same type
     if settings.default_params is not None:
-        fill_defaults(payload.sampling, settings.default_params)
+        fill_defaults(payload, settings.default_params)
     if needs_maximum and settings.default_max_tokens is not None:
         payload.sampling.max_tokens = settings.default_max_tokens
     return replace(request, payload=payload)

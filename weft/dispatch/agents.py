@@ -1,14 +1,13 @@
 """Resolution of agents and workflows: a request for `agent/<name>` becomes a request to its model. Pure."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, workflow_pb2
+from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, receipt_pb2, workflow_pb2
 from weft.api.registry.v1 import agent_pb2
 from weft.api.registry.v1 import workflow_pb2 as registered_pb2
 from weft.dispatch.fleet import FleetSource, FleetView, ModelView, capabilities_in
-from weft.dispatch.parameter_checks import fill_defaults
 from weft.dispatch.payload_description import (
     Payload,
     names_languages,
@@ -16,6 +15,7 @@ from weft.dispatch.payload_description import (
     needed_thinking,
     untaken_words_of,
 )
+from weft.dispatch.presets import apply_preset
 from weft.dispatch.request_receipt import RequestContext
 from weft.dispatch.workflow_graph import input_values
 from weft.kernel.access.principal import USE_MODELS, Principal
@@ -47,6 +47,8 @@ class ResolvedRequest:
     """What the runner adds around the chat; None: nothing. Read-only."""
     workflow: workflow_pb2.Workflow | None = None
     """The graph that the runner fills; None: the target is no workflow. Read-only."""
+    changed: Sequence[receipt_pb2.ChangedParameter] = ()
+    """Parameters of the request that its alias or agent replaced or removed."""
 
 
 def agent_name_of(model: str) -> str | None:
@@ -107,9 +109,12 @@ def resolve(view: FleetView, context: RequestContext, payload: Any) -> ResolvedR
         if context.operation is not Operation.CHAT:
             raise _unsupported("an agent answers chat only; ask its model by name", {"agent": name})
         agent = _require_agent(view, name)
+        served = replace(context, model=_require_target(view, agent), agent=name)
+        prepared, changed = with_agent(payload, agent.manifest)
         return ResolvedRequest(
-            context=replace(context, model=_require_target(view, agent), agent=name),
-            payload=with_agent(payload, agent.manifest),
+            context=served,
+            payload=prepared,
+            changed=changed,
             behaviour=agent.manifest.behaviour if agent.manifest.HasField("behaviour") else None,
         )
     if not context.model.startswith(WORKFLOW_PREFIX):
@@ -143,16 +148,17 @@ def members_of(view: FleetView, agent: agent_pb2.Agent) -> list[ModelView]:
     return [] if target is None else view.pool_members(target)
 
 
-def with_agent(payload: chat_pb2.ChatPayload, agent: agent_pb2.AgentManifest) -> chat_pb2.ChatPayload:
-    """Returns a copy of `payload` with the agent's system prompt first and its defaults for unset parameters."""
+def with_agent(
+    payload: chat_pb2.ChatPayload, agent: agent_pb2.AgentManifest
+) -> tuple[chat_pb2.ChatPayload, Sequence[receipt_pb2.ChangedParameter]]:
+    """Returns a copy of `payload` with the agent's system prompt first and its parameters; see `apply_preset`."""
     prepared = chat_pb2.ChatPayload()
     prepared.CopyFrom(payload)
     if agent.system_prompt:
         del prepared.messages[:]
         prepared.messages.add(role=chat_pb2.ROLE_SYSTEM).content.add(text=agent.system_prompt)
         prepared.messages.extend(payload.messages)
-    fill_defaults(prepared.sampling, agent.default_params)
-    return prepared
+    return prepared, apply_preset(prepared, agent, f"{AGENT_PREFIX}{agent.name}")
 
 
 def _require_agent(view: FleetView, name: str) -> agent_pb2.Agent:

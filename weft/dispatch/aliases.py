@@ -1,11 +1,16 @@
 """Resolution of aliases. Pure."""
 
 from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
 
+from weft.api.common.v1 import chat_pb2, completion_pb2, tokenize_pb2
 from weft.api.registry.v1.alias_pb2 import AliasManifest
 from weft.api.router.v1.task_pb2 import TaskSpec
-from weft.dispatch.agents import named
+from weft.dispatch.agents import ResolvedRequest, named, resolve
 from weft.dispatch.fleet import FleetView
+from weft.dispatch.presets import apply_preset
+from weft.dispatch.request_receipt import RequestContext
 from weft.kernel.values.fast_dataclass import fast_dataclass
 from weft.kernel.values.names import ANY, AUTO_MODEL, KIND_PREFIXES, ascii_name, is_resource_id, matches
 
@@ -33,6 +38,28 @@ def asked_name(view: FleetView, text: str, tenant: str) -> AskedName:
     if found is None or any(known.pool == model for known in view.models.values()):
         return AskedName(model)
     return AskedName(found.target, model)
+
+
+def resolve_names(view: FleetView, context: RequestContext, payload: Any) -> ResolvedRequest | None:
+    """Returns a request with the preset of its alias, then as `resolve`; None: unchanged. Raises as `resolve`."""
+    alias = None
+    if context.asked_model:
+        alias = alias_for((each.manifest for each in view.aliases.values()), context.asked_model, context.tenant)
+    # The preset is for answers: it must not cut the summary of a conversation.
+    if alias is None or not _has_preset(alias) or (context.compaction and not context.compaction.pass_count):
+        return resolve(view, context, payload) if "/" in context.model else None
+    prepared = type(payload)()
+    prepared.CopyFrom(payload)
+    chat = prepared.chat if isinstance(prepared, tokenize_pb2.TokenizePayload) else prepared
+    is_text = isinstance(chat, chat_pb2.ChatPayload | completion_pb2.CompletionPayload)
+    changed = apply_preset(chat, alias, f"alias/{alias.name}") if is_text else []
+    found = resolve(view, context, prepared) if "/" in context.model else None
+    found = found or ResolvedRequest(context=context, payload=prepared)
+    return replace(found, changed=(*changed, *found.changed))
+
+
+def _has_preset(alias: AliasManifest) -> bool:
+    return bool(alias.removed_params) or alias.HasField("default_params") or alias.HasField("forced_params")
 
 
 def exact_aliases(view: FleetView, tenant: str) -> list[AskedName]:

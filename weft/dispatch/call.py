@@ -137,12 +137,12 @@ def warned(warnings: Sequence[warning_pb2.Warning]) -> Layer[Frame]:
     async def layer(call: Call[Frame], /, proceed: Proceed[Frame]) -> AsyncGenerator[Frame]:
         async with aclosing(proceed(call)) as frames:
             async for frame in frames:
-                yield _with_events(frame, events)
+                yield with_events(frame, events)
 
     return layer
 
 
-def _with_events(frame: Frame, events: Frame) -> Frame:
+def with_events(frame: Any, events: Frame) -> Any:
     """Returns a frame with `events` behind the start of an attempt, if that is in it."""
     for index, event in enumerate(frame, start=1):
         if event.HasField("started"):

@@ -17,17 +17,18 @@ from weft.api.common.v1 import (
     agent_behaviour_pb2,
     chat_pb2,
     completion_pb2,
+    event_pb2,
     receipt_pb2,
     workflow_pb2,
 )
 from weft.api.router.v1.placement_service_pb2 import Granted
 from weft.api.runner.v1 import serve_options_pb2, ticket_pb2
 from weft.dispatch.agents import (
-    resolve,
     skills_lacking_behind,
     usable_names,
 )
-from weft.dispatch.call import Call, RequestDispatcher
+from weft.dispatch.aliases import resolve_names
+from weft.dispatch.call import Call, RequestDispatcher, with_events
 from weft.dispatch.end_reporter import EndReporter
 from weft.dispatch.fleet import FleetSource, FleetView
 from weft.dispatch.frames import Frame
@@ -42,6 +43,7 @@ from weft.dispatch.payload_description import (
 )
 from weft.dispatch.placement import Decision, PlacementPort, canceller_of
 from weft.dispatch.prefix_holders import PrefixHolders
+from weft.dispatch.presets import changed_warning
 from weft.dispatch.prices import known_price
 from weft.dispatch.prompt_beginnings import PromptBeginnings
 from weft.dispatch.reconnecting_placement import ReconnectConfig, ReconnectingPlacement
@@ -227,12 +229,14 @@ class _RequestRun(Generic[T]):
         self._estimated_tokens = 0
         """The length of the prompt by its characters."""
         self._is_text_alone = False
+        self._notices: Frame = []
+        """Warnings about changed parameters, for the caller of a generation."""
 
     async def chunks(self) -> AsyncGenerator[T]:
         """See `Call.chunks`. Closing or cancelling the iterator cancels the runner's work."""
         call, waiting = self.call, self.call.spec.waiting
         try:
-            if "/" in self.context.model:
+            if "/" in self.context.model or self.context.asked_model:
                 await self._until_names_are_known()
                 self._resolve_names()
             async with self._place() as placement:
@@ -247,7 +251,7 @@ class _RequestRun(Generic[T]):
                         placement.watch_cancellation(partial(self._cancel, attempt))
                         try:
                             while (chunk := await attempt.next()) is not None:
-                                yield chunk
+                                yield with_events(chunk, self._notices) if self._notices else chunk
                         except WeftError as error:
                             attempt.cancel()
                             await self._fail_attempt(placement, decision.granted, error)
@@ -286,8 +290,8 @@ class _RequestRun(Generic[T]):
             attempt.cancel()
 
     async def _until_names_are_known(self) -> None:
-        """Waits for the first snapshot of the mesh, without which no agent or workflow can be resolved."""
-        if not self.context.model.startswith((AGENT_PREFIX, WORKFLOW_PREFIX)):
+        """Waits for the first snapshot of the mesh, without which no alias, agent or workflow can be resolved."""
+        if not self.context.asked_model and not self.context.model.startswith((AGENT_PREFIX, WORKFLOW_PREFIX)):
             return
         clock, began = self.deps.clock, self.deps.clock.monotonic()
         limit, own = self.deps.steady.router_outage_limit_seconds, self._seconds_to_deadline()
@@ -296,11 +300,15 @@ class _RequestRun(Generic[T]):
             await clock.sleep(SNAPSHOT_CHECK_SECONDS)
 
     def _resolve_names(self) -> None:
-        """Replaces a request for an agent or a workflow by a request for its model, for every attempt."""
-        found = resolve(self.deps.view(), self.context, self.payload)
+        """Replaces a request for an alias, agent or workflow by a request for its model, for every attempt."""
+        found = resolve_names(self.deps.view(), self.context, self.payload)
         if found is not None:
             self.context = self.trace.context = found.context
             self.payload, self.behaviour, self.workflow = found.payload, found.behaviour, found.workflow
+            self.trace.changed = found.changed
+            if self.call.spec.waiting is not None:
+                warnings = map(changed_warning, found.changed)
+                self._notices = [event_pb2.InferenceEvent(warning=warning) for warning in warnings]
 
     def _place(self) -> ReconnectingPlacement:
         context, payload, counts = self.context, self.payload, self.deps.prompt_counts

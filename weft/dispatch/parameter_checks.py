@@ -1,4 +1,4 @@
-"""Limits, checks and defaults of request parameters shared by HTTP, gRPC and declarations.
+"""Limits and checks of request parameters shared by HTTP, gRPC and declarations.
 
 They cover extra parameters, sizes of rerank, image and audio calls, and request options (cache, keep-alive, priority,
 client, session). The limits are those in the proto comments, and OpenAI's where it has one.
@@ -12,7 +12,7 @@ from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 
-from weft.api.common.v1 import json_value_pb2, sampling_pb2
+from weft.api.common.v1 import json_value_pb2
 from weft.api.router.v1 import inference_service_pb2
 from weft.api.runner.v1 import serve_options_pb2
 from weft.kernel.access.principal import OPERATE, Principal
@@ -210,16 +210,3 @@ def cache_tag(text: str, field: str) -> str:
 def _seconds(duration: Duration) -> float:
     # Duration methods fail for out-of-range values; here these are just too long.
     return duration.seconds + duration.nanos / _NANOSECONDS
-
-
-def fill_defaults(params: sampling_pb2.SamplingParams, defaults: sampling_pb2.SamplingParams) -> None:
-    """Sets defaults for unset parameters. Set ones stay, including 0; an empty list counts as unset."""
-    filled = sampling_pb2.SamplingParams()
-    filled.CopyFrom(defaults)
-    # MergeFrom would concatenate lists and maps; those of the request replace the defaults.
-    if params.stop:
-        filled.ClearField("stop")
-    if params.logit_bias:
-        filled.ClearField("logit_bias")
-    filled.MergeFrom(params)
-    params.CopyFrom(filled)

@@ -37,6 +37,7 @@ from weft.dispatch.parameter_checks import (
     SPEECH_FORMATS,
     check_extra,
 )
+from weft.dispatch.presets import OF_CHATS
 from weft.kernel.errors.error_tree import invalid_field
 from weft.kernel.schemas.field_rules import check_message
 from weft.kernel.schemas.json_schema import SchemaFault, SchemaLimits
@@ -125,6 +126,9 @@ def _check_sampling(sampling: sampling_pb2.SamplingParams, field: str) -> None:
     """Raises INVALID_ARGUMENT naming the field. Removes a limit of -1 tokens, which means no limit."""
     if sampling.max_tokens == -1:
         sampling.ClearField("max_tokens")
+    for name in OF_CHATS:
+        if sampling.HasField(name):  # type: ignore[arg-type]  # both are fields
+            raise invalid_field(f"{field}.{name}", "is for presets; a chat has its own field")
     check_message(sampling, field)
 
 

@@ -314,6 +314,15 @@ def needed_thinking(payload: Payload) -> ThinkingMode:
     return ThinkingMode.DEFAULT
 
 
+def drop_thinking_argument(chat: chat_pb2.ChatPayload) -> None:
+    """Removes the chat template's argument that `needed_thinking` reads."""
+    for extra in chat.extra_parameters.fields:
+        if extra.name == _TEMPLATE_ARGUMENTS:
+            arguments = extra.value.object_value.fields
+            for index in [at for at, argument in enumerate(arguments) if argument.name == _ENABLE_THINKING]:
+                del arguments[index]
+
+
 @dataclass(frozen=True, slots=True)
 class VolatileText:
     """A kind of text in system prompts that changes with each request."""

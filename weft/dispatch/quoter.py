@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from weft.api.common.v1.usage_pb2 import Usage
 from weft.api.router.v1.quote_pb2 import Quote
-from weft.dispatch.agents import resolve, skills_lacking_behind
+from weft.dispatch.agents import skills_lacking_behind
+from weft.dispatch.aliases import resolve_names
 from weft.dispatch.dispatcher import placement_request
 from weft.dispatch.fleet import FleetSource
 from weft.dispatch.labelers import Labelers
@@ -28,7 +29,7 @@ class Quoter:
     async def quote(self, context: RequestContext, payload: Payload) -> Sequence[Quote]:
         """Returns the quotes, the soonest first. Raises what a refusal of the request would."""
         view, behaviour = self._fleet.view, None
-        if (found := resolve(view, context, payload)) is not None:
+        if (found := resolve_names(view, context, payload)) is not None:
             context, payload, behaviour = found.context, found.payload, found.behaviour
         description = describe(
             payload,

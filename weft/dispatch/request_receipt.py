@@ -219,6 +219,8 @@ class RequestTrace:
     """The requested name, even after its agent is resolved."""
     prompt_change: receipt_pb2.PromptChange | None = None
     """What changed in its prompt since earlier requests of its session; None: nothing known."""
+    changed: Sequence[receipt_pb2.ChangedParameter] = ()
+    """Parameters that its alias or agent replaced or removed."""
     _load_wait_at_grant: float = 0.0
     _loading_since: float | None = None
 
@@ -323,6 +325,7 @@ class RequestTrace:
         receipt.keep_alive_ignored = self.context.handling.keep_alive_ignored
         if self.context.compaction is not None:
             receipt.compaction.CopyFrom(self.context.compaction)
+        receipt.changed_parameters.extend(self.changed)
         self._add_attempts(receipt, now)
         if self.tool_runs or self.context.tool_runs:
             self._note_tool_runs(receipt)

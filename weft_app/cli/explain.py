@@ -170,6 +170,17 @@ def _compacted(receipt: Document) -> str | None:
     return f"to a summary, number of calls before the answer: {compaction['passCount']} ({used})"
 
 
+def _changed(receipt: Document) -> str | None:
+    """Returns the parameters that an alias or an agent changed; None: none."""
+    return (
+        ", ".join(
+            f"{each['name']} {'removed' if each.get('removed') else 'replaced'} by {each['author']}"
+            for each in receipt.get("changedParameters", ())
+        )
+        or None
+    )
+
+
 def _sent_out(receipt: Document) -> str | None:
     """Returns what a gateway's tools sent out of the mesh; None: nothing."""
     return (
@@ -222,11 +233,12 @@ def prompt_change(receipt: Document) -> str | None:
 
 _OUTCOME = Column("Outcome", "outcome")
 _COSTS = custom_columns(
-    "Waited Priority Keep_alive First_token Engine GPU Tokens Price Restored Compacted Tool_calls Sent_out Not_cached "
-    "Work Captured Remote:leftPremises Cancelled Router",
+    "Waited Priority Keep_alive Changed First_token Engine GPU Tokens Price Restored Compacted Tool_calls Sent_out "
+    "Not_cached Work Captured Remote:leftPremises Cancelled Router",
     Waited=_waited,
     Priority=_lowered,
     Keep_alive=lambda receipt: "ignored: its key may not set it" if receipt.get("keepAliveIgnored") else None,
+    Changed=_changed,
     First_token=_first_token,
     Engine=_engine,
     GPU=_device_usage,

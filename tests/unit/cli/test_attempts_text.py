@@ -45,3 +45,19 @@ def test_coding_agent_of_a_request_is_named_with_what_it_asks_for_beside_a_turn(
     )
     assert agent_words({"labels": {"program": "codex", "agent": "main", "purpose": "turn"}}) == "codex"
     assert agent_words(REQUEST) is None
+
+
+def test_parameters_that_an_alias_changed_are_named_with_it() -> None:
+    receipt = {
+        "requestId": "r",
+        "outcome": "completed",
+        "queueWaitSeconds": 0,
+        "loadWaitSeconds": 0,
+        "leftPremises": False,
+        "changedParameters": [
+            {"name": "temperature", "author": "alias/calm"},
+            {"name": "top_p", "author": "alias/calm", "removed": True},
+        ],
+    }
+    text = explanation(REQUEST | {"state": "ended", "receipt": receipt})
+    assert "temperature replaced by alias/calm, top_p removed by alias/calm" in text

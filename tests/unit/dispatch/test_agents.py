@@ -103,14 +103,14 @@ def test_agent_resolves_to_its_model_with_its_prompt_first_and_its_defaults() ->
 
 
 def test_agent_without_a_prompt_adds_no_message() -> None:
-    assert _turns(with_agent(_conversation(USER), _agent(prompt="").manifest)) == [USER]
+    assert _turns(with_agent(_conversation(USER), _agent(prompt="").manifest)[0]) == [USER]
 
 
 def test_rest_of_the_payload_is_unchanged() -> None:
     payload = _conversation(USER)
     payload.choice_count = 2
     payload.tools.add().function.name = "weather"
-    prepared = with_agent(payload, _agent().manifest)
+    prepared, _ = with_agent(payload, _agent().manifest)
     assert (prepared.choice_count, prepared.tools) == (2, payload.tools)
 
 
@@ -133,7 +133,7 @@ def test_defaults_never_override_caller_values(
         payload.SerializeToString(deterministic=True),
         defaults.SerializeToString(deterministic=True),
     )
-    filled = with_agent(payload, agent).sampling
+    filled = with_agent(payload, agent)[0].sampling
     for name in SINGLE_PARAMETERS:
         source = asked if asked.HasField(name) else defaults  # type: ignore[arg-type]  # the names are fields
         assert filled.HasField(name) == source.HasField(name)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from weft.api.common.v1.agent_behaviour_pb2 import AgentBehaviour
 from weft.api.registry.v1.agent_pb2 import Agent, AgentManifest
+from weft.dispatch.presets import check_preset
 from weft.documents.conditions import agent_conditions
 from weft.documents.kind import DeclaredKind, PointsTo, ReferenceField, check_named
 from weft.documents.resource_kinds import ResourceKind
@@ -12,8 +13,7 @@ from weft.kernel.values.names import AGENT_PREFIX
 def check_agent(manifest: AgentManifest, field: str) -> None:
     """Checks an agent; see `DeclaredKind.check`."""
     check_named(manifest, field)
-    if not manifest.default_params.ByteSize():
-        manifest.ClearField("default_params")
+    check_preset(manifest, f"{field}.")
     _drop_defaults(manifest.behaviour)
     if not manifest.behaviour.ByteSize():
         manifest.ClearField("behaviour")

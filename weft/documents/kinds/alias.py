@@ -1,6 +1,7 @@
 """Aliases: other names of models, pools, agents, routes and workflows."""
 
 from weft.api.registry.v1.alias_pb2 import Alias, AliasManifest
+from weft.dispatch.presets import check_preset
 from weft.documents.kind import DeclaredKind, PointsTo, ReferenceField
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.schemas.field_rules import check_message
@@ -15,6 +16,7 @@ def check_alias(manifest: AliasManifest, field: str) -> None:
     manifest.target = ascii_name(manifest.target)
     check_pattern(manifest.name, manifest.pattern, manifest.target, manifest.tenant, field)
     manifest.pattern = manifest.pattern or manifest.name
+    check_preset(manifest, f"{field}.")
 
 
 def _names(manifest: AliasManifest) -> tuple[str, str]:

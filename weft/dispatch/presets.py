@@ -1,0 +1,145 @@
+"""Presets: how aliases, agents and models change the parameters of requests. Pure."""
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf import json_format
+
+from weft.api.common.v1 import chat_pb2, receipt_pb2, sampling_pb2, warning_pb2
+from weft.dispatch.payload_description import drop_thinking_argument, needed_thinking
+from weft.kernel.errors.error_tree import invalid_field
+from weft.kernel.requests.capabilities import ThinkingMode
+from weft.kernel.schemas.field_rules import check_message
+
+if TYPE_CHECKING:
+    from weft.api.registry.v1.agent_pb2 import AgentManifest
+    from weft.api.registry.v1.alias_pb2 import AliasManifest
+    from weft.dispatch.payload_description import GeneratingPayload
+
+PARAMETERS = tuple(field.name for field in sampling_pb2.SamplingParams.DESCRIPTOR.fields)
+OF_CHATS = ("reasoning_effort", "thinking")
+"""Parameters that a chat has outside of its sampling parameters."""
+_EFFORT = "REASONING_EFFORT_"
+_NOTHING = sampling_pb2.SamplingParams()
+
+
+def check_preset(preset: "AliasManifest | AgentManifest", within: str = "") -> None:
+    """Raises INVALID_ARGUMENT for an unknown parameter, or one that is changed in two ways; clears empty messages.
+
+    `within`: the beginning of the names of its fields.
+    """
+    if not preset.default_params.ByteSize():
+        preset.ClearField("default_params")
+    if not preset.forced_params.ByteSize():
+        preset.ClearField("forced_params")
+    defaults, forced = _values(preset.default_params), _values(preset.forced_params)
+    for name in defaults.keys() & forced.keys():
+        raise invalid_field(f"{within}default_params.{name}", "is also in forced_params; declare it once")
+    for index, name in enumerate(preset.removed_params):
+        if name not in PARAMETERS:
+            raise invalid_field(f"{within}removed_params[{index}]", f"must be one of {', '.join(PARAMETERS)}")
+        if name in defaults or name in forced:
+            raise invalid_field(f"{within}removed_params[{index}]", f"{name} has a value here; to replace it, force it")
+
+
+def apply_preset(
+    payload: "GeneratingPayload", preset: "AliasManifest | AgentManifest", author: str
+) -> list[receipt_pb2.ChangedParameter]:
+    """Changes a payload in place; returns its parameters that were replaced or removed.
+
+    `author`: who declares the preset, such as "alias/claude".
+    """
+    changed = _change(payload, preset.default_params, preset.forced_params, preset.removed_params)
+    return [
+        receipt_pb2.ChangedParameter(name=name, author=author, removed=removed) for name, removed in changed.items()
+    ]
+
+
+def fill_defaults(payload: "GeneratingPayload", defaults: sampling_pb2.SamplingParams) -> None:
+    """Sets defaults for unset parameters. Set ones stay, including 0; an empty list counts as unset."""
+    _change(payload, defaults, _NOTHING, ())
+
+
+def changed_warning(changed: receipt_pb2.ChangedParameter) -> warning_pb2.Warning:
+    """Returns the warning about a changed parameter for the caller."""
+    message = f"was {'removed' if changed.removed else 'replaced'} by {changed.author}"
+    return warning_pb2.Warning(code=warning_pb2.WARNING_CODE_PARAMETER_CHANGED, field=changed.name, message=message)
+
+
+def _change(
+    payload: "GeneratingPayload",
+    default_params: sampling_pb2.SamplingParams,
+    forced_params: sampling_pb2.SamplingParams,
+    removed_params: Collection[str],
+) -> dict[str, bool]:
+    """Returns the request's parameters that it replaced (False) or removed (True)."""
+    is_chat = isinstance(payload, chat_pb2.ChatPayload)
+    defaults, forced = _values(default_params, is_chat=is_chat), _values(forced_params, is_chat=is_chat)
+    before = _given(payload)
+    # A request that sets one of the two also decides the other.
+    if "reasoning_effort" in before:
+        defaults.pop("thinking", None)
+    if before.get("thinking") is False:
+        defaults.pop("reasoning_effort", None)
+    kept = {name: value for name, value in before.items() if name not in removed_params}
+    after = defaults | kept | forced
+    for name in before.keys() | after.keys():
+        if before.get(name) != after.get(name):
+            _set(payload, name, after.get(name))
+    return {name: name not in after for name, value in before.items() if after.get(name) != value}
+
+
+def _values(params: sampling_pb2.SamplingParams, *, is_chat: bool = True) -> dict[str, Any]:
+    return {field.name: value for field, value in params.ListFields() if is_chat or field.name not in OF_CHATS}
+
+
+def _given(payload: "GeneratingPayload") -> dict[str, Any]:
+    """Returns the parameters that a request sets."""
+    found = _values(payload.sampling)
+    if isinstance(payload, chat_pb2.ChatPayload):
+        if payload.reasoning_effort:
+            name = chat_pb2.ReasoningEffort.Name(payload.reasoning_effort)
+            found["reasoning_effort"] = name.removeprefix(_EFFORT).lower()
+        if (thinking := needed_thinking(payload)) is not ThinkingMode.DEFAULT:
+            found["thinking"] = thinking is ThinkingMode.ENABLED
+    return found
+
+
+def _set(payload: Any, name: str, value: Any) -> None:
+    """Sets a parameter; None: clears it."""
+    if name == "reasoning_effort":
+        payload.reasoning_effort = chat_pb2.ReasoningEffort.Value(f"{_EFFORT}{(value or 'unspecified').upper()}")
+        return
+    holder = payload if name == "thinking" else payload.sampling
+    holder.ClearField(name)
+    if name == "thinking":
+        drop_thinking_argument(payload)
+    if value is not None:
+        holder.MergeFrom(type(holder)(**{name: value}))
+
+
+def sampling_of(params: Mapping[str, Any], where: str) -> sampling_pb2.SamplingParams:
+    """Returns the parameters of a setting. Raises INVALID_ARGUMENT naming the field."""
+    sampling = sampling_pb2.SamplingParams()
+    # Parsed one by one because the parser's message does not name the invalid parameter.
+    for name, value in params.items():
+        field = f"{where}.{name}"
+        if name not in sampling.DESCRIPTOR.fields_by_name and name not in sampling.DESCRIPTOR.fields_by_camelcase_name:
+            raise invalid_field(field, f"is no parameter; known are {', '.join(sampling.DESCRIPTOR.fields_by_name)}")
+        if isinstance(value, bool) and name != "thinking":
+            raise invalid_field(field, "must be a number, not true or false")
+        try:
+            json_format.ParseDict({name: value}, sampling)
+        except json_format.ParseError:
+            raise invalid_field(field, "has a value of the wrong type or out of range") from None
+    check_message(sampling, where)
+    return sampling
+
+
+def preset_of(setting: Any, where: str = "") -> dict[str, Any]:
+    """Returns the preset of an alias or agent of weft.yaml, as fields of its manifest; raises as `sampling_of`."""
+    return {
+        "default_params": sampling_of(setting.default_params, f"{where}default_params"),
+        "forced_params": sampling_of(setting.forced_params, f"{where}forced_params"),
+        "removed_params": setting.removed_params,
+    }
