@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from annotated_types import Ge, Le, MaxLen
 
@@ -24,6 +24,7 @@ from weft.kernel.settings.setting_annotations import (
     require_positive,
 )
 from weft.kernel.values.names import ascii_name, check_alias
+from weft.kernel.values.reach import PLAIN
 
 MEBIBYTE = 1024 * 1024
 
@@ -213,12 +214,27 @@ class AliasSetting:
     """Tenant for which the alias applies. Default: all tenants."""
     description: Annotated[str, MaxLen(1024)] = ""
     """Description for people."""
+    default_params: Annotated[Mapping[str, Any], MaxLen(64), PLAIN, PUBLIC] = field(default_factory=dict)
+    """Parameters for requests that do not set them, such as `temperature: 0.2`."""
+    forced_params: Annotated[Mapping[str, Any], MaxLen(64), PLAIN, PUBLIC] = field(default_factory=dict)
+    """Parameters that replace those of requests."""
+    removed_params: Annotated[tuple[Name, ...], MaxLen(16), PUBLIC] = ()
+    """Parameters of requests that are removed, by name."""
 
     def __post_init__(self) -> None:
         try:
             check_alias(self.name, self.pattern, ascii_name(self.target), self.tenant)
+            if self.default_params or self.forced_params or self.removed_params:
+                self._check_preset()
         except FieldError as error:
             raise SettingError(error.field, error.message.removeprefix(f"{error.field}: ")) from None
+
+    def _check_preset(self) -> None:
+        # Most meshes have none, and are read without the generated messages.
+        from weft.api.registry.v1.alias_pb2 import AliasManifest  # noqa: PLC0415
+        from weft.dispatch.presets import check_preset, preset_of  # noqa: PLC0415
+
+        check_preset(AliasManifest(**preset_of(self)))
 
 
 MAX_ALIASES = 256

@@ -99,6 +99,10 @@ class AgentSettings:
     """System prompt that is put before the conversation."""
     default_params: Annotated[Mapping[str, Any], MaxLen(64), PLAIN, PUBLIC] = field(default_factory=dict)
     """Default parameters of requests, such as `temperature: 0.2`."""
+    forced_params: Annotated[Mapping[str, Any], MaxLen(64), PLAIN, PUBLIC] = field(default_factory=dict)
+    """Parameters that replace those of requests."""
+    removed_params: Annotated[tuple[Name, ...], MaxLen(16), PUBLIC] = ()
+    """Parameters of requests that are removed, by name."""
     platform_prompt: bool = False
     """Whether the conversation begins with the platform prompt: the mesh, date and time, tool budget, and how to raise
     signals."""

@@ -36,6 +36,7 @@ from runner_svc.tools.schemas import object_schema
 from weft.api.common.v1 import sampling_pb2
 from weft.api.registry.v1 import wake_pb2
 from weft.dispatch.frames import Frame, GenerationPayload
+from weft.dispatch.presets import sampling_of
 from weft.kernel.errors.error_tree import WeftError, invalid_field
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.requests.capabilities import ThinkingMode, complete_list
@@ -44,7 +45,7 @@ from weft.kernel.schemas.field_rules import check_message
 from weft.kernel.settings.setting_annotations import values_of
 from weft.kernel.values.units import keep_alive_seconds
 from weft.wake.recipes import DEFAULT_MAX_WAIT_SECONDS, MAX_WAIT_SECONDS
-from weft_app.compose.published_agents import sampling_of, tags_of
+from weft_app.compose.published_agents import tags_of
 
 
 def runner_context(section: RunnerSettings) -> ModelContext:
@@ -242,11 +243,11 @@ def chat_settings(section: RunnerSettings, model: ModelSettings) -> ChatSettings
 def _default_params(model: ModelSettings, where: str) -> sampling_pb2.SamplingParams | None:
     if "max_tokens" in model.default_params:
         raise invalid_field(f"{where}.max_tokens", "is not supported here; use default_max_tokens")
+    if "thinking" in model.default_params:
+        raise invalid_field(f"{where}.thinking", "is not supported here; an alias or an agent can set it")
     if not model.default_params:
         return None
-    found = sampling_of(model.default_params, where)
-    check_message(found, where)
-    return found
+    return sampling_of(model.default_params, where)
 
 
 def _is_offered(section: RunnerSettings, name: str) -> bool:

@@ -88,9 +88,28 @@ async def test_configured_aliases_have_lower_precedence_than_declared_ones(tmp_p
         assert await aliases(mesh) == {}, "what the file no longer has is gone"
 
 
+async def test_preset_of_a_configured_or_declared_alias_is_known_to_the_mesh(tmp_path: Path) -> None:
+    given = AliasSetting(name="calm", target="m1", forced_params={"temperature": 0.2}, removed_params=("top_p",))
+    async with running_registry(tmp_path, aliases=(given,)) as mesh:
+        await SomeRunner(mesh, models=("m1",)).open()
+        wild = AliasManifest(name="wild", target="m1")
+        wild.default_params.reasoning_effort = "low"
+        await mesh.apply(declared(alias=wild))
+        found = await aliases(mesh)
+    assert found["calm"].manifest.forced_params.temperature == 0.2
+    assert list(found["calm"].manifest.removed_params) == ["top_p"]
+    assert not found["calm"].manifest.HasField("default_params")
+    assert found["wild"].manifest.default_params.reasoning_effort == "low"
+
+
 def test_configured_aliases_are_validated_like_declared_ones() -> None:
     with pytest.raises(SettingError, match="another name"):
         AliasSetting(name="x", target="x")
+    with pytest.raises(SettingError, match="0 to 2") as caught:
+        AliasSetting(name="x", target="m", forced_params={"temperature": 3})
+    assert caught.value.field == "forced_params.temperature"
+    with pytest.raises(SettingError, match="must be one of max_tokens"):
+        AliasSetting(name="x", target="m", removed_params=("stream",))
     twice = (AliasSetting(name="a", pattern="p", target="m"), AliasSetting(name="b", pattern="p", target="m"))
     with pytest.raises(SettingError, match="its own pattern"):
         RegistryConfig(database_url="sqlite:///x.db", aliases=twice)

@@ -78,6 +78,8 @@ def test_model_overrides_platform_prompt_settings_of_its_runner() -> None:
         ({"default_params": {"temprature": 1}}, {}, "runners.r1.models.m1.default_params.temprature"),
         ({"default_params": {"temperature": 3}}, {}, "runners.r1.models.m1.default_params.temperature"),
         ({"default_params": {"max_tokens": 3}}, {}, "runners.r1.models.m1.default_params.max_tokens"),
+        ({"default_params": {"thinking": True}}, {}, "runners.r1.models.m1.default_params.thinking"),
+        ({"default_params": {"reasoning_effort": "huge"}}, {}, "runners.r1.models.m1.default_params.reasoning_effort"),
         ({}, {"time_zone": "../../etc/passwd"}, "runners.r1.time_zone"),
         ({}, {"time_zone": "Europe"}, "runners.r1.time_zone"),
         ({}, {"signals": [LEGAL, LEGAL]}, "runners.r1.signals.NEEDS_LEGAL"),

@@ -155,6 +155,8 @@ def test_agents_are_published_with_their_models(tmp_path: Path) -> None:
         "description": "writes code",
         "system_prompt": "Be terse.",
         "default_params": {"temperature": 0.2, "max_tokens": 512, "stop": ["END"], "logit_bias": {"7": -1.5}},
+        "forced_params": {"thinking": False, "reasoning_effort": "low"},
+        "removed_params": ["seed"],
     }
     pool_agent = {"name": "any", "pool": "p"}
     coder, anyone = _report(_config(_section(agents=[agent, pool_agent]), tmp_path)).agents()
@@ -163,6 +165,8 @@ def test_agents_are_published_with_their_models(tmp_path: Path) -> None:
     assert list(coder.default_params.stop) == ["END"]
     assert dict(coder.default_params.logit_bias) == {7: -1.5}
     assert not coder.default_params.HasField("top_p")
+    assert (coder.forced_params.thinking, coder.forced_params.reasoning_effort) == (False, "low")
+    assert list(coder.removed_params) == ["seed"]
     assert anyone.WhichOneof("target") == "pool"
 
 
