@@ -81,6 +81,11 @@ def ps(
         _PROCESSES.print(_rows_of(runners, processes), output)
 
 
+def process_list(runners: Sequence[Document], admin_models: Document) -> Document:
+    """Returns what `weft ps -o json` prints, of the answers of `/api/v1/runners` and `/v1/admin/models`."""
+    return {"kind": _PROCESSES.kind, "items": _rows_of(runners, _processes_in(admin_models))}
+
+
 def _watch(home: Path, output: WideFormat) -> None:
     """Prints each model on each runner, then each change, until Ctrl-C.
 
@@ -101,10 +106,13 @@ def _watch(home: Path, output: WideFormat) -> None:
 def _processes(mesh: MeshApi) -> Processes:
     """Returns the processes of engines that runners report, omitting runners without an answer."""
     with suppress(WeftError):
-        found = mesh.get("/v1/admin/models")
-        replicas = [each for model in found["items"] for each in model["replicas"]["members"]]
-        return {(each.get("runner", ""), each["model"]): each for each in (*replicas, *found.get("unowned", ()))}
+        return _processes_in(mesh.get("/v1/admin/models"))
     return {}
+
+
+def _processes_in(found: Document) -> Processes:
+    replicas = [each for model in found["items"] for each in model["replicas"]["members"]]
+    return {(each.get("runner", ""), each["model"]): each for each in (*replicas, *found.get("unowned", ()))}
 
 
 def _rows_of(runners: Sequence[Document], processes: Processes) -> list[dict[str, Any]]:

@@ -1,0 +1,48 @@
+"""The endpoint of the MCP server. Its SDK takes 22 MiB and 0.5 s to import, which the first admitted call does."""
+
+import asyncio
+from importlib import import_module
+from typing import Annotated, Any
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway.deps import Gateway
+from gateway.http.disconnect import WhileConnected
+from gateway.http_api import HttpApi
+from gateway.intake.body import body_of
+from gateway.intake.headers import timeout_seconds
+from gateway.intake.query import begin_read
+from gateway.request_facts import headers_of
+from gateway.routing import ApiRouter
+from weft.kernel.access.principal import VIEW_REQUESTS
+
+
+class McpMessage(BaseModel, extra="allow"):
+    """One message of JSON-RPC, as the Model Context Protocol defines it."""
+
+    method: str | None = None
+    """Such as `initialize`, `tools/list` or `tools/call`."""
+    params: dict[str, Any] | None = None
+
+
+async def call_mcp(deps: Gateway, request: Request, message: Annotated[McpMessage, body_of(McpMessage)]) -> Response:
+    """Answers a message of an MCP client over streamable HTTP: without sessions and streams, so by one JSON object.
+
+    The tools do what the key may do at the endpoints of the gateway.
+    """
+    begin_read(request, "mcp")
+    server = await asyncio.to_thread(import_module, "weft_extensions.mcp.server")
+    seconds = timeout_seconds(headers_of(request.scope), deps.config)
+    with WhileConnected(request.scope, request.receive, cut_off_seconds=seconds):
+        found: Response = await server.answer(
+            request.scope, message.model_dump_json(exclude_unset=True).encode(), deps.config.max_body_bytes
+        )
+        return found
+
+
+MCP = ApiRouter("mcp")
+# What a tool needs, the endpoint requires that it calls.
+MCP.add_post("/mcp", VIEW_REQUESTS, call_mcp, by_name=True)
+API = HttpApi(router=MCP)

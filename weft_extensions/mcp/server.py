@@ -1,0 +1,73 @@
+"""The MCP server on the official SDK. A server lives as long as one message, so it belongs to one caller."""
+
+from collections.abc import Mapping
+from functools import partial
+from importlib.metadata import version
+from typing import Any
+
+import mcp_types as types
+from mcp.server.context import ServerRequestContext
+from mcp.server.lowlevel import Server
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from starlette.responses import Response
+from starlette.types import Scope
+
+from gateway.errors import code_of, public_message
+from gateway.intake.json_guard import parse
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.text.json_lines import encode_json
+from weft.kernel.values.unknown_names import unknown_name
+from weft_extensions.mcp.caller import Caller, RefusedError, collected
+from weft_extensions.mcp.mesh_tools import Explain, Ps, Quote, Requests, Tool, Usage, bounded
+
+TOOLS: Mapping[str, type[Tool]] = {
+    "ps": Ps,
+    "explain": Explain,
+    "requests": Requests,
+    "quote": Quote,
+    "usage": Usage,
+}
+_MAX_DEPTH = 32
+_INSTRUCTIONS = "The mesh of models that answers you. If an answer was slow or failed, call explain, then ps and usage."
+
+
+async def answer(scope: Scope, message: bytes, max_bytes: int) -> Response:
+    """Answers one message of at most `max_bytes`. Refusals of tools are results with `isError`."""
+    server: Server[Any] = Server(
+        "weft",
+        version=version("weft"),
+        instructions=_INSTRUCTIONS,
+        on_list_tools=_list_tools,
+        on_call_tool=partial(_call_tool, Caller(scope)),
+    )
+    # The gateway has checked Host and Origin.
+    manager = StreamableHTTPSessionManager(server, json_response=True, stateless=True, max_request_body_size=max_bytes)
+    async with manager.run():
+        return await collected(manager.handle_request, scope, message)
+
+
+async def _list_tools(
+    _: ServerRequestContext[Any], _page: types.PaginatedRequestParams | None
+) -> types.ListToolsResult:
+    return types.ListToolsResult(tools=[_shown(name, tool) for name, tool in TOOLS.items()])
+
+
+def _shown(name: str, tool: type[Tool]) -> types.Tool:
+    schema, reads = tool.model_json_schema(), tool.only_reads
+    hints = types.ToolAnnotations(read_only_hint=reads, destructive_hint=not reads, open_world_hint=not reads)
+    return types.Tool(name=name, description=schema.pop("description"), input_schema=schema, annotations=hints)
+
+
+async def _call_tool(
+    caller: Caller, _: ServerRequestContext[Any], params: types.CallToolRequestParams
+) -> types.CallToolResult:
+    try:
+        if (tool := TOOLS.get(params.name)) is None:
+            raise unknown_name("tool", params.name, TOOLS)
+        call = parse(tool, encode_json(params.arguments or {}), max_depth=_MAX_DEPTH)
+        text, failed = bounded(await call.run(caller), tool.command).decode(), False
+    except WeftError as error:
+        text, failed = f"{public_message(error)} ({code_of(error)})", True
+    except RefusedError as error:
+        text, failed = str(error), True
+    return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=failed)
