@@ -137,6 +137,7 @@ ENDPOINTS = (
     Endpoint("GET", "/api/v1/inference-tasks/{id}/events", "read"),
     Endpoint("POST", "/api/v1/inference-tasks/{id}/cancel", "action"),
     Endpoint("DELETE", "/api/v1/inference-tasks/{id}", "action"),
+    Endpoint("POST", "/mcp", "mcp", {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}),
     Endpoint("GET", "/v1/trials/{name}", "read"),
     Endpoint("GET", "/v1/trials/{name}/pairs/{task}", "read"),
     Endpoint("POST", "/v1/trials/{name}/pairs/{task}/verdict", "admin", {"verdict": "a"}),

@@ -330,7 +330,7 @@ def test_endpoints_accepting_a_name_limited_scope_are_listed() -> None:
     edits = {(method, f"/api/v1/{kind}/{{name}}") for method in ("PUT", "DELETE") for kind in kinds if kind != "pools"}
     admin = {("POST", f"/v1/admin/{path}") for path in ("models/{name}/load", "models/{name}/unload", "cache/flush")}
     others = {("GET", "/api/v1/models/{name}/members"), ("POST", "/api/v1/apply"), ("GET", "/openapi.json")}
-    others |= {("GET", "/v1/audio/voices"), ("POST", "/v1/quotes")}
+    others |= {("GET", "/v1/audio/voices"), ("POST", "/v1/quotes"), ("POST", "/mcp")}
     others |= {("GET", "/v1/responses"), *(("POST", f"/v1/responses/{path}") for path in ("compact", "input_tokens"))}
     others |= {("GET", "/api/tags"), ("GET", "/api/ps"), ("POST", "/api/show")}
     assert found == uses | reads | edits | admin | others
