@@ -14,6 +14,7 @@ from gateway.http_api import HttpApi
 from gateway.intake.body import body_of
 from gateway.intake.headers import timeout_seconds
 from gateway.intake.query import begin_read
+from gateway.openapi import OperationDoc
 from gateway.request_facts import headers_of
 from gateway.routing import ApiRouter
 from weft.kernel.access.principal import VIEW_REQUESTS
@@ -42,7 +43,10 @@ async def call_mcp(deps: Gateway, request: Request, message: Annotated[McpMessag
         return found
 
 
+_OBJECT = {"application/json": {"schema": {"type": "object"}}}
+_DOC = {"200": {"description": "The answer", "content": _OBJECT}, "202": {"description": "It was a notification"}}
+_FAILURE = {"description": "An error of JSON-RPC or of weft", "content": _OBJECT}
 MCP = ApiRouter("mcp")
 # What a tool needs, the endpoint requires that it calls.
-MCP.add_post("/mcp", VIEW_REQUESTS, call_mcp, by_name=True)
+MCP.add_post("/mcp", VIEW_REQUESTS, call_mcp, OperationDoc({"responses": _DOC | {"default": _FAILURE}}), by_name=True)
 API = HttpApi(router=MCP)
