@@ -2,7 +2,8 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from runner_svc.runner_settings import RunnerSettings
@@ -21,46 +22,57 @@ class GatewayTools:
     def __init__(self, runners: Callable[[], Sequence[RunnerSettings]]) -> None:
         """`runners`: returns the runners of the newest weft.yaml."""
         self._runners = runners
-        self._settings: ToolSettings | None = None
-        self._box: ToolBox | None = None
-        self._connecting = asyncio.Lock()
+        self._boxes: dict[str, tuple[ToolSettings, ToolBox]] = {}
+        """By `RUNNER/SERVER`."""
+        self._connecting = defaultdict[str, asyncio.Lock](asyncio.Lock)
         """So that calls at the same time do not start a server's program twice."""
 
     async def __call__(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Returns the text that a tool answers. Raises TOOL_UNAVAILABLE, also for a failed call."""
-        runner, _, tool = name.partition("/")
-        found = self._find(runner, tool)
-        if found is None:
+        server = max((each for each in self.servers() if name.startswith(f"{each}.")), key=len, default="")
+        if not server:
             raise _unavailable(name, "weft.yaml has no such MCP server in `runners`")
-        outcome = await (await self._connected(found)).run(tool, arguments)
+        outcome = await (await self._connected(server)).run(name.partition("/")[2], arguments)
         if outcome.failed:
             # Its words may quote the query.
             raise _unavailable(name, "its call failed")
         return outcome.content
 
-    async def _connected(self, settings: ToolSettings) -> "ToolBox":
-        async with self._connecting:
-            if self._box is None or settings != self._settings:
+    def servers(self) -> Mapping[str, ToolSettings]:
+        """Returns the MCP servers of the configuration by `RUNNER/SERVER`. Raises as `tool_sources`."""
+        return {
+            f"{section.name}/{source.name}": source
+            for section in self._runners()
+            if any(each.type != "python" for each in section.tools)
+            for source in tool_sources(section, os.environ)
+            if source.type != "python"
+        }
+
+    async def boxes(self) -> Mapping[str, "ToolBox"]:
+        """Connects to all servers, and returns their tools by `RUNNER/SERVER`. One that is down has none for now."""
+        names = tuple(self.servers())
+        return dict(zip(names, await asyncio.gather(*map(self._connected, names)), strict=True))
+
+    async def _connected(self, server: str) -> "ToolBox":
+        async with self._connecting[server]:
+            settings = self.servers()[server]
+            if server not in self._boxes or self._boxes[server][0] != settings:
                 from runner_svc.tools.tool_box import build_tool_box  # noqa: PLC0415 - most gateways call no tool
 
-                await self.stop()
+                await self._disconnect([server, *(self._boxes.keys() - self.servers().keys())])
                 box = build_tool_box([settings])
                 await box.start()
-                self._box, self._settings = box, settings
-            return self._box
+                self._boxes[server] = settings, box
+            return self._boxes[server][1]
 
     async def stop(self) -> None:
         """Disconnects."""
-        former, self._box = self._box, None
-        if former is not None:
-            await former.stop()
+        await self._disconnect(list(self._boxes))
 
-    def _find(self, runner: str, tool: str) -> ToolSettings | None:
-        for section in self._runners():
-            for source in section.tools if section.name == runner else ():
-                if source.type != "python" and tool.startswith(f"{source.name}."):
-                    return next(each for each in tool_sources(section, os.environ) if each.name == source.name)
-        return None
+    async def _disconnect(self, servers: Iterable[str]) -> None:
+        former = [self._boxes.pop(each) for each in servers if each in self._boxes]
+        for _, box in former:
+            await box.stop()
 
 
 def _unavailable(name: str, why: str) -> WeftError:

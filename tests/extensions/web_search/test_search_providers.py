@@ -111,6 +111,38 @@ async def test_calls_at_the_same_time_connect_once(monkeypatch: pytest.MonkeyPat
     assert running == []
 
 
+async def test_each_server_is_connected_once_and_one_that_is_removed_is_disconnected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    running: list[str] = []
+
+    class Box:
+        def __init__(self, sources: list[ToolSettings]) -> None:
+            self.name = sources[0].name
+
+        async def start(self) -> None:
+            running.append(self.name)
+
+        async def stop(self) -> None:
+            running.remove(self.name)
+
+        async def run(self, name: str, _arguments: object) -> Any:
+            return SimpleNamespace(failed=False, content=f"{self.name} ran {name}")
+
+    monkeypatch.setattr("runner_svc.tools.tool_box.build_tool_box", Box)
+    one, two, three = (ToolSettings(type="mcp_command", name=name, argv=("x",)) for name in ("a", "b", "a.b"))
+    sections = [RunnerSettings(name="main", runtime="x", models=(), tools=(one, two, three))]
+    tools = GatewayTools(lambda: sections)
+    assert (await tools.boxes()).keys() == {"main/a", "main/b", "main/a.b"}
+    assert await tools("main/a.b.c", {}) == "a.b ran a.b.c"
+    assert sorted(running) == ["a", "a.b", "b"]
+    sections[0] = RunnerSettings(name="main", runtime="x", models=(), tools=(replace(one, timeout_seconds=9.0),))
+    assert (await tools.boxes()).keys() == {"main/a"}
+    assert running == ["a"]
+    await tools.stop()
+    assert running == []
+
+
 @pytest.mark.slow("starts a server on the SDK")
 async def test_gateway_calls_a_tool_of_a_configured_server_and_ends_its_program() -> None:
     argv = (sys.executable, "-m", "weft_testing.fake_mcp_server")
