@@ -53,11 +53,11 @@ class StoredResponseServicer(AnsweringServicer, stored_response_service_pb2_grpc
 
     @override
     async def SaveResponse(self, request: pb.SaveResponseRequest, context: Context) -> pb.SaveResponseResponse:
-        response = _checked(request.response)
+        response, holder = _checked(request.response), request.holder
         size = len(response.body) + len(response.items)
         if size > self._limits.max_bytes:
             raise WeftError(Reason.REQUEST_TOO_LARGE, f"a stored response has at most {self._limits.max_bytes} bytes")
-        self._add(response.tenant, await self._write(response, size))
+        self._add(response.tenant, await self._write(response, size, holder))
         return pb.SaveResponseResponse()
 
     @override
@@ -77,6 +77,7 @@ class StoredResponseServicer(AnsweringServicer, stored_response_service_pb2_grpc
             create_time=stamp_of(row.created_at),
             body=row.body,
             items=row.items,
+            holder="" if row.held_until is not None and row.held_until <= self._clock.utc_now() else row.holder,
         )
 
     @override
@@ -91,6 +92,19 @@ class StoredResponseServicer(AnsweringServicer, stored_response_service_pb2_grpc
                 "previous_response_id", f"continues more than {self._limits.max_chain_bytes} bytes of responses"
             )
         return pb.ListChainResponse(responses=[await self._get(tenant, step) for step, _ in reversed(steps)])
+
+    @override
+    async def HoldResponse(self, request: pb.HoldResponseRequest, context: Context) -> pb.HoldResponseResponse:
+        tenant, response_id = _named(request)
+        now, holder = self._clock.utc_now(), require_token(request.holder, "holder", MAX_REQUEST_ID_CHARS)
+        until = now + request.duration.ToTimedelta() if request.HasField("duration") else None
+        change = """UPDATE responses SET holder = :holder, held_until = :until WHERE id = :id AND tenant = :tenant
+            AND (held_until <= :now OR holder IN ('', :holder, :former))"""
+        values = {"until": until, "now": now, "holder": holder, "former": request.former_holder}
+        if not await self._database.change(change, id=response_id, tenant=tenant, **values):
+            await self._get(tenant, response_id)
+            raise WeftError(Reason.RESOURCE_IN_USE, f"another writer holds {response_id}")
+        return pb.HoldResponseResponse()
 
     @override
     async def DeleteResponse(self, request: pb.DeleteResponseRequest, context: Context) -> pb.DeleteResponseResponse:
@@ -115,8 +129,8 @@ class StoredResponseServicer(AnsweringServicer, stored_response_service_pb2_grpc
         self._usage = {row.tenant: Usage(row.number, int(row.bytes)) for row in usages}
         self._total_bytes = sum(usage.size for usage in self._usage.values())
 
-    async def _write(self, response: pb.StoredResponse, size: int) -> Usage:
-        """Inserts or replaces a response; returns the change of the tenant's usage.
+    async def _write(self, response: pb.StoredResponse, size: int, holder: str) -> Usage:
+        """Inserts or replaces a response; returns the change of the tenant's usage. `holder`: replaces only its own.
 
         Raises ALREADY_EXISTS if the id belongs to another tenant, TOO_MANY_RESOURCES if the quota is used up.
         """
@@ -128,10 +142,15 @@ class StoredResponseServicer(AnsweringServicer, stored_response_service_pb2_grpc
             "size": size,
             "body": response.body,
             "items": response.items,
+            "holder": "",
         }
 
         def put(tx: Tx) -> Usage:
-            found = tx.row("SELECT tenant, size FROM responses WHERE id = :id", id=response.id)
+            found = tx.row("SELECT tenant, size, holder FROM responses WHERE id = :id", id=response.id)
+            if holder and (found is None or found.tenant != response.tenant):
+                raise response_not_found(response.id)
+            if holder and found.holder != holder:
+                raise WeftError(Reason.RESOURCE_IN_USE, f"another writer holds {response.id}")
             if found is not None and found.tenant != response.tenant:
                 raise WeftError(Reason.ALREADY_EXISTS, "a response with this id exists")
             more = Usage(1, size) if found is None else Usage(0, size - found.size)
@@ -182,7 +201,9 @@ class StoredResponseServicer(AnsweringServicer, stored_response_service_pb2_grpc
         self._total_bytes += more.size
 
 
-def _named(request: pb.GetResponseRequest | pb.ListChainRequest | pb.DeleteResponseRequest) -> tuple[str, str]:
+def _named(
+    request: pb.GetResponseRequest | pb.ListChainRequest | pb.HoldResponseRequest | pb.DeleteResponseRequest,
+) -> tuple[str, str]:
     tenant = require_token(request.tenant, "tenant", MAX_TENANT_CHARS)
     return tenant, require_token(request.id, "id", MAX_REQUEST_ID_CHARS)
 

@@ -30,6 +30,12 @@ def response(
     )
 
 
+def held(holder: str) -> stored_response_service_pb2.StoredResponse:
+    found = response("conv_1")
+    found.holder = holder
+    return found
+
+
 def built(database_url: str, clock: FakeClock | None = None, **limits: Any) -> ResponseService:
     return ResponseService(RouterDatabase(database_url), ResponseLimits(**limits), clock=clock)
 
@@ -161,3 +167,58 @@ async def test_endless_conversation_is_rejected_before_it_is_read(sqlite_url: st
         # One that names itself as its own past cannot hold anybody up either.
         await store.save(response("resp_loop", previous="resp_loop"))
         await refusal_of(Reason.INVALID_ARGUMENT, store.chain("ann", "resp_loop"))
+
+
+async def test_one_writer_at_a_time_holds_a_conversation_and_its_save_ends_the_hold(kept: ResponseClient) -> None:
+    await kept.save(response("conv_1"))
+    for _ in range(2):
+        await kept.hold("ann", "conv_1", "resp_1", 60.0)
+        assert await kept.get("ann", "conv_1") == held("resp_1")
+    await refusal_of(Reason.RESOURCE_IN_USE, kept.hold("ann", "conv_1", "resp_2", 60.0))
+    await refusal_of(Reason.RESOURCE_IN_USE, kept.save(response("conv_1", size=20), holder="resp_2"))
+    await refusal_of(Reason.NOT_FOUND, kept.hold("bob", "conv_1", "resp_2", 60.0))
+    await refusal_of(Reason.NOT_FOUND, kept.save(response("conv_1", tenant="bob"), holder="resp_1"))
+    await kept.save(response("conv_1", size=20), holder="resp_1")
+    assert await kept.get("ann", "conv_1") == response("conv_1", size=20)
+    await refusal_of(Reason.RESOURCE_IN_USE, kept.save(response("conv_1"), holder="resp_1"))
+
+
+async def test_hold_ends_by_its_writer_or_passes_to_the_one_that_names_it(kept: ResponseClient) -> None:
+    await kept.save(response("conv_1"))
+    await kept.hold("ann", "conv_1", "resp_1", 60.0)
+    await kept.hold("ann", "conv_1", "task-1", None, former="resp_1")
+    await refusal_of(Reason.RESOURCE_IN_USE, kept.hold("ann", "conv_1", "resp_1", 0.0))
+    assert await kept.get("ann", "conv_1") == held("task-1")
+    await kept.hold("ann", "conv_1", "task-1", 0.0)
+    assert await kept.get("ann", "conv_1") == response("conv_1")
+    await kept.hold("ann", "conv_1", "resp_2", 60.0)
+    assert await kept.get("ann", "conv_1") == held("resp_2")
+
+
+async def test_deleted_conversation_is_not_stored_again_by_its_holder(kept: ResponseClient) -> None:
+    await kept.save(response("conv_1"))
+    await kept.hold("ann", "conv_1", "resp_1", 60.0)
+    await kept.delete("ann", "conv_1")
+    await refusal_of(Reason.NOT_FOUND, kept.save(response("conv_1"), holder="resp_1"))
+    await refusal_of(Reason.NOT_FOUND, kept.get("ann", "conv_1"))
+
+
+async def test_hold_of_a_writer_that_died_expires_and_outlives_a_restart(database_url: str) -> None:
+    clock = FakeClock()
+    for life in range(2):
+        service = built(database_url, clock)
+        await service.start()
+        store = service.store
+        if life == 0:
+            made = response("conv_1")
+            made.create_time.CopyFrom(stamp_of(clock.utc_now()))
+            await store.save(made)
+            await store.hold("ann", "conv_1", "resp_1", 30.0)
+            await refusal_of(Reason.RESOURCE_IN_USE, store.hold("ann", "conv_1", "resp_2", 30.0))
+        else:
+            await refusal_of(Reason.RESOURCE_IN_USE, store.hold("ann", "conv_1", "resp_2", 30.0))
+            await clock.advance(31)
+            assert (await store.get("ann", "conv_1")).holder == ""
+            await store.hold("ann", "conv_1", "resp_2", 30.0)
+            await refusal_of(Reason.RESOURCE_IN_USE, store.save(made, holder="resp_1"))
+        await service.stop(0)

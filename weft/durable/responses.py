@@ -1,10 +1,11 @@
 """The client of the response store.
 
 A response and its input are JSON that the store never parses. Every method takes the tenant and raises NOT_FOUND for
-another tenant's response. A `StoredResponse` is immutable.
+another tenant's response. A `StoredResponse` is immutable, except a conversation, which grows by one holder at a time.
 """
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 from weft.api.router.v1 import stored_response_service_pb2 as pb
@@ -27,13 +28,23 @@ class ResponseClient:
         stub = stored_response_service_pb2_grpc.StoredResponseServiceStub
         self._calls = store_calls(store, stub, "response store", timeout_seconds)
 
-    async def save(self, response: StoredResponse) -> None:
+    async def save(self, response: StoredResponse, *, holder: str = "") -> None:
         """Stores a response, replacing one with the same id and tenant; returns once it is durable.
 
         Raises REQUEST_TOO_LARGE above the size limit, TOO_MANY_RESOURCES at the tenant's limit, ALREADY_EXISTS if the
-        id belongs to another tenant.
+        id belongs to another tenant. `holder`: its hold ends; raises NOT_FOUND, RESOURCE_IN_USE if another holds it.
         """
-        await self._calls.ask("SaveResponse", pb.SaveResponseRequest(response=response))
+        await self._calls.ask("SaveResponse", pb.SaveResponseRequest(response=response, holder=holder))
+
+    async def hold(self, tenant: str, name: str, holder: str, seconds: float | None, *, former: str = "") -> None:
+        """Reserves a response for one writer, or extends its hold. Raises NOT_FOUND, RESOURCE_IN_USE if it is held.
+
+        `seconds`: 0: the hold ends; None: until the writer saves the response. `former`: a holder that is replaced.
+        """
+        request = pb.HoldResponseRequest(tenant=tenant, id=name, holder=holder, former_holder=former)
+        if seconds is not None:
+            request.duration.FromTimedelta(timedelta(seconds=seconds))
+        await self._calls.ask("HoldResponse", request)
 
     async def get(self, tenant: str, response_id: str) -> StoredResponse:
         """Returns one response. Raises NOT_FOUND."""

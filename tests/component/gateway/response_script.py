@@ -41,7 +41,7 @@ class MemoryResponses(ResponseClient):
     failure: WeftError | None = None
     save_failure: WeftError | None = None
 
-    async def save(self, response: stored_response_service_pb2.StoredResponse) -> None:
+    async def save(self, response: stored_response_service_pb2.StoredResponse, *, holder: str = "") -> None:
         self._fail()
         if self.save_failure is not None:
             raise self.save_failure

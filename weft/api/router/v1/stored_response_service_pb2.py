@@ -22,11 +22,12 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from weft.api.common.v1 import access_pb2 as weft_dot_api_dot_common_dot_v1_dot_access__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n0weft/api/router/v1/stored_response_service.proto\x12\x12weft.api.router.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fweft/api/common/v1/access.proto\"\x8f\x01\n\x0eStoredResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x13\n\x0bprevious_id\x18\x03 \x01(\t\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04\x62ody\x18\x05 \x01(\x0c\x12\r\n\x05items\x18\x06 \x01(\x0c\"K\n\x13SaveResponseRequest\x12\x34\n\x08response\x18\x01 \x01(\x0b\x32\".weft.api.router.v1.StoredResponse\"\x16\n\x14SaveResponseResponse\"0\n\x12GetResponseRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\"K\n\x13GetResponseResponse\x12\x34\n\x08response\x18\x01 \x01(\x0b\x32\".weft.api.router.v1.StoredResponse\".\n\x10ListChainRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\"J\n\x11ListChainResponse\x12\x35\n\tresponses\x18\x01 \x03(\x0b\x32\".weft.api.router.v1.StoredResponse\"3\n\x15\x44\x65leteResponseRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\"\x18\n\x16\x44\x65leteResponseResponse2\xea\x03\n\x15StoredResponseService\x12u\n\x0cSaveResponse\x12\'.weft.api.router.v1.SaveResponseRequest\x1a(.weft.api.router.v1.SaveResponseResponse\"\x12\x90\x02\x02\xb2\xb5\x18\x0bmesh:create\x12r\n\x0bGetResponse\x12&.weft.api.router.v1.GetResponseRequest\x1a\'.weft.api.router.v1.GetResponseResponse\"\x12\x90\x02\x01\xb2\xb5\x18\x0bmesh:create\x12l\n\tListChain\x12$.weft.api.router.v1.ListChainRequest\x1a%.weft.api.router.v1.ListChainResponse\"\x12\x90\x02\x01\xb2\xb5\x18\x0bmesh:create\x12x\n\x0e\x44\x65leteResponse\x12).weft.api.router.v1.DeleteResponseRequest\x1a*.weft.api.router.v1.DeleteResponseResponse\"\x0f\xb2\xb5\x18\x0bmesh:createb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n0weft/api/router/v1/stored_response_service.proto\x12\x12weft.api.router.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fweft/api/common/v1/access.proto\"\x9f\x01\n\x0eStoredResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\x12\x13\n\x0bprevious_id\x18\x03 \x01(\t\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04\x62ody\x18\x05 \x01(\x0c\x12\r\n\x05items\x18\x06 \x01(\x0c\x12\x0e\n\x06holder\x18\x07 \x01(\t\"[\n\x13SaveResponseRequest\x12\x34\n\x08response\x18\x01 \x01(\x0b\x32\".weft.api.router.v1.StoredResponse\x12\x0e\n\x06holder\x18\x02 \x01(\t\"\x16\n\x14SaveResponseResponse\"0\n\x12GetResponseRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\"K\n\x13GetResponseResponse\x12\x34\n\x08response\x18\x01 \x01(\x0b\x32\".weft.api.router.v1.StoredResponse\".\n\x10ListChainRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\"J\n\x11ListChainResponse\x12\x35\n\tresponses\x18\x01 \x03(\x0b\x32\".weft.api.router.v1.StoredResponse\"\x85\x01\n\x13HoldResponseRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0e\n\x06holder\x18\x03 \x01(\t\x12+\n\x08\x64uration\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x15\n\rformer_holder\x18\x05 \x01(\t\"\x16\n\x14HoldResponseResponse\"3\n\x15\x44\x65leteResponseRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\x12\n\n\x02id\x18\x02 \x01(\t\"\x18\n\x16\x44\x65leteResponseResponse2\xe1\x04\n\x15StoredResponseService\x12u\n\x0cSaveResponse\x12\'.weft.api.router.v1.SaveResponseRequest\x1a(.weft.api.router.v1.SaveResponseResponse\"\x12\x90\x02\x02\xb2\xb5\x18\x0bmesh:create\x12r\n\x0bGetResponse\x12&.weft.api.router.v1.GetResponseRequest\x1a\'.weft.api.router.v1.GetResponseResponse\"\x12\x90\x02\x01\xb2\xb5\x18\x0bmesh:create\x12l\n\tListChain\x12$.weft.api.router.v1.ListChainRequest\x1a%.weft.api.router.v1.ListChainResponse\"\x12\x90\x02\x01\xb2\xb5\x18\x0bmesh:create\x12u\n\x0cHoldResponse\x12\'.weft.api.router.v1.HoldResponseRequest\x1a(.weft.api.router.v1.HoldResponseResponse\"\x12\x90\x02\x02\xb2\xb5\x18\x0bmesh:create\x12x\n\x0e\x44\x65leteResponse\x12).weft.api.router.v1.DeleteResponseRequest\x1a*.weft.api.router.v1.DeleteResponseResponse\"\x0f\xb2\xb5\x18\x0bmesh:createb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,26 +40,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STOREDRESPONSESERVICE'].methods_by_name['GetResponse']._serialized_options = b'\220\002\001\262\265\030\013mesh:create'
   _globals['_STOREDRESPONSESERVICE'].methods_by_name['ListChain']._loaded_options = None
   _globals['_STOREDRESPONSESERVICE'].methods_by_name['ListChain']._serialized_options = b'\220\002\001\262\265\030\013mesh:create'
+  _globals['_STOREDRESPONSESERVICE'].methods_by_name['HoldResponse']._loaded_options = None
+  _globals['_STOREDRESPONSESERVICE'].methods_by_name['HoldResponse']._serialized_options = b'\220\002\002\262\265\030\013mesh:create'
   _globals['_STOREDRESPONSESERVICE'].methods_by_name['DeleteResponse']._loaded_options = None
   _globals['_STOREDRESPONSESERVICE'].methods_by_name['DeleteResponse']._serialized_options = b'\262\265\030\013mesh:create'
-  _globals['_STOREDRESPONSE']._serialized_start=139
-  _globals['_STOREDRESPONSE']._serialized_end=282
-  _globals['_SAVERESPONSEREQUEST']._serialized_start=284
-  _globals['_SAVERESPONSEREQUEST']._serialized_end=359
-  _globals['_SAVERESPONSERESPONSE']._serialized_start=361
-  _globals['_SAVERESPONSERESPONSE']._serialized_end=383
-  _globals['_GETRESPONSEREQUEST']._serialized_start=385
-  _globals['_GETRESPONSEREQUEST']._serialized_end=433
-  _globals['_GETRESPONSERESPONSE']._serialized_start=435
-  _globals['_GETRESPONSERESPONSE']._serialized_end=510
-  _globals['_LISTCHAINREQUEST']._serialized_start=512
-  _globals['_LISTCHAINREQUEST']._serialized_end=558
-  _globals['_LISTCHAINRESPONSE']._serialized_start=560
-  _globals['_LISTCHAINRESPONSE']._serialized_end=634
-  _globals['_DELETERESPONSEREQUEST']._serialized_start=636
-  _globals['_DELETERESPONSEREQUEST']._serialized_end=687
-  _globals['_DELETERESPONSERESPONSE']._serialized_start=689
-  _globals['_DELETERESPONSERESPONSE']._serialized_end=713
-  _globals['_STOREDRESPONSESERVICE']._serialized_start=716
-  _globals['_STOREDRESPONSESERVICE']._serialized_end=1206
+  _globals['_STOREDRESPONSE']._serialized_start=171
+  _globals['_STOREDRESPONSE']._serialized_end=330
+  _globals['_SAVERESPONSEREQUEST']._serialized_start=332
+  _globals['_SAVERESPONSEREQUEST']._serialized_end=423
+  _globals['_SAVERESPONSERESPONSE']._serialized_start=425
+  _globals['_SAVERESPONSERESPONSE']._serialized_end=447
+  _globals['_GETRESPONSEREQUEST']._serialized_start=449
+  _globals['_GETRESPONSEREQUEST']._serialized_end=497
+  _globals['_GETRESPONSERESPONSE']._serialized_start=499
+  _globals['_GETRESPONSERESPONSE']._serialized_end=574
+  _globals['_LISTCHAINREQUEST']._serialized_start=576
+  _globals['_LISTCHAINREQUEST']._serialized_end=622
+  _globals['_LISTCHAINRESPONSE']._serialized_start=624
+  _globals['_LISTCHAINRESPONSE']._serialized_end=698
+  _globals['_HOLDRESPONSEREQUEST']._serialized_start=701
+  _globals['_HOLDRESPONSEREQUEST']._serialized_end=834
+  _globals['_HOLDRESPONSERESPONSE']._serialized_start=836
+  _globals['_HOLDRESPONSERESPONSE']._serialized_end=858
+  _globals['_DELETERESPONSEREQUEST']._serialized_start=860
+  _globals['_DELETERESPONSEREQUEST']._serialized_end=911
+  _globals['_DELETERESPONSERESPONSE']._serialized_start=913
+  _globals['_DELETERESPONSERESPONSE']._serialized_end=937
+  _globals['_STOREDRESPONSESERVICE']._serialized_start=940
+  _globals['_STOREDRESPONSESERVICE']._serialized_end=1549
 # @@protoc_insertion_point(module_scope)

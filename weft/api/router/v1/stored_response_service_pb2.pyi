@@ -6,6 +6,7 @@ isort:skip_file
 import builtins
 import collections.abc
 import google.protobuf.descriptor
+import google.protobuf.duration_pb2
 import google.protobuf.internal.containers
 import google.protobuf.message
 import google.protobuf.timestamp_pb2
@@ -15,7 +16,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class StoredResponse(google.protobuf.message.Message):
-    """StoredResponse is a stored response."""
+    """StoredResponse is a stored response, or a conversation with all its items."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -25,6 +26,7 @@ class StoredResponse(google.protobuf.message.Message):
     CREATE_TIME_FIELD_NUMBER: builtins.int
     BODY_FIELD_NUMBER: builtins.int
     ITEMS_FIELD_NUMBER: builtins.int
+    HOLDER_FIELD_NUMBER: builtins.int
     id: builtins.str
     """Its id."""
     tenant: builtins.str
@@ -35,6 +37,8 @@ class StoredResponse(google.protobuf.message.Message):
     """The answer, as JSON."""
     items: builtins.bytes
     """Its own input, as JSON, without that of earlier responses."""
+    holder: builtins.str
+    """The writer that holds it. Empty: none. Output only."""
     @property
     def create_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """Creation time."""
@@ -48,9 +52,10 @@ class StoredResponse(google.protobuf.message.Message):
         create_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         body: builtins.bytes = ...,
         items: builtins.bytes = ...,
+        holder: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["create_time", b"create_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["body", b"body", "create_time", b"create_time", "id", b"id", "items", b"items", "previous_id", b"previous_id", "tenant", b"tenant"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["body", b"body", "create_time", b"create_time", "holder", b"holder", "id", b"id", "items", b"items", "previous_id", b"previous_id", "tenant", b"tenant"]) -> None: ...
 
 global___StoredResponse = StoredResponse
 
@@ -61,6 +66,9 @@ class SaveResponseRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     RESPONSE_FIELD_NUMBER: builtins.int
+    HOLDER_FIELD_NUMBER: builtins.int
+    holder: builtins.str
+    """The writer that holds it, which ends the hold. Empty: it is stored whether or not it is held."""
     @property
     def response(self) -> global___StoredResponse:
         """The answer."""
@@ -69,9 +77,10 @@ class SaveResponseRequest(google.protobuf.message.Message):
         self,
         *,
         response: global___StoredResponse | None = ...,
+        holder: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["response", b"response"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["response", b"response"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["holder", b"holder", "response", b"response"]) -> None: ...
 
 global___SaveResponseRequest = SaveResponseRequest
 
@@ -171,6 +180,55 @@ class ListChainResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["responses", b"responses"]) -> None: ...
 
 global___ListChainResponse = ListChainResponse
+
+@typing.final
+class HoldResponseRequest(google.protobuf.message.Message):
+    """HoldResponseRequest reserves a response."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: builtins.int
+    ID_FIELD_NUMBER: builtins.int
+    HOLDER_FIELD_NUMBER: builtins.int
+    DURATION_FIELD_NUMBER: builtins.int
+    FORMER_HOLDER_FIELD_NUMBER: builtins.int
+    tenant: builtins.str
+    """Tenant of the response."""
+    id: builtins.str
+    """Its id."""
+    holder: builtins.str
+    """The writer; its own hold is extended."""
+    former_holder: builtins.str
+    """A former holder whose hold this one replaces. Empty: none."""
+    @property
+    def duration(self) -> google.protobuf.duration_pb2.Duration:
+        """How long it holds the response; zero ends its hold. Not set: until it saves the response."""
+
+    def __init__(
+        self,
+        *,
+        tenant: builtins.str = ...,
+        id: builtins.str = ...,
+        holder: builtins.str = ...,
+        duration: google.protobuf.duration_pb2.Duration | None = ...,
+        former_holder: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["duration", b"duration"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["duration", b"duration", "former_holder", b"former_holder", "holder", b"holder", "id", b"id", "tenant", b"tenant"]) -> None: ...
+
+global___HoldResponseRequest = HoldResponseRequest
+
+@typing.final
+class HoldResponseResponse(google.protobuf.message.Message):
+    """HoldResponseResponse acknowledges."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+
+global___HoldResponseResponse = HoldResponseResponse
 
 @typing.final
 class DeleteResponseRequest(google.protobuf.message.Message):

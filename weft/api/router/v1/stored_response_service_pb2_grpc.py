@@ -51,6 +51,11 @@ class StoredResponseServiceStub(object):
                 request_serializer=weft_dot_api_dot_router_dot_v1_dot_stored__response__service__pb2.ListChainRequest.SerializeToString,
                 response_deserializer=weft_dot_api_dot_router_dot_v1_dot_stored__response__service__pb2.ListChainResponse.FromString,
                 _registered_method=True)
+        self.HoldResponse = channel.unary_unary(
+                '/weft.api.router.v1.StoredResponseService/HoldResponse',
+                request_serializer=weft_dot_api_dot_router_dot_v1_dot_stored__response__service__pb2.HoldResponseRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_router_dot_v1_dot_stored__response__service__pb2.HoldResponseResponse.FromString,
+                _registered_method=True)
         self.DeleteResponse = channel.unary_unary(
                 '/weft.api.router.v1.StoredResponseService/DeleteResponse',
                 request_serializer=weft_dot_api_dot_router_dot_v1_dot_stored__response__service__pb2.DeleteResponseRequest.SerializeToString,
@@ -66,6 +71,7 @@ class StoredResponseServiceServicer(object):
     def SaveResponse(self, request, context):
         """SaveResponse stores a response; once it is acknowledged, it is durable. One with the same id and tenant is
         replaced. INVALID_ARGUMENT / REQUEST_TOO_LARGE, RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES at the limit of the tenant.
+        With a holder NOT_FOUND / NOT_FOUND, FAILED_PRECONDITION / RESOURCE_IN_USE if another one holds it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -86,8 +92,15 @@ class StoredResponseServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def HoldResponse(self, request, context):
+        """HoldResponse reserves a response for one writer. NOT_FOUND / NOT_FOUND, FAILED_PRECONDITION / RESOURCE_IN_USE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DeleteResponse(self, request, context):
-        """DeleteResponse deletes a response. NOT_FOUND / NOT_FOUND.
+        """DeleteResponse deletes a response, even a held one. NOT_FOUND / NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -110,6 +123,11 @@ def add_StoredResponseServiceServicer_to_server(servicer, server):
                     servicer.ListChain,
                     request_deserializer=weft_dot_api_dot_router_dot_v1_dot_stored__response__service__pb2.ListChainRequest.FromString,
                     response_serializer=weft_dot_api_dot_router_dot_v1_dot_stored__response__service__pb2.ListChainResponse.SerializeToString,
+            ),
+            'HoldResponse': grpc.unary_unary_rpc_method_handler(
+                    servicer.HoldResponse,
+                    request_deserializer=weft_dot_api_dot_router_dot_v1_dot_stored__response__service__pb2.HoldResponseRequest.FromString,
+                    response_serializer=weft_dot_api_dot_router_dot_v1_dot_stored__response__service__pb2.HoldResponseResponse.SerializeToString,
             ),
             'DeleteResponse': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteResponse,
@@ -200,6 +218,33 @@ class StoredResponseService(object):
             '/weft.api.router.v1.StoredResponseService/ListChain',
             weft_dot_api_dot_router_dot_v1_dot_stored__response__service__pb2.ListChainRequest.SerializeToString,
             weft_dot_api_dot_router_dot_v1_dot_stored__response__service__pb2.ListChainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def HoldResponse(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.api.router.v1.StoredResponseService/HoldResponse',
+            weft_dot_api_dot_router_dot_v1_dot_stored__response__service__pb2.HoldResponseRequest.SerializeToString,
+            weft_dot_api_dot_router_dot_v1_dot_stored__response__service__pb2.HoldResponseResponse.FromString,
             options,
             channel_credentials,
             insecure,

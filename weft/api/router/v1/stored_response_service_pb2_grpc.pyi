@@ -29,6 +29,7 @@ class StoredResponseServiceStub:
     ]
     """SaveResponse stores a response; once it is acknowledged, it is durable. One with the same id and tenant is
     replaced. INVALID_ARGUMENT / REQUEST_TOO_LARGE, RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES at the limit of the tenant.
+    With a holder NOT_FOUND / NOT_FOUND, FAILED_PRECONDITION / RESOURCE_IN_USE if another one holds it.
     """
 
     GetResponse: grpc.UnaryUnaryMultiCallable[
@@ -45,11 +46,17 @@ class StoredResponseServiceStub:
     of them is missing, INVALID_ARGUMENT if there are more than 256 or they are too large for one call.
     """
 
+    HoldResponse: grpc.UnaryUnaryMultiCallable[
+        weft.api.router.v1.stored_response_service_pb2.HoldResponseRequest,
+        weft.api.router.v1.stored_response_service_pb2.HoldResponseResponse,
+    ]
+    """HoldResponse reserves a response for one writer. NOT_FOUND / NOT_FOUND, FAILED_PRECONDITION / RESOURCE_IN_USE."""
+
     DeleteResponse: grpc.UnaryUnaryMultiCallable[
         weft.api.router.v1.stored_response_service_pb2.DeleteResponseRequest,
         weft.api.router.v1.stored_response_service_pb2.DeleteResponseResponse,
     ]
-    """DeleteResponse deletes a response. NOT_FOUND / NOT_FOUND."""
+    """DeleteResponse deletes a response, even a held one. NOT_FOUND / NOT_FOUND."""
 
 class StoredResponseServiceAsyncStub:
     """StoredResponseService stores responses that callers can retrieve and continue. Called by gateways, which are trusted
@@ -62,6 +69,7 @@ class StoredResponseServiceAsyncStub:
     ]
     """SaveResponse stores a response; once it is acknowledged, it is durable. One with the same id and tenant is
     replaced. INVALID_ARGUMENT / REQUEST_TOO_LARGE, RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES at the limit of the tenant.
+    With a holder NOT_FOUND / NOT_FOUND, FAILED_PRECONDITION / RESOURCE_IN_USE if another one holds it.
     """
 
     GetResponse: grpc.aio.UnaryUnaryMultiCallable[
@@ -78,11 +86,17 @@ class StoredResponseServiceAsyncStub:
     of them is missing, INVALID_ARGUMENT if there are more than 256 or they are too large for one call.
     """
 
+    HoldResponse: grpc.aio.UnaryUnaryMultiCallable[
+        weft.api.router.v1.stored_response_service_pb2.HoldResponseRequest,
+        weft.api.router.v1.stored_response_service_pb2.HoldResponseResponse,
+    ]
+    """HoldResponse reserves a response for one writer. NOT_FOUND / NOT_FOUND, FAILED_PRECONDITION / RESOURCE_IN_USE."""
+
     DeleteResponse: grpc.aio.UnaryUnaryMultiCallable[
         weft.api.router.v1.stored_response_service_pb2.DeleteResponseRequest,
         weft.api.router.v1.stored_response_service_pb2.DeleteResponseResponse,
     ]
-    """DeleteResponse deletes a response. NOT_FOUND / NOT_FOUND."""
+    """DeleteResponse deletes a response, even a held one. NOT_FOUND / NOT_FOUND."""
 
 class StoredResponseServiceServicer(metaclass=abc.ABCMeta):
     """StoredResponseService stores responses that callers can retrieve and continue. Called by gateways, which are trusted
@@ -97,6 +111,7 @@ class StoredResponseServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[weft.api.router.v1.stored_response_service_pb2.SaveResponseResponse, collections.abc.Awaitable[weft.api.router.v1.stored_response_service_pb2.SaveResponseResponse]]:
         """SaveResponse stores a response; once it is acknowledged, it is durable. One with the same id and tenant is
         replaced. INVALID_ARGUMENT / REQUEST_TOO_LARGE, RESOURCE_EXHAUSTED / TOO_MANY_RESOURCES at the limit of the tenant.
+        With a holder NOT_FOUND / NOT_FOUND, FAILED_PRECONDITION / RESOURCE_IN_USE if another one holds it.
         """
 
     @abc.abstractmethod
@@ -118,11 +133,19 @@ class StoredResponseServiceServicer(metaclass=abc.ABCMeta):
         """
 
     @abc.abstractmethod
+    def HoldResponse(
+        self,
+        request: weft.api.router.v1.stored_response_service_pb2.HoldResponseRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[weft.api.router.v1.stored_response_service_pb2.HoldResponseResponse, collections.abc.Awaitable[weft.api.router.v1.stored_response_service_pb2.HoldResponseResponse]]:
+        """HoldResponse reserves a response for one writer. NOT_FOUND / NOT_FOUND, FAILED_PRECONDITION / RESOURCE_IN_USE."""
+
+    @abc.abstractmethod
     def DeleteResponse(
         self,
         request: weft.api.router.v1.stored_response_service_pb2.DeleteResponseRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.router.v1.stored_response_service_pb2.DeleteResponseResponse, collections.abc.Awaitable[weft.api.router.v1.stored_response_service_pb2.DeleteResponseResponse]]:
-        """DeleteResponse deletes a response. NOT_FOUND / NOT_FOUND."""
+        """DeleteResponse deletes a response, even a held one. NOT_FOUND / NOT_FOUND."""
 
 def add_StoredResponseServiceServicer_to_server(servicer: StoredResponseServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
