@@ -61,7 +61,10 @@ GATEWAY_ROUTERS: tuple[ApiRouter, ...] = (
 """The endpoints that each gateway needs. Those without their collaborators are not served."""
 _BATCHES = "gateway.batches.batch_endpoints"
 DEFERRED_APIS = (
-    ApiHook(place="gateway.responses.response_endpoints:API", paths=("/v1/responses", "/v1/responses/")),
+    ApiHook(
+        place="gateway.responses.response_endpoints:API",
+        paths=("/v1/responses", "/v1/responses/", "/v1/conversations", "/v1/conversations/"),
+    ),
     ApiHook(place="gateway.anthropic.anthropic_endpoints:API", paths=("/v1/messages", "/v1/messages/")),
     ApiHook(place=f"{_BATCHES}:FILE_API", paths=("/v1/files", "/v1/files/")),
     ApiHook(place=f"{_BATCHES}:RESULT_API", paths=("/v1/results/",)),

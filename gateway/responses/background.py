@@ -6,7 +6,7 @@ be continued before that.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 
@@ -24,7 +24,7 @@ from gateway.http.event_watches import EventWatches
 from gateway.intake.headers import idempotency_key_of
 from gateway.media import supply
 from gateway.request_facts import facts_of, headers_of
-from gateway.responses.history import items_to_store
+from gateway.responses.history import items_to_store, with_response
 from gateway.responses.output import background_response_id, task_of
 from gateway.responses.payload import Conversation, own_items
 from gateway.responses.replay import FROM_THE_START, BackgroundRequest, Replay, require_resumable
@@ -42,6 +42,7 @@ from weft.kernel.errors.error_tree import WeftError, found_or_none, invalid_fiel
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.telemetry.log import get_logger
 from weft.kernel.time.clock import Clock
+from weft.kernel.time.timestamps import stamp_of
 
 ORIGIN_KIND = "responses.background"
 """`TaskSpec.origin_kind` of a background response."""
@@ -101,6 +102,8 @@ READ_SECONDS = 5.0
 _STORED_STATES = frozenset({task_pb2.TASK_STATE_COMPLETED, task_pb2.TASK_STATE_CANCELLED})
 """States with stored responses; failed ones are not stored beyond their task, as elsewhere."""
 
+PassTurn = Callable[[str], Awaitable[None]]
+Submit = Callable[[], Awaitable["BackgroundResponse"]]
 log = get_logger("weft.gateway")
 
 
@@ -149,8 +152,11 @@ class BackgroundResponses:
         self._store = store
         self._clock = clock
 
-    async def submit(self, work: Work, origin: bytes) -> BackgroundResponse:
-        """Submits a translated request, which is then durable. Raises as `supply` and `TaskClient.submit`."""
+    async def submit(self, work: Work, origin: bytes, pass_turn: PassTurn | None = None) -> BackgroundResponse:
+        """Submits a translated request, which is then durable. Raises as `supply` and `TaskClient.submit`.
+
+        `pass_turn`: makes the task the holder of the conversation, if any.
+        """
         context, payload = work.context, work.payload
         assert isinstance(payload, chat_pb2.ChatPayload)
         if work.media is not None:
@@ -167,6 +173,8 @@ class BackgroundResponses:
             raise of_request(error) from None
         log.info("submitted", response_id=background_response_id(submitted.task.id), existed=submitted.existed)
         facts_of(work.scope).task_id = submitted.task.id
+        if pass_turn is not None:
+            await pass_turn(submitted.task.id)
         return self._response_of(submitted.task, origin)
 
     async def find(self, tenant: str, response_id: str) -> BackgroundResponse:
@@ -198,6 +206,9 @@ class BackgroundResponses:
         """Deletes its task. Raises RESOURCE_IN_USE if it is running."""
         if not is_terminal(found.task):
             raise WeftError(Reason.RESOURCE_IN_USE, f"response {found.id} is running; cancel it first")
+        if found.request.params.conversation is not None:
+            # Its conversation keeps its items.
+            await self.body(found)
         await self._tasks.delete(found.task.tenant, found.task.id)
 
     async def get(self, tenant: str, response_id: str) -> StoredResponse:
@@ -320,13 +331,24 @@ class BackgroundResponses:
         return Replay(found.request, found.task, self._clock)
 
     async def _store_if_ended(self, found: BackgroundResponse, task: task_pb2.Task, body: bytes) -> None:
-        if task.state not in _STORED_STATES:
-            return
+        stored = _stored(found, task, body)
         try:
-            await self._save(_stored(found, task, body), task)
+            if is_terminal(task):
+                await self._end_turn(found, stored)
+            if task.state in _STORED_STATES:
+                await self._save(stored, task)
         except WeftError as error:
             # The response can still be rendered from its task.
             log.warning("response not stored yet", response_id=found.id, reason=error.reason.name.lower())
+
+    async def _end_turn(self, found: BackgroundResponse, stored: StoredResponse) -> None:
+        """Adds a response that has ended to its conversation, once: its task then holds that no longer."""
+        name = found.request.params.conversation
+        record = None if name is None else await found_or_none(self._store.get(stored.tenant, name))
+        if record is not None and record.holder == found.task.id:
+            record.items = with_response(record.items, stored.items, stored.body)
+            record.create_time.CopyFrom(stamp_of(self._clock.utc_now()))
+            await self._store.save(record, holder=record.holder)
 
     async def _save(self, stored: StoredResponse, task: task_pb2.Task) -> None:
         """Stores it unless it is stored. Raises as `ResponseClient.save`, and NOT_FOUND if it was deleted."""
@@ -360,21 +382,21 @@ def _stored(found: BackgroundResponse, task: task_pb2.Task, body: bytes) -> Stor
     )
 
 
-def answered(background: BackgroundResponses, work: Work, origin: bytes) -> Response:
-    """Returns a background response once its task is durable."""
+def answered(background: BackgroundResponses, work: Work, submit: Submit) -> Response:
+    """Returns a background response once `submit` has made its task durable."""
 
     async def produce() -> JsonAnswer:
-        return JsonAnswer(await background.body(await background.submit(work, origin)), [])
+        return JsonAnswer(await background.body(await submit()), [])
 
     return UnaryAnswer(produce, cut_off_seconds=cut_off_seconds(work.deps, work.context))
 
 
-def followed(background: BackgroundResponses, deps: GatewayDeps, work: Work, origin: bytes) -> Response:
+def followed(background: BackgroundResponses, deps: GatewayDeps, submit: Submit) -> Response:
     """Returns the event stream of a new background response. A disconnect does not cancel it."""
     position = StreamPosition()
 
     async def events() -> AsyncGenerator[bytes]:
-        found = await background.submit(work, origin)
+        found = await submit()
         async with aclosing(background.follow(found, position, is_new=True)) as events:
             async for data in events:
                 yield data

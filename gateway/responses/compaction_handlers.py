@@ -17,6 +17,7 @@ from gateway.intake.body import read_json_body
 from gateway.intake.json_guard import parse
 from gateway.request_facts import facts_of
 from gateway.responses.compaction_items import TRIGGER, SummaryItems, user_messages
+from gateway.responses.conversations import find
 from gateway.responses.document import ResponseDocument, usage_json
 from gateway.responses.history import conversation_of, items_to_store
 from gateway.responses.output import new_response_id
@@ -86,7 +87,9 @@ async def _work(
     raw = await read_json_body(scope, request.receive, deps.config)
     params = parse(ResponsesRequest, raw, max_depth=deps.config.limits.max_json_depth)
     context = deps.context(scope, surface="responses", params=params, model=params.model, operation=operation)
-    is_continued = params.input is None and params.messages is None and params.previous_response_id is not None
+    record = None if params.conversation is None else await find(responses, context.tenant, params.conversation)
+    has_earlier = (params.previous_response_id or params.conversation) is not None
+    is_continued = params.input is None and params.messages is None and has_earlier
     conversation = await conversation_of(
         responses.background or responses.store,
         context.tenant,
@@ -94,6 +97,7 @@ async def _work(
         params.previous_response_id,
         max_members=deps.config.limits.max_json_members,
         seal=seal_of(deps.summaries, context.tenant),
+        record=record,
     )
     params = with_known_tools(params, [*conversation.earlier, *conversation.items])
     media = deps.request_media(params)

@@ -187,7 +187,7 @@ def _echo(request: ResponsesRequest, hosted: Collection[str] = ()) -> dict[str, 
     text_format = text.format.model_dump(exclude_none=True, by_alias=True) if text and text.format else {}
     return shown | {
         "background": bool(request.background),
-        "conversation": None,
+        "conversation": request.conversation and {"id": request.conversation},
         "max_tool_calls": None,
         "metadata": request.metadata or {},
         "parallel_tool_calls": request.parallel_tool_calls is not False,

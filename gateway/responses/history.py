@@ -11,8 +11,9 @@ from gateway.answers.compaction import SummarySeal
 from gateway.errors import DetailedError
 from gateway.intake.json_guard import member_count
 from gateway.intake.request_model import MAX_ID_CHARS
+from gateway.responses.document import COMPLETED, INCOMPLETE
 from gateway.responses.input_items import MAX_CALL_NAME_CHARS
-from gateway.responses.output import OUTPUT_TEXT, input_item_id, response_of
+from gateway.responses.output import OUTPUT_TEXT, input_item_id, is_conversation, response_of
 from gateway.responses.payload import Conversation
 from gateway.responses.schema import InputItem, InputPart, Items
 from weft.api.router.v1.stored_response_service_pb2 import StoredResponse
@@ -52,16 +53,20 @@ async def conversation_of(
     *,
     max_members: int = MAX_MEMBERS,
     seal: SummarySeal | None = None,
+    record: StoredResponse | None = None,
 ) -> Conversation:
-    """Returns the complete conversation that a request continues. `seal`: of its summaries.
+    """Returns the complete conversation that a request continues. `seal`: of its summaries; `record`: where it is kept.
 
     `max_members`: maximum names in all JSON that is read, so that a short request does not occupy the gateway longer
     than a long one. Raises NOT_FOUND naming `previous_response_id`, INVALID_ARGUMENT naming a reference to an item
     that is not stored or has too many names, and SERVICE_UNAVAILABLE.
     """
+    if record is not None and previous_id is not None:
+        raise invalid_field("conversation", "must not be combined with 'previous_response_id'")
     reader = _Reader(max_members)
-    chain = await _chain(store, tenant, previous_id) if previous_id else []
-    exchanges = {response.id: await reader.read(response, "previous_response_id") for response in chain}
+    field = "previous_response_id" if record is None else "conversation"
+    chain = await _chain(store, tenant, previous_id) if previous_id else [] if record is None else [record]
+    exchanges = {response.id: await reader.read(response, field) for response in chain}
     earlier = [item for exchange in exchanges.values() for item in exchange]
     if not any(item.kind == _REFERENCE for item in items):
         return Conversation(items, earlier, seal)
@@ -91,7 +96,7 @@ class _Reader:
 async def _chain(store: StoredResponses | None, tenant: str, response_id: str) -> Sequence[StoredResponse]:
     if store is None:
         raise _not_found("this gateway stores no responses")
-    if not is_token(response_id, MAX_ID_CHARS):
+    if not is_token(response_id, MAX_ID_CHARS) or is_conversation(response_id):
         # Not an id of this API. Databases and services reject such names in different ways.
         raise _not_found("there is no stored response with this id")
     try:
@@ -172,6 +177,7 @@ class _Body(msgspec.Struct):
     """The fields read from a stored response."""
 
     output: msgspec.Raw = msgspec.Raw(b"[]")
+    status: str = ""
 
 
 def _raw_items(response: StoredResponse) -> tuple[bytes, bytes]:
@@ -190,6 +196,17 @@ def _read(raw: bytes, response_id: str) -> list[InputItem]:
         return _items.validate_json(raw)
     except ValidationError:
         raise WeftError(Reason.INTERNAL, f"the stored response {response_id} cannot be read") from None
+
+
+def joined(*lists: bytes) -> bytes:
+    """Returns JSON lists as one."""
+    return msgspec.json.encode([item for each in lists for item in msgspec.json.decode(each, type=list[msgspec.Raw])])
+
+
+def with_response(earlier: bytes, items: bytes, body: bytes) -> bytes:
+    """Returns the items of a conversation after a response, as JSON: with its input and output if it is complete."""
+    ended = msgspec.json.decode(body, type=_Body)
+    return joined(earlier, items, bytes(ended.output)) if ended.status in {COMPLETED, INCOMPLETE} else earlier
 
 
 def items_to_store(items: Sequence[InputItem], response_id: str) -> bytes:

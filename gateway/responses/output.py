@@ -21,6 +21,7 @@ _HEX_CHARS = 24
 _RESPONSE = "resp_"
 _ITEM = re.compile(rf"[a-z]{{2,8}}_([0-9a-f]{{{_HEX_CHARS}}})_i?[0-9]{{1,6}}")
 _BACKGROUND = re.compile(rf"{_RESPONSE}([0-9a-f]{{{_HEX_CHARS}}})")
+_CONVERSATION = re.compile(rf"conv_[0-9a-f]{{{_HEX_CHARS}}}")
 _PREFIXES = {
     "message": "msg",
     "reasoning": "rs",
@@ -39,6 +40,11 @@ _PREFIXES = {
 def new_response_id() -> str:
     """Returns an unguessable id: 96 random bits."""
     return _RESPONSE + secrets.token_hex(_HEX_CHARS // 2)
+
+
+def is_conversation(record_id: str) -> bool:
+    """Whether an id of a stored record is that of a conversation, and not of a response."""
+    return _CONVERSATION.fullmatch(record_id) is not None
 
 
 def background_response_id(task_id: str) -> str:

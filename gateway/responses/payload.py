@@ -157,8 +157,6 @@ def _as_message(parts: Sequence[InputItem]) -> InputItem:
 def _require_offered(request: ResponsesRequest, limits: RequestLimits) -> None:
     if require_choices(request, limits) > 1:
         raise invalid_field("n", "must be 1: a response is one answer")
-    if request.conversation is not None:
-        raise invalid_field("conversation", "is not supported; use 'previous_response_id', or send the whole input")
     if request.prompt is not None:
         raise invalid_field("prompt", "is not supported: prompts are not stored; send the text as 'instructions'")
     for index, name in enumerate(request.include or ()):
@@ -171,7 +169,8 @@ def entries_of(request: ResponsesRequest, conversation: Conversation) -> Entries
     name = "input" if request.messages is None else "messages"
     is_text = isinstance(request.input, str)
     own = [(name if is_text else f"{name}[{index}]", item) for index, item in enumerate(conversation.items)]
-    return remaining([*(("previous_response_id", item) for item in conversation.earlier), *own], conversation.seal)
+    before = "previous_response_id" if request.conversation is None else "conversation"
+    return remaining([*((before, item) for item in conversation.earlier), *own], conversation.seal)
 
 
 def _add_messages(

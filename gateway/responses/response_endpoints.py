@@ -7,9 +7,9 @@ from gateway.deps import GatewayDeps
 from gateway.http_api import HttpApi
 from gateway.openapi import answers, json_body
 from gateway.ports import GatewayPorts
+from gateway.responses import conversations
 from gateway.responses.compaction_handlers import compact_conversation, count_input_tokens
 from gateway.responses.response_handlers import (
-    LIST_PARAMETERS,
     STREAM_PARAMETERS,
     cancel_response,
     create_response,
@@ -20,7 +20,14 @@ from gateway.responses.response_handlers import (
     responses_of,
 )
 from gateway.responses.retrieval import Responses
-from gateway.responses.schema import DeletedResponse, ResponseItemList, ResponseObject, ResponsesRequest
+from gateway.responses.schema import (
+    ConversationObject,
+    DeletedResponse,
+    InputItem,
+    ResponseItemList,
+    ResponseObject,
+    ResponsesRequest,
+)
 from gateway.routing import ApiRouter
 from weft.kernel.access.principal import EDIT_REQUESTS, USE_MODELS, VIEW_REQUESTS
 
@@ -38,12 +45,22 @@ RESPONSES.add_get(
 )
 RESPONSES.add_delete(_RESPONSE, EDIT_REQUESTS, delete_response, answers(DeletedResponse))
 RESPONSES.add_post(f"{_RESPONSE}/cancel", EDIT_REQUESTS, cancel_response, answers(ResponseObject))
-RESPONSES.add_get(
-    f"{_RESPONSE}/input_items",
-    VIEW_REQUESTS,
-    list_input_items,
-    answers(ResponseItemList, query=LIST_PARAMETERS),
+_LISTED = answers(ResponseItemList, query=conversations.LIST_PARAMETERS)
+RESPONSES.add_get(f"{_RESPONSE}/input_items", VIEW_REQUESTS, list_input_items, _LISTED)
+_CONVERSATION = "/v1/conversations/{conversation_id}"
+_ITEM = f"{_CONVERSATION}/items/{{item_id}}"
+_SHOWN, _LISTED = (
+    answers(ConversationObject),
+    answers(ResponseItemList, query=(*conversations.LIST_PARAMETERS, "include")),
 )
+RESPONSES.add_post("/v1/conversations", USE_MODELS, conversations.create, _SHOWN)
+RESPONSES.add_get(_CONVERSATION, VIEW_REQUESTS, conversations.get, _SHOWN)
+RESPONSES.add_post(_CONVERSATION, EDIT_REQUESTS, conversations.update, _SHOWN)
+RESPONSES.add_delete(_CONVERSATION, EDIT_REQUESTS, conversations.delete, answers(DeletedResponse))
+RESPONSES.add_post(f"{_CONVERSATION}/items", USE_MODELS, conversations.create_items, answers(ResponseItemList))
+RESPONSES.add_get(f"{_CONVERSATION}/items", VIEW_REQUESTS, conversations.list_items, _LISTED)
+RESPONSES.add_get(_ITEM, VIEW_REQUESTS, conversations.get_item, answers(InputItem))
+RESPONSES.add_delete(_ITEM, EDIT_REQUESTS, conversations.delete_item, _SHOWN)
 
 
 def _given(deps: GatewayDeps, ports: GatewayPorts) -> Mapping[Any, object]:

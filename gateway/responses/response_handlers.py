@@ -5,23 +5,25 @@ from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from gateway.answers.compaction import CompactionPlan, Summary, SummarySeal, seal_of
 from gateway.answers.generation import Work, streamed, unary
 from gateway.answers.server_tools import failed, require_no_failing_tool
 from gateway.answers.sse_writer import EventStream
 from gateway.answers.summary_passes import NOT_REPEATABLE, SummaryPasses, is_repeated
-from gateway.answers.unary import json_response, list_after
+from gateway.answers.unary import json_response
 from gateway.deps import GatewayDeps
 from gateway.gateway_config import KeepResponses
 from gateway.http.framing import no_websocket
 from gateway.intake.body import read_json_body
+from gateway.intake.headers import idempotency_key_of
 from gateway.intake.json_guard import parse, without_halves
 from gateway.intake.query import Query, begin_owned
 from gateway.openai.chat_builder import ChatTranslation
 from gateway.openai.extension_fields import unsupported
 from gateway.openai.sampling import wants_events
-from gateway.request_facts import facts_of
+from gateway.request_facts import facts_of, headers_of
 from gateway.responses.background import (
     BackgroundResponses,
     StreamPosition,
@@ -31,6 +33,7 @@ from gateway.responses.background import (
     require_possible,
 )
 from gateway.responses.compaction_items import COMPACTION, SummaryItems, compaction_plan
+from gateway.responses.conversations import FIELD, InTurn, Turn, page_of, require_room, turn_in
 from gateway.responses.document import ResponseDocument
 from gateway.responses.history import conversation_of, items_to_store
 from gateway.responses.output import new_response_id
@@ -43,6 +46,7 @@ from gateway.responses.schema import ResponsesRequest
 from gateway.responses.tool_search import with_known_tools
 from weft.api.common.v1 import receipt_pb2
 from weft.api.common.v1.usage_pb2 import Usage
+from weft.dispatch.request_receipt import RequestContext
 from weft.durable.responses import ResponseClient
 from weft.durable.tasks import TaskClient
 from weft.kernel.errors.error_tree import found_or_none, invalid_field
@@ -73,8 +77,20 @@ async def create_response(responses: Stored, request: Request) -> Response:
     raw = without_halves(await read_json_body(scope, request.receive, deps.config))
     params = parse(ResponsesRequest, raw, max_depth=deps.config.limits.max_json_depth)
     context = deps.context(scope, surface=SURFACE, params=params, model=params.model, operation=Operation.CHAT)
+    make = partial(_created, responses, scope, raw, params, context)
+    if params.conversation is None:
+        return await make(None)
+    if is_repeated(context) or (params.background and idempotency_key_of(headers_of(scope))):
+        raise invalid_field(FIELD, "must not be combined with Idempotency-Key: a repeated request finds it longer")
+    return InTurn(turn_in(responses, context.tenant, params.conversation), make)
+
+
+async def _created(
+    responses: Responses, scope: Scope, raw: bytes, params: ResponsesRequest, context: RequestContext, turn: Turn | None
+) -> Response:
+    """Returns the response to a request. `turn`: in its conversation; None: it has none."""
+    deps = responses.deps
     background = _background(params, responses) if params.background else None
-    keeps = None if background is not None else _keeps(params, responses)
     items, most = own_items(params), deps.config.limits.max_json_members
     conversation = await conversation_of(
         responses.background or responses.store,
@@ -83,7 +99,10 @@ async def create_response(responses: Stored, request: Request) -> Response:
         params.previous_response_id,
         max_members=most,
         seal=seal_of(deps.summaries, context.tenant),
+        record=None if turn is None else turn.record,
     )
+    if turn is not None:
+        require_room(responses, turn.record, items, "input", len(raw))
     params = with_known_tools(params, [*conversation.earlier, *conversation.items])
     media = deps.request_media(params)
     # A background response runs where no gateway is.
@@ -97,23 +116,24 @@ async def create_response(responses: Stored, request: Request) -> Response:
         made.warnings.append(unsupported("context_management", NOT_REPEATABLE))
     work = Work(deps, scope, context, made.payload, made.warnings, media)
     if background is None:
-        return await _live(responses, work, params, keeps, conversation, made, plan)
+        return await _live(responses, work, params, conversation, made, plan, turn)
     require_no_failing_tool(made.failing)
     origin = origin_of(raw, items, conversation.items, made.warnings, deps.config.response_envelope)
-    return followed(background, deps, work, origin) if params.stream else answered(background, work, origin)
+    submit = partial(background.submit, work, origin, None if turn is None else turn.pass_to)
+    return followed(background, deps, submit) if params.stream else answered(background, work, submit)
 
 
 async def _live(
     responses: Responses,
     work: Work,
     params: ResponsesRequest,
-    keeps: ResponseClient | None,
     conversation: Conversation,
     made: ChatTranslation,
     plan: CompactionPlan | None,
+    turn: Turn | None,
 ) -> Response:
     """Returns a response in the foreground."""
-    deps, context = work.deps, work.context
+    deps, context, keeps = work.deps, work.context, _keeps(params, responses)
     document = ResponseDocument(
         params,
         new_response_id(),
@@ -136,10 +156,9 @@ async def _live(
         from gateway.responses.search_output import SearchAnswer, SearchStream, with_searches  # noqa: PLC0415
 
         work, answer_of, stream_of = with_searches(work, document, params, made.hosted), SearchAnswer, SearchStream
-    items = b"" if keeps is None else items_to_store(conversation.items, document.response_id)
-    make = partial(
-        LiveResponse, context.tenant, store=keeps, items=items, previous_id=params.previous_response_id or ""
-    )
+    items = b"" if keeps is None and turn is None else items_to_store(conversation.items, document.response_id)
+    before, add_to = params.previous_response_id or "", None if turn is None else turn.add
+    make = partial(LiveResponse, context.tenant, store=keeps, items=items, previous_id=before, add_to=add_to)
     if not params.stream:
         answer = answer_of(document)
         # Only streamed responses publish their id before their end.
@@ -195,9 +214,6 @@ async def refuse_websocket() -> Response:
     raise no_websocket()
 
 
-MAX_ITEMS = 100
-DEFAULT_ITEMS = 20
-LIST_PARAMETERS = ("limit", "order", "after")
 STREAM_PARAMETERS = ("stream", "starting_after")
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 MAX_SEQUENCE_NUMBER = 2**53
@@ -239,12 +255,7 @@ async def cancel_response(responses: Stored, request: Request) -> Response:
 async def list_input_items(responses: Stored, request: Request) -> Response:
     """Lists the input of a stored response, last item first."""
     tenant, response_id = begin_owned(request, SURFACE, "response_id")
-    query = Query(request.scope, known=None)
-    items = await responses.input_items(tenant, response_id)
-    ordered = items if query.is_ascending() else items[::-1]
-    limit = query.count("limit", MAX_ITEMS, padded=False) or DEFAULT_ITEMS
-    after = query.text("after") if "after" in query else None
-    return json_response(list_after(ordered, after, limit, "names no item of this response"))
+    return page_of(request, await responses.input_items(tenant, response_id), "names no item of this response")
 
 
 def _wants_stream(query: Query) -> bool:

@@ -19,8 +19,9 @@ def _response_payload(params: ResponsesRequest, limits: RequestLimits, media: Re
         raise invalid_field("background", "must be false: a task always runs in the background")
     if params.store:
         raise invalid_field("store", "must be false: the response is stored with its task")
-    if params.previous_response_id is not None:
-        raise invalid_field("previous_response_id", "is not supported; send the whole input")
+    for name in ("previous_response_id", "conversation"):
+        if getattr(params, name) is not None:
+            raise invalid_field(name, "is not supported; send the whole input")
     made = to_response_request(params, Conversation(own_items(params)), media, limits)
     require_no_failing_tool(made.failing)
     return made.payload

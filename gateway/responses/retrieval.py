@@ -11,6 +11,7 @@ from gateway.gateway_config import KeepResponses
 from gateway.responses.background import BackgroundResponse, BackgroundResponses, StreamPosition
 from gateway.responses.document import CANCELLED
 from gateway.responses.history import items_to_store
+from gateway.responses.output import is_conversation
 from gateway.responses.running import LiveResponse
 from gateway.routing import collaborator
 from gateway.running_responses import RunningResponses
@@ -64,7 +65,7 @@ class Responses:
         if self.running.find(tenant, response_id) is not None:
             raise WeftError(Reason.RESOURCE_IN_USE, f"response {response_id} is being streamed; cancel it first")
         had_task = await found_or_none(self._delete_task(tenant, response_id))
-        if self.store is None:
+        if self.store is None or is_conversation(response_id):
             raise response_not_found(response_id)
         try:
             await self.store.delete(tenant, response_id)
@@ -100,7 +101,8 @@ class Responses:
         live = self.running.find(tenant, response_id)
         if live is not None:
             return live
-        stored = None if self.store is None else await found_or_none(self.store.get(tenant, response_id))
+        store = None if is_conversation(response_id) else self.store
+        stored = None if store is None else await found_or_none(store.get(tenant, response_id))
         return await self._in_background(tenant, response_id) if stored is None else stored
 
     async def _delete_task(self, tenant: str, response_id: str) -> bool:

@@ -1,7 +1,7 @@
 """Live responses: snapshots and cancellation of streamed ones, and storage at their end."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import ExitStack, aclosing
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from weft.kernel.time.timestamps import stamp_of
 if TYPE_CHECKING:
     from gateway.running_responses import RunningResponses
 
+AddTo = Callable[[bytes, bytes], Awaitable[list[dict[str, object]]]]
 log = get_logger("weft.gateway")
 
 
@@ -38,11 +39,13 @@ class LiveResponse:
         store: ResponseClient | None,
         items: bytes,
         previous_id: str,
+        add_to: AddTo | None = None,
         running: "RunningResponses[LiveResponse] | None",
     ) -> None:
         """`store`: None: it is not stored. `running`: None: it cannot be retrieved before its end.
 
         `items`: its input as a JSON list; `previous_id`: the response that it continues; empty: none.
+        `add_to`: adds its input and output to its conversation; returns warnings.
         """
         self.tenant = tenant
         self.response_id = partial.document.response_id
@@ -52,6 +55,7 @@ class LiveResponse:
         self._store = store
         self._items = items
         self._previous_id = previous_id
+        self._add_to = add_to
         self._running = running
         self._block = Interruptible()
         self._ended_by: WeftError | None = None
@@ -120,7 +124,11 @@ class LiveResponse:
     async def _conclude(self, receipt: receipt_pb2.Receipt) -> None:
         self._require_going()
         self.is_concluded = True
-        await self._save(self._partial.conclude(receipt))
+        body = self._partial.conclude(receipt)
+        if self._add_to is not None:
+            self._partial.document.warnings += await self._add_to(self._items, body)
+            body = self._partial.snapshot()
+        await self._save(body)
 
     def _require_going(self) -> None:
         if self._ended_by is not None:

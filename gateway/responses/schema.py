@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 from typing_extensions import override
 
 from gateway.intake.request_model import (
@@ -243,6 +243,14 @@ class Decoding(StrictModel):
     )
 
 
+ConversationId = Annotated[
+    ItemId,
+    BeforeValidator(lambda given: given.get("id") if isinstance(given, dict) else given),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object", "required": ["id"]}]}),
+]
+"""The id of a conversation, or an object with its `id`."""
+
+
 class ResponsesRequest(GenerationRequest):
     """A request for a response."""
 
@@ -286,7 +294,8 @@ class ResponsesRequest(GenerationRequest):
         None
     )
     background: bool | None = None
-    conversation: Any = None
+    conversation: ConversationId | None = None
+    """Id of a conversation: its items precede the input, and input and output are added to it at the end."""
     prompt: Any = None
     enable_thinking: bool | None = None
     """Extension: whether a model that supports thinking does so before it answers. Absent: the model's default."""
@@ -312,6 +321,38 @@ class ResponsesRequest(GenerationRequest):
         return [("system", self.instructions), *own]
 
 
+MAX_ITEMS_AT_ONCE = 20
+NewItems = Annotated[Items, Field(max_length=MAX_ITEMS_AT_ONCE)]
+
+
+class ConversationRequest(StrictModel):
+    """A new conversation."""
+
+    items: NewItems | None = None
+    metadata: Metadata | None = None
+
+
+class ConversationMetadata(StrictModel):
+    """A change of a conversation."""
+
+    metadata: Metadata | None
+
+
+class ConversationItems(StrictModel):
+    """Items to add to a conversation."""
+
+    items: NewItems
+
+
+class ConversationObject(BaseModel):
+    """A conversation."""
+
+    id: str
+    object: Literal["conversation"]
+    created_at: int
+    metadata: dict[str, str]
+
+
 class ResponseObject(BaseModel):
     """A response; docs/api.md lists its other fields."""
 
@@ -325,15 +366,15 @@ class ResponseObject(BaseModel):
 
 
 class DeletedResponse(BaseModel):
-    """A deleted response."""
+    """A deleted response or conversation."""
 
     id: str
-    object: Literal["response"]
+    object: Literal["response", "conversation.deleted"]
     deleted: Literal[True]
 
 
 class ResponseItemList(BaseModel):
-    """A page of input items."""
+    """A page of items."""
 
     object: Literal["list"]
     data: list[dict[str, Any]]

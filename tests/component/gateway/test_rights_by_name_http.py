@@ -318,6 +318,8 @@ def test_endpoints_accepting_a_name_limited_scope_are_listed() -> None:
             "/v1/audio/transcriptions",
             "/v1/audio/translations",
             "/v1/batches",
+            "/v1/conversations",
+            "/v1/conversations/{conversation_id}/items",
             "/v1/files",
             "/api/v1/inference-tasks",
             "/api/v1/pdf-text",
