@@ -31,6 +31,7 @@ from registry_svc.mesh.records import MESH, is_loaded, pool_name_of
 from registry_svc.mesh.requests import Batch
 from registry_svc.mesh.states import Outcome
 from weft.api.registry.v1 import agent_pb2, event_pb2, model_pb2, registry_service_pb2
+from weft.api.registry.v1.alias_pb2 import AliasManifest
 from weft.api.registry.v1.declaration_service_pb2 import (
     ApplyResult,
     PoolDeclaration,
@@ -49,6 +50,7 @@ from weft.kernel.errors.error_tree import WeftError, invalid_field
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.telemetry.log import get_logger
 from weft.kernel.time.timestamps import stamp_of
+from weft.kernel.values.names import KIND_PREFIXES, SECRET_PREFIX
 from weft.kernel.values.unknown_names import unknown_name
 
 log = get_logger("weft.registry")
@@ -225,6 +227,8 @@ class Declarations:
             case ResourceKind.POOL:
                 self._require_pool(plan, given.declared, f"{field_}.pool.members")
             case _:
+                if kind is ResourceKind.ALIAS:
+                    self._require_headers(plan, manifest, f"{field_}.alias.provider_headers")
                 outcome, before = self._plan_document(plan, kind, manifest, f"{field_}.{kind.value}")
         return ApplyResult(
             kind=kind.value,
@@ -322,9 +326,22 @@ class Declarations:
         return exists(mesh.target(name), to, arriving=plan.arriving, leaving=())
 
     def _require_secret(self, manifest: model_pb2.ModelManifest, field_: str) -> None:
-        name = secret_of(manifest)
+        self._require_known_secret(secret_of(manifest), field_)
+
+    def _require_known_secret(self, name: str, field_: str) -> None:
         if name and not self._has_secret(name):
             raise invalid_field(field_, f"there is no secret {name!r}; create it first: weft keys secret create {name}")
+
+    def _require_headers(self, plan: Plan, alias: AliasManifest, field_: str) -> None:
+        """Raises INVALID_ARGUMENT for headers that name no secret, or for a target that no provider serves."""
+        for name, value in alias.provider_headers.items():
+            if value.startswith(SECRET_PREFIX):
+                self._require_known_secret(value.removeprefix(SECRET_PREFIX), f"{field_}[{name}]")
+        central = self._core.mesh.central_models.values()
+        served = {name for each in central for name in (each.name, pool_name_of(each))}
+        known = served | plan.arriving.keys() | {*plan.arriving.values()}
+        if alias.provider_headers and alias.target not in known and not alias.target.startswith(KIND_PREFIXES):
+            raise invalid_field(field_, f"{alias.target} has no provider, and other models get no headers")
 
     def _require_runner(self, name: str) -> None:
         if self._core.mesh.of_runner(name) is None:

@@ -1,7 +1,7 @@
 """Central models with their providers' keys, for the process that serves them."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import grpc
@@ -11,11 +11,13 @@ from registry_svc.mesh.core import RegistryCore
 from weft.api.registry.v1 import central_model_service_pb2 as pb
 from weft.api.registry.v1 import central_model_service_pb2_grpc
 from weft.documents.kinds.model import secret_of
+from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.access.principal import LOCAL
 from weft.kernel.access.rpc_auth import caller
 from weft.kernel.channels.rpc import AnsweringServicer
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.names import SECRET_PREFIX
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _SOCKET = "unix:"
@@ -43,9 +45,19 @@ KeyOf = Callable[[str], str]
 
 
 def users_of(secret: str, core: RegistryCore) -> Sequence[str]:
-    """Returns the names of the models that use a secret, sorted."""
+    """Returns the names of the models that use a secret, and "alias/NAME" of aliases, sorted."""
     central = core.mesh.central_models
-    return sorted(name for name, manifest in central.items() if secret_of(manifest) == secret)
+    models = (name for name, manifest in central.items() if secret_of(manifest) == secret)
+    aliases = (f"alias/{name}" for name, reference in _references(core) if reference == SECRET_PREFIX + secret)
+    return sorted({*models, *aliases})
+
+
+def _references(core: RegistryCore) -> Iterator[tuple[str, str]]:
+    """Yields the aliases with secrets in headers, and the references."""
+    for alias in core.mesh.documents[ResourceKind.ALIAS].shown.values():
+        for value in alias.manifest.provider_headers.values():
+            if value.startswith(SECRET_PREFIX):
+                yield alias.manifest.name, value
 
 
 class CentralModelServicer(AnsweringServicer, central_model_service_pb2_grpc.CentralModelServiceServicer):
@@ -70,6 +82,8 @@ class CentralModelServicer(AnsweringServicer, central_model_service_pb2_grpc.Cen
             self._core.require_open()
             central = sorted(self._core.mesh.central_models.items())
             state = pb.WatchCentralModelsResponse(models=[self._with_key(manifest) for _, manifest in central])
+            for _, reference in _references(self._core):
+                state.header_secrets[reference] = self._key_of(reference.removeprefix(SECRET_PREFIX))
             if state != last:
                 await context.write(state)
                 last = state

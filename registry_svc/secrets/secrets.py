@@ -211,7 +211,7 @@ class Secrets:
             listed = ", ".join(users[:MAX_LISTED_NAMES])
             raise WeftError(
                 Reason.RESOURCE_IN_USE,
-                f"the secret {name!r} is in use by models: {listed}; delete them or point them elsewhere, or delete it "
+                f"the secret {name!r} is in use by: {listed}; delete them or point them elsewhere, or delete it "
                 "with force (`--force`, or `?force=true` over HTTP)",
                 metadata={"secret": name, "models": ",".join(users[:MAX_LISTED_NAMES])},
             )

@@ -22,6 +22,7 @@ from weft.kernel.errors.reasons import Reason
 from weft.kernel.models.load_parameters import parameter_reach
 from weft.kernel.models.model_source import asked_source, reaches_anywhere, server_source
 from weft.kernel.schemas.field_rules import MapKey, path_text
+from weft.kernel.values.names import SECRET_PREFIX
 from weft.kernel.values.reach import Reach
 
 _WORDS: Mapping[Reach, str] = MappingProxyType(
@@ -34,6 +35,7 @@ _WORDS: Mapping[Reach, str] = MappingProxyType(
         Reach.TEMPLATE: "a variable",
         Reach.PROGRAM: "a program",
         Reach.TOOL: "a tool or a graph that a runner runs",
+        Reach.HEADER: "a header of requests to a provider",
     }
 )
 _NEEDED: Mapping[Reach, tuple[Access, ...]] = MappingProxyType(
@@ -48,6 +50,7 @@ _NEEDED: Mapping[Reach, tuple[Access, ...]] = MappingProxyType(
         Reach.TEMPLATE: (USE_SECRETS,),
         Reach.PROGRAM: RUN_PROGRAMS,
         Reach.TOOL: (ANY_SOURCE,),
+        Reach.HEADER: (ANY_SOURCE,),
     }
 )
 
@@ -101,6 +104,8 @@ def needed_access(message: Message) -> Iterator[tuple[Reached, Access]]:
         needed = _NEEDED[each.reach]
         if needed and _IS_NAMED.get(each.reach, bool)(each.text):
             yield from ((each, access) for access in needed)
+        if each.reach is Reach.HEADER and each.text.startswith(SECRET_PREFIX):
+            yield each, USE_SECRETS
 
 
 def _is_link_local(text: Reached) -> bool:

@@ -24,7 +24,6 @@ from grpc_health.v1 import health_pb2_grpc
 from weft import __version__
 from weft.api.operations.v1 import process_service_pb2 as pb
 from weft.client._home import mesh_address
-from weft.documents.kinds.model import SECRET_PREFIX
 from weft.documents.resource_kinds import ResourceKind
 from weft.extension import listener_hooks
 from weft.gpu.nvml import Health, NvmlReading
@@ -32,6 +31,7 @@ from weft.kernel.channels.failover_channel import CHECK_TIMEOUT_SECONDS, READINE
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.machine.machine_limits import usable_memory
 from weft.kernel.values.address import addresses_of
+from weft.kernel.values.names import SECRET_PREFIX
 from weft.kernel.values.units import size_words
 from weft_app.cli.grpc_calls import MESH, RUNNER_PREFIX, call, health_of
 from weft_app.cli.mesh_api import Document, connect

@@ -75,6 +75,7 @@ class CentralModelsFollower(StreamFollower, Service):
     async def apply(self, state: pb.WatchCentralModelsResponse) -> None:
         """Serves exactly these models."""
         self._keys |= {model.manifest.provider.api_key_ref: model.api_key for model in state.models}
+        self._keys |= state.header_secrets
         wanted = {model.manifest.name: model for model in state.models}
         for name in self._served.keys() - wanted.keys():
             self._runner.withdraw(name)

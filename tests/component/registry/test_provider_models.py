@@ -9,7 +9,7 @@ import grpc
 import pytest
 from kit.refusals import refused
 from kit.resources import declared
-from registry_harness import RunningRegistry, running_registry
+from registry_harness import RunningRegistry, SomeRunner, running_registry
 
 from registry_svc.registry_config import SecretsConfig
 from weft.api.registry.v1 import (
@@ -21,6 +21,7 @@ from weft.api.registry.v1 import (
     secret_service_pb2,
     secret_service_pb2_grpc,
 )
+from weft.api.registry.v1.alias_pb2 import AliasManifest
 from weft.api.registry.v1.model_pb2 import ModelDeclaration
 from weft.api.registry.v1.resource_pb2 import ResourceDocument
 from weft.documents.resources import declared_document, to_declaration
@@ -142,3 +143,39 @@ async def test_runner_cannot_publish_a_provider_or_use_the_central_runner_name(t
         else:
             [item] = (await mesh.sessions.OpenSession(request)).left_out
             assert (item.name, "a runner publishes no provider" in item.message) == ("frontier", True)
+
+
+def _alias(target: str = "frontier", **headers: str) -> ResourceDocument:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return declared(alias=AliasManifest(name="calm", target=target, provider_headers=named))
+
+
+async def test_secrets_in_headers_of_aliases_are_published_and_show_their_users(tmp_path: Path) -> None:
+    async with _registry(tmp_path) as (mesh, secrets):
+        watch = _watch(mesh.channel)
+        await watch.read()
+        await mesh.apply(_declared(), _alias(x_a="plain", x_b="secret/k"))
+        assert dict((await watch.read()).header_secrets) == {"secret/k": VALUE}
+        (shown,) = (await secrets.ListSecrets(secret_service_pb2.ListSecretsRequest())).secrets
+        assert list(shown.used_by) == ["alias/calm", "frontier"]
+        await secrets.DeleteSecret(secret_service_pb2.DeleteSecretRequest(name="k", force=True))
+        assert dict((await watch.read()).header_secrets) == {"secret/k": ""}
+        watch.cancel()
+
+
+@pytest.mark.parametrize(
+    ("alias", "words"),
+    [
+        (_alias(x_a="secret/nothing"), "there is no secret 'nothing'"),
+        (_alias(x_a="ü"), "must be ASCII"),
+        (_alias(Authorization="Bearer x"), "is set by weft"),
+        (_alias(content_length="1"), "is set by weft"),
+        (_alias("m1", x_a="plain"), "m1 has no provider"),
+    ],
+)
+async def test_wrong_header_of_an_alias_is_refused(tmp_path: Path, alias: ResourceDocument, words: str) -> None:
+    async with _registry(tmp_path) as (mesh, _):
+        await SomeRunner(mesh, models=("m1",)).open()
+        with refused(Reason.INVALID_ARGUMENT) as errors:
+            await mesh.apply(_declared(), alias)
+    assert words in errors[0].message

@@ -117,6 +117,11 @@ def agent(**fields: object) -> AnyDocument:
     return parse_document(document, ResourceKind.AGENT)
 
 
+def alias(**fields: object) -> AnyDocument:
+    document = {"kind": "alias", "name": "team-a-y", "target": "team-a-x"} | fields
+    return parse_document(document, ResourceKind.ALIAS)
+
+
 def workflow() -> AnyDocument:
     graph = {"1": {"class_type": "SaveImage", "inputs": {}}}
     document = {"kind": "workflow", "name": "team-a-w", "model": "team-a-x", "graph": graph, "outputs": ["1"]}
@@ -144,6 +149,9 @@ DOCUMENTS = {
     "plain agent": agent(),
     "tool of an agent": agent(tools=["read_note"]),
     "graph of a workflow": workflow(),
+    "preset of an alias": alias(forcedParams={"temperature": 0.2}, removedParams=["seed"]),
+    "header of an alias": alias(providerHeaders={"x-a": "plain"}),
+    "secret in a header of an alias": alias(providerHeaders={"x-a": "secret/x"}),
 }
 NEEDED_ACTIONS = {
     "known model": OperationAction(load_model=LoadModel(model="team-a-x")),
@@ -188,6 +196,9 @@ MAY_DECLARE = {
     "plain agent": ALL - {"loader"},
     "tool of an agent": {"operator", "secrets", "admin", "local"},
     "graph of a workflow": {"operator", "secrets", "admin", "local"},
+    "preset of an alias": ALL - {"loader"},
+    "header of an alias": {"operator", "secrets", "admin", "local"},
+    "secret in a header of an alias": {"secrets", "admin", "local"},
 }
 MAY_OPERATE = {
     "known model": ALL,

@@ -9,10 +9,9 @@ from weft.documents.selectors import to_canonical_tags
 from weft.kernel.errors.error_tree import invalid_field
 from weft.kernel.schemas.field_rules import check_message
 from weft.kernel.values.address import is_loopback
-from weft.kernel.values.names import CENTRAL_RUNNER, is_name, require_no_id
+from weft.kernel.values.names import CENTRAL_RUNNER, SECRET_PREFIX, is_name, require_no_id
 from weft.wake.recipes import set_defaults
 
-SECRET_PREFIX = "secret/"  # noqa: S105 - a name prefix, not a password
 _CHAT, _COMPLETION = model_pb2.MODEL_OPERATION_CHAT, model_pb2.MODEL_OPERATION_COMPLETION
 _EMBEDDING = model_pb2.MODEL_OPERATION_EMBEDDING
 _OFFERED = {

@@ -29,6 +29,7 @@ KIND_PREFIXES = (AGENT_PREFIX, ROUTE_PREFIX, WORKFLOW_PREFIX)
 AUTO_MODEL = "auto"
 """`model` of a request that lets the client's profile in the router choose."""
 CENTRAL_RUNNER = "central-models"
+SECRET_PREFIX = "secret/"  # noqa: S105 - a name prefix, not a password
 """Name of the mesh's built-in runner, which serves declared models of remote providers."""
 
 MODEL_NAME_WORDS = (

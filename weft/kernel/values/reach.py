@@ -19,6 +19,7 @@ class Reach(IntEnum):
     TOOL = 9
     PARAMETERS = 10
     FILE = 11
+    HEADER = 12
 
 
 @dataclass(frozen=True, slots=True)

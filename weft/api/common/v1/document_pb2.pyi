@@ -51,6 +51,8 @@ class _ReachEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumType
     """Parameters by name; each name has its own reach (weft/kernel/models/load_parameters.py)."""
     REACH_FILE: _Reach.ValueType  # 11
     """A file or folder, by its path."""
+    REACH_HEADER: _Reach.ValueType  # 12
+    """A header that is sent to a provider. "secret/NAME" also reads that secret."""
 
 class Reach(_Reach, metaclass=_ReachEnumTypeWrapper):
     """Reach is what a text makes a process of the mesh open, read or run. It decides which permission the author needs
@@ -81,6 +83,8 @@ REACH_PARAMETERS: Reach.ValueType  # 10
 """Parameters by name; each name has its own reach (weft/kernel/models/load_parameters.py)."""
 REACH_FILE: Reach.ValueType  # 11
 """A file or folder, by its path."""
+REACH_HEADER: Reach.ValueType  # 12
+"""A header that is sent to a provider. "secret/NAME" also reads that secret."""
 global___Reach = Reach
 
 class _Format:

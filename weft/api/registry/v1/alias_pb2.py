@@ -27,13 +27,15 @@ from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_do
 from weft.api.common.v1 import sampling_pb2 as weft_dot_api_dot_common_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n weft/api/registry/v1/alias.proto\x12\x14weft.api.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\x1a!weft/api/common/v1/sampling.proto\"\xc9\x02\n\rAliasManifest\x12 \n\x04name\x18\x01 \x01(\tB\x12\x8a\xb5\x18\x04\x08\x01\x10\x01\x92\xb5\x18\x02\x10\x01\xb8\xb5\x18\x02\x12\x15\n\x07pattern\x18\x02 \x01(\tB\x04\xb8\xb5\x18\x02\x12 \n\x06target\x18\x03 \x01(\tB\x10\x8a\xb5\x18\x02\x08\x01\x92\xb5\x18\x02\x10\x01\xb8\xb5\x18\x02\x12\x14\n\x06tenant\x18\x04 \x01(\tB\x04\xb8\xb5\x18\x01\x12\"\n\x0b\x64\x65scription\x18\x05 \x01(\tB\r\x8a\xb5\x18\x05\x10\x04 \x80\x08\xb8\xb5\x18\x01\x12:\n\x0e\x64\x65\x66\x61ult_params\x18\x06 \x01(\x0b\x32\".weft.api.common.v1.SamplingParams\x12\x39\n\rforced_params\x18\x07 \x01(\x0b\x32\".weft.api.common.v1.SamplingParams\x12,\n\x0eremoved_params\x18\x08 \x03(\tB\x14\x8a\xb5\x18\x06\x10\x01X\x10`\x01\x92\xb5\x18\x02\x10\x03\xb8\xb5\x18\x01\"\xa8\x02\n\x05\x41lias\x12=\n\x08manifest\x18\x01 \x01(\x0b\x32#.weft.api.registry.v1.AliasManifestB\x06\x92\xb5\x18\x02\x18\x01\x12:\n\x06source\x18\x02 \x01(\x0e\x32\".weft.api.registry.v1.Alias.SourceB\x06\x92\xb5\x18\x02\x10\x01\x12\x41\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x10\x92\xb5\x18\x0c\n\ncreated_at\"L\n\x06Source\x12\x16\n\x12SOURCE_UNSPECIFIED\x10\x00\x12\x13\n\x0fSOURCE_DECLARED\x10\x01\x12\x15\n\x11SOURCE_CONFIGURED\x10\x02:\x13\xb2\xb5\x18\x0f\x12\x0b\x41liasStatus \x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n weft/api/registry/v1/alias.proto\x12\x14weft.api.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!weft/api/common/v1/document.proto\x1a!weft/api/common/v1/sampling.proto\"\xf7\x03\n\rAliasManifest\x12 \n\x04name\x18\x01 \x01(\tB\x12\x8a\xb5\x18\x04\x08\x01\x10\x01\x92\xb5\x18\x02\x10\x01\xb8\xb5\x18\x02\x12\x15\n\x07pattern\x18\x02 \x01(\tB\x04\xb8\xb5\x18\x02\x12 \n\x06target\x18\x03 \x01(\tB\x10\x8a\xb5\x18\x02\x08\x01\x92\xb5\x18\x02\x10\x01\xb8\xb5\x18\x02\x12\x14\n\x06tenant\x18\x04 \x01(\tB\x04\xb8\xb5\x18\x01\x12\"\n\x0b\x64\x65scription\x18\x05 \x01(\tB\r\x8a\xb5\x18\x05\x10\x04 \x80\x08\xb8\xb5\x18\x01\x12:\n\x0e\x64\x65\x66\x61ult_params\x18\x06 \x01(\x0b\x32\".weft.api.common.v1.SamplingParams\x12\x39\n\rforced_params\x18\x07 \x01(\x0b\x32\".weft.api.common.v1.SamplingParams\x12,\n\x0eremoved_params\x18\x08 \x03(\tB\x14\x8a\xb5\x18\x06\x10\x01X\x10`\x01\x92\xb5\x18\x02\x10\x03\xb8\xb5\x18\x01\x12t\n\x10provider_headers\x18\t \x03(\x0b\x32\x38.weft.api.registry.v1.AliasManifest.ProviderHeadersEntryB \x8a\xb5\x18\x12\x10\x03\x18\x01 \x80\x08X\x10r\x07\x10\x06\x18\x01 \x80\x01\x92\xb5\x18\x02\x10\x03\xb8\xb5\x18\x0c\x1a\x36\n\x14ProviderHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xa8\x02\n\x05\x41lias\x12=\n\x08manifest\x18\x01 \x01(\x0b\x32#.weft.api.registry.v1.AliasManifestB\x06\x92\xb5\x18\x02\x18\x01\x12:\n\x06source\x18\x02 \x01(\x0e\x32\".weft.api.registry.v1.Alias.SourceB\x06\x92\xb5\x18\x02\x10\x01\x12\x41\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x10\x92\xb5\x18\x0c\n\ncreated_at\"L\n\x06Source\x12\x16\n\x12SOURCE_UNSPECIFIED\x10\x00\x12\x13\n\x0fSOURCE_DECLARED\x10\x01\x12\x15\n\x11SOURCE_CONFIGURED\x10\x02:\x13\xb2\xb5\x18\x0f\x12\x0b\x41liasStatus \x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.api.registry.v1.alias_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_ALIASMANIFEST_PROVIDERHEADERSENTRY']._loaded_options = None
+  _globals['_ALIASMANIFEST_PROVIDERHEADERSENTRY']._serialized_options = b'8\001'
   _globals['_ALIASMANIFEST'].fields_by_name['name']._loaded_options = None
   _globals['_ALIASMANIFEST'].fields_by_name['name']._serialized_options = b'\212\265\030\004\010\001\020\001\222\265\030\002\020\001\270\265\030\002'
   _globals['_ALIASMANIFEST'].fields_by_name['pattern']._loaded_options = None
@@ -46,6 +48,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ALIASMANIFEST'].fields_by_name['description']._serialized_options = b'\212\265\030\005\020\004 \200\010\270\265\030\001'
   _globals['_ALIASMANIFEST'].fields_by_name['removed_params']._loaded_options = None
   _globals['_ALIASMANIFEST'].fields_by_name['removed_params']._serialized_options = b'\212\265\030\006\020\001X\020`\001\222\265\030\002\020\003\270\265\030\001'
+  _globals['_ALIASMANIFEST'].fields_by_name['provider_headers']._loaded_options = None
+  _globals['_ALIASMANIFEST'].fields_by_name['provider_headers']._serialized_options = b'\212\265\030\022\020\003\030\001 \200\010X\020r\007\020\006\030\001 \200\001\222\265\030\002\020\003\270\265\030\014'
   _globals['_ALIAS'].fields_by_name['manifest']._loaded_options = None
   _globals['_ALIAS'].fields_by_name['manifest']._serialized_options = b'\222\265\030\002\030\001'
   _globals['_ALIAS'].fields_by_name['source']._loaded_options = None
@@ -55,9 +59,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ALIAS']._loaded_options = None
   _globals['_ALIAS']._serialized_options = b'\262\265\030\017\022\013AliasStatus \001'
   _globals['_ALIASMANIFEST']._serialized_start=162
-  _globals['_ALIASMANIFEST']._serialized_end=491
-  _globals['_ALIAS']._serialized_start=494
-  _globals['_ALIAS']._serialized_end=790
-  _globals['_ALIAS_SOURCE']._serialized_start=693
-  _globals['_ALIAS_SOURCE']._serialized_end=769
+  _globals['_ALIASMANIFEST']._serialized_end=665
+  _globals['_ALIASMANIFEST_PROVIDERHEADERSENTRY']._serialized_start=611
+  _globals['_ALIASMANIFEST_PROVIDERHEADERSENTRY']._serialized_end=665
+  _globals['_ALIAS']._serialized_start=668
+  _globals['_ALIAS']._serialized_end=964
+  _globals['_ALIAS_SOURCE']._serialized_start=867
+  _globals['_ALIAS_SOURCE']._serialized_end=943
 # @@protoc_insertion_point(module_scope)

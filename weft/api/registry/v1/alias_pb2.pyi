@@ -31,6 +31,22 @@ class AliasManifest(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class ProviderHeadersEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     NAME_FIELD_NUMBER: builtins.int
     PATTERN_FIELD_NUMBER: builtins.int
     TARGET_FIELD_NUMBER: builtins.int
@@ -39,6 +55,7 @@ class AliasManifest(google.protobuf.message.Message):
     DEFAULT_PARAMS_FIELD_NUMBER: builtins.int
     FORCED_PARAMS_FIELD_NUMBER: builtins.int
     REMOVED_PARAMS_FIELD_NUMBER: builtins.int
+    PROVIDER_HEADERS_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Name, unique among aliases; same format as a model name."""
     pattern: builtins.str
@@ -63,6 +80,12 @@ class AliasManifest(google.protobuf.message.Message):
     def removed_params(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Parameters of requests that are removed, by name, also with that warning."""
 
+    @property
+    def provider_headers(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """Headers of requests to providers of central models, such as "anthropic-beta"; other models do not get them. A value
+        "secret/NAME" is the value of that secret, and is sent only to models with an `api_key_ref`. At most 16.
+        """
+
     def __init__(
         self,
         *,
@@ -74,9 +97,10 @@ class AliasManifest(google.protobuf.message.Message):
         default_params: weft.api.common.v1.sampling_pb2.SamplingParams | None = ...,
         forced_params: weft.api.common.v1.sampling_pb2.SamplingParams | None = ...,
         removed_params: collections.abc.Iterable[builtins.str] | None = ...,
+        provider_headers: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["default_params", b"default_params", "forced_params", b"forced_params"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["default_params", b"default_params", "description", b"description", "forced_params", b"forced_params", "name", b"name", "pattern", b"pattern", "removed_params", b"removed_params", "target", b"target", "tenant", b"tenant"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["default_params", b"default_params", "description", b"description", "forced_params", b"forced_params", "name", b"name", "pattern", b"pattern", "provider_headers", b"provider_headers", "removed_params", b"removed_params", "target", b"target", "tenant", b"tenant"]) -> None: ...
 
 global___AliasManifest = AliasManifest
 

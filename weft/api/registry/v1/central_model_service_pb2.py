@@ -26,21 +26,25 @@ from weft.api.common.v1 import access_pb2 as weft_dot_api_dot_common_dot_v1_dot_
 from weft.api.registry.v1 import model_pb2 as weft_dot_api_dot_registry_dot_v1_dot_model__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n0weft/api/registry/v1/central_model_service.proto\x12\x14weft.api.registry.v1\x1a\x1fweft/api/common/v1/access.proto\x1a weft/api/registry/v1/model.proto\"n\n\x0c\x43\x65ntralModel\x12\x35\n\x08manifest\x18\x01 \x01(\x0b\x32#.weft.api.registry.v1.ModelManifest\x12\x0f\n\x07\x61pi_key\x18\x02 \x01(\t\x12\x16\n\x0ekey_is_missing\x18\x03 \x01(\x08\"\x1b\n\x19WatchCentralModelsRequest\"P\n\x1aWatchCentralModelsResponse\x12\x32\n\x06models\x18\x01 \x03(\x0b\x32\".weft.api.registry.v1.CentralModel2\xa2\x01\n\x13\x43\x65ntralModelService\x12\x8a\x01\n\x12WatchCentralModels\x12/.weft.api.registry.v1.WatchCentralModelsRequest\x1a\x30.weft.api.registry.v1.WatchCentralModelsResponse\"\x0f\xb2\xb5\x18\x0bmesh:create0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n0weft/api/registry/v1/central_model_service.proto\x12\x14weft.api.registry.v1\x1a\x1fweft/api/common/v1/access.proto\x1a weft/api/registry/v1/model.proto\"n\n\x0c\x43\x65ntralModel\x12\x35\n\x08manifest\x18\x01 \x01(\x0b\x32#.weft.api.registry.v1.ModelManifest\x12\x0f\n\x07\x61pi_key\x18\x02 \x01(\t\x12\x16\n\x0ekey_is_missing\x18\x03 \x01(\x08\"\x1b\n\x19WatchCentralModelsRequest\"\xe3\x01\n\x1aWatchCentralModelsResponse\x12\x32\n\x06models\x18\x01 \x03(\x0b\x32\".weft.api.registry.v1.CentralModel\x12[\n\x0eheader_secrets\x18\x02 \x03(\x0b\x32\x43.weft.api.registry.v1.WatchCentralModelsResponse.HeaderSecretsEntry\x1a\x34\n\x12HeaderSecretsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x32\xa2\x01\n\x13\x43\x65ntralModelService\x12\x8a\x01\n\x12WatchCentralModels\x12/.weft.api.registry.v1.WatchCentralModelsRequest\x1a\x30.weft.api.registry.v1.WatchCentralModelsResponse\"\x0f\xb2\xb5\x18\x0bmesh:create0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.api.registry.v1.central_model_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_WATCHCENTRALMODELSRESPONSE_HEADERSECRETSENTRY']._loaded_options = None
+  _globals['_WATCHCENTRALMODELSRESPONSE_HEADERSECRETSENTRY']._serialized_options = b'8\001'
   _globals['_CENTRALMODELSERVICE'].methods_by_name['WatchCentralModels']._loaded_options = None
   _globals['_CENTRALMODELSERVICE'].methods_by_name['WatchCentralModels']._serialized_options = b'\262\265\030\013mesh:create'
   _globals['_CENTRALMODEL']._serialized_start=141
   _globals['_CENTRALMODEL']._serialized_end=251
   _globals['_WATCHCENTRALMODELSREQUEST']._serialized_start=253
   _globals['_WATCHCENTRALMODELSREQUEST']._serialized_end=280
-  _globals['_WATCHCENTRALMODELSRESPONSE']._serialized_start=282
-  _globals['_WATCHCENTRALMODELSRESPONSE']._serialized_end=362
-  _globals['_CENTRALMODELSERVICE']._serialized_start=365
-  _globals['_CENTRALMODELSERVICE']._serialized_end=527
+  _globals['_WATCHCENTRALMODELSRESPONSE']._serialized_start=283
+  _globals['_WATCHCENTRALMODELSRESPONSE']._serialized_end=510
+  _globals['_WATCHCENTRALMODELSRESPONSE_HEADERSECRETSENTRY']._serialized_start=458
+  _globals['_WATCHCENTRALMODELSRESPONSE_HEADERSECRETSENTRY']._serialized_end=510
+  _globals['_CENTRALMODELSERVICE']._serialized_start=513
+  _globals['_CENTRALMODELSERVICE']._serialized_end=675
 # @@protoc_insertion_point(module_scope)

@@ -60,16 +60,38 @@ class WatchCentralModelsResponse(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class HeaderSecretsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     MODELS_FIELD_NUMBER: builtins.int
+    HEADER_SECRETS_FIELD_NUMBER: builtins.int
     @property
     def models(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___CentralModel]:
         """The models, by name."""
+
+    @property
+    def header_secrets(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """Secrets in headers of aliases, by their references "secret/NAME"."""
 
     def __init__(
         self,
         *,
         models: collections.abc.Iterable[global___CentralModel] | None = ...,
+        header_secrets: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["models", b"models"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["header_secrets", b"header_secrets", "models", b"models"]) -> None: ...
 
 global___WatchCentralModelsResponse = WatchCentralModelsResponse

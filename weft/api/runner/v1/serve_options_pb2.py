@@ -27,13 +27,17 @@ from weft.api.common.v1 import cache_mode_pb2 as weft_dot_api_dot_common_dot_v1_
 from weft.api.common.v1 import priority_pb2 as weft_dot_api_dot_common_dot_v1_dot_priority__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&weft/api/runner/v1/serve_options.proto\x12\x12weft.api.runner.v1\x1a\x1egoogle/protobuf/duration.proto\x1a#weft/api/common/v1/cache_mode.proto\x1a!weft/api/common/v1/priority.proto\"\x8e\x02\n\x0cServeOptions\x12\x31\n\ncache_mode\x18\x01 \x01(\x0e\x32\x1d.weft.api.common.v1.CacheMode\x12\x11\n\tcache_tag\x18\x02 \x01(\t\x12-\n\nkeep_alive\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x08priority\x18\x04 \x01(\x0e\x32\x1c.weft.api.common.v1.Priority\x12\r\n\x05whole\x18\x05 \x01(\x08\x12\x14\n\x0cjoined_texts\x18\x06 \x01(\x08\x12\x34\n\x11prefix_keep_alive\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Durationb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&weft/api/runner/v1/serve_options.proto\x12\x12weft.api.runner.v1\x1a\x1egoogle/protobuf/duration.proto\x1a#weft/api/common/v1/cache_mode.proto\x1a!weft/api/common/v1/priority.proto\"\x97\x03\n\x0cServeOptions\x12\x31\n\ncache_mode\x18\x01 \x01(\x0e\x32\x1d.weft.api.common.v1.CacheMode\x12\x11\n\tcache_tag\x18\x02 \x01(\t\x12-\n\nkeep_alive\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x08priority\x18\x04 \x01(\x0e\x32\x1c.weft.api.common.v1.Priority\x12\r\n\x05whole\x18\x05 \x01(\x08\x12\x14\n\x0cjoined_texts\x18\x06 \x01(\x08\x12\x34\n\x11prefix_keep_alive\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12O\n\x10provider_headers\x18\x08 \x03(\x0b\x32\x35.weft.api.runner.v1.ServeOptions.ProviderHeadersEntry\x1a\x36\n\x14ProviderHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'weft.api.runner.v1.serve_options_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_SERVEOPTIONS_PROVIDERHEADERSENTRY']._loaded_options = None
+  _globals['_SERVEOPTIONS_PROVIDERHEADERSENTRY']._serialized_options = b'8\001'
   _globals['_SERVEOPTIONS']._serialized_start=167
-  _globals['_SERVEOPTIONS']._serialized_end=437
+  _globals['_SERVEOPTIONS']._serialized_end=574
+  _globals['_SERVEOPTIONS_PROVIDERHEADERSENTRY']._serialized_start=520
+  _globals['_SERVEOPTIONS_PROVIDERHEADERSENTRY']._serialized_end=574
 # @@protoc_insertion_point(module_scope)

@@ -4,8 +4,10 @@ isort:skip_file
 """
 
 import builtins
+import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.duration_pb2
+import google.protobuf.internal.containers
 import google.protobuf.message
 import typing
 import weft.api.common.v1.cache_mode_pb2
@@ -19,6 +21,22 @@ class ServeOptions(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    @typing.final
+    class ProviderHeadersEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     CACHE_MODE_FIELD_NUMBER: builtins.int
     CACHE_TAG_FIELD_NUMBER: builtins.int
     KEEP_ALIVE_FIELD_NUMBER: builtins.int
@@ -26,6 +44,7 @@ class ServeOptions(google.protobuf.message.Message):
     WHOLE_FIELD_NUMBER: builtins.int
     JOINED_TEXTS_FIELD_NUMBER: builtins.int
     PREFIX_KEEP_ALIVE_FIELD_NUMBER: builtins.int
+    PROVIDER_HEADERS_FIELD_NUMBER: builtins.int
     cache_mode: weft.api.common.v1.cache_mode_pb2.CacheMode.ValueType
     """Whether the prefix cache is used."""
     cache_tag: builtins.str
@@ -50,6 +69,10 @@ class ServeOptions(google.protobuf.message.Message):
     def prefix_keep_alive(self) -> google.protobuf.duration_pb2.Duration:
         """As in RequestOptions."""
 
+    @property
+    def provider_headers(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """As in AliasManifest. Only for the runner of the central models."""
+
     def __init__(
         self,
         *,
@@ -60,8 +83,9 @@ class ServeOptions(google.protobuf.message.Message):
         whole: builtins.bool = ...,
         joined_texts: builtins.bool = ...,
         prefix_keep_alive: google.protobuf.duration_pb2.Duration | None = ...,
+        provider_headers: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["keep_alive", b"keep_alive", "prefix_keep_alive", b"prefix_keep_alive"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cache_mode", b"cache_mode", "cache_tag", b"cache_tag", "joined_texts", b"joined_texts", "keep_alive", b"keep_alive", "prefix_keep_alive", b"prefix_keep_alive", "priority", b"priority", "whole", b"whole"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cache_mode", b"cache_mode", "cache_tag", b"cache_tag", "joined_texts", b"joined_texts", "keep_alive", b"keep_alive", "prefix_keep_alive", b"prefix_keep_alive", "priority", b"priority", "provider_headers", b"provider_headers", "whole", b"whole"]) -> None: ...
 
 global___ServeOptions = ServeOptions
