@@ -147,6 +147,8 @@ class CallInfo:
     """Whether texts that arrive together may become one delta, see `Delta.piece_lengths`."""
     ends_loops: bool = False
     """Whether the answer ends with REPEATED_LINE_LOOP if the engine detects a loop."""
+    provider_headers: Mapping[str, str] = field(default_factory=dict)
+    """Headers for a provider, as in AliasManifest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

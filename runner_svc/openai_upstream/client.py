@@ -119,6 +119,8 @@ class Endpoint:
     """Empty: no Authorization header is sent."""
     present_key: Callable[[], str] | None = field(default=None, repr=False)
     """Returns the current key if it may change; None: use `api_key`."""
+    header_value: Callable[[str], str] | None = field(default=None, repr=False)
+    """Returns the value of one of `CallInfo.provider_headers`; None: they are not sent."""
     model: str = ""
     """Model name on the server; empty: requests omit the model."""
     parameters: ParameterProfile
@@ -503,6 +505,8 @@ class OpenAiHttp:
 
     async def _send(self, path: str, body: object, call: CallInfo, authorization: Mapping[str, str]) -> Answer:
         headers = {} if self.endpoint.is_provider else {"X-Request-Id": call.request_id, TRACEPARENT: call.traceparent}
+        if self.endpoint.header_value is not None:
+            headers |= {name: self.endpoint.header_value(value) for name, value in call.provider_headers.items()}
         headers |= authorization
         if isinstance(body, FormBody):
             data, headers["Content-Type"] = body.data, body.content_type

@@ -31,6 +31,7 @@ from weft.dispatch.frames import Frame, GenerationPayload
 from weft.kernel.errors.error_tree import ENGINE_CAUSE, UNSENT, FieldError, WeftError, invalid_field
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.requests.request_values import Operation
+from weft.kernel.values.names import SECRET_PREFIX
 from weft.wake.recipes import redacted
 
 Model = TypeVar("Model", bound=UpstreamSettings)
@@ -108,6 +109,7 @@ class UnmanagedServer(ServerCalls, Generic[Model]):
             parameters=self.parameters,
             is_provider=self.is_provider,
             present_key=self._present_key if self.is_provider else None,
+            header_value=self._header_value if self.is_provider else None,
         )
         http = self._client(endpoint)
         try:
@@ -141,6 +143,17 @@ class UnmanagedServer(ServerCalls, Generic[Model]):
             # Errors of requests with the previous key may still arrive.
             self._secrets = (*secret_words(self.base_url, self._secrets[-1]), key)
         return key
+
+    def _header_value(self, text: str) -> str:
+        """Returns a header's text, or the secret that it names. Raises BACKEND_ERROR if that may not be sent."""
+        if not text.startswith(SECRET_PREFIX):
+            return text
+        # Whoever declared the address of such a model was allowed to use secrets.
+        if not self.model.api_key_env:
+            raise WeftError(Reason.BACKEND_ERROR, f"{text} in a header is sent only to models with apiKeyRef")
+        if not (value := self.context.environment.get(text, "").strip()):
+            raise WeftError(Reason.BACKEND_ERROR, f"the secret of a header is missing: {text}")
+        return value
 
     @property
     def _key(self) -> str:
@@ -233,10 +246,12 @@ class UnmanagedServer(ServerCalls, Generic[Model]):
     def _redacted(self, error: WeftError) -> WeftError:
         if isinstance(error, FieldError) and ENGINE_CAUSE not in error.metadata:
             return error  # weft's own message about the caller's request
+        others = [value for name, value in self.context.environment.items() if name.startswith(SECRET_PREFIX)]
+        secrets = (*self._secrets, *others)
         return WeftError(
             error.reason,
-            redacted(error.message, self._secrets),
-            metadata={name: redacted(value, self._secrets) for name, value in error.metadata.items()},
+            redacted(error.message, secrets),
+            metadata={name: redacted(value, secrets) for name, value in error.metadata.items()},
             retry_after_seconds=error.retry_after_seconds,
         )
 

@@ -135,6 +135,7 @@ class DataPlane:
             whole=request.options.whole,
             joins_texts=True,
             ends_loops=kills_repetition(request.behaviour, setup.settings),
+            provider_headers=request.options.provider_headers,
         )
         chat = ChatRequest(
             payload=_payload(request),
@@ -190,7 +191,7 @@ class DataPlane:
         ENGINE_METHODS[spec.operation].check(request.payload)
         if permit.model != instance.model and spec.operation not in instance.config.adapter_operations:
             raise not_offered(spec.operation)
-        call = call_info(permit, instance, context)
+        call = call_info(permit, instance, context, provider_headers=request.options.provider_headers)
         with self._working(
             permit, instance, request.options, request.payload, call, takes_slot=spec.takes_slot
         ) as work:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 from runner_svc.backend.port import CallInfo
@@ -187,6 +187,7 @@ def call_info(
     whole: bool = False,
     joins_texts: bool = False,
     ends_loops: bool = False,
+    provider_headers: Mapping[str, str] = MappingProxyType({}),
 ) -> CallInfo:
     """Returns the call context for a backend. `whole`: the answer is not streamed. For the others see CallInfo."""
     metadata = {key: str(value) for key, value in context.invocation_metadata() if key == TRACEPARENT}
@@ -200,4 +201,5 @@ def call_info(
         whole=whole,
         joins_texts=joins_texts,
         ends_loops=ends_loops,
+        provider_headers=provider_headers,
     )

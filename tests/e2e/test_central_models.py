@@ -93,6 +93,49 @@ async def test_declared_price_is_in_quotes_receipts_and_usage(mesh: MeshProcess,
     assert "COST" in await mesh.weft("mesh", "usage", "--by", "model", "--model", MODEL)
 
 
+async def test_two_aliases_of_a_model_send_their_own_parameters_and_headers(
+    mesh: MeshProcess, provider: CountingProvider
+) -> None:
+    calm = {
+        "kind": "alias",
+        "name": "calm",
+        "target": MODEL,
+        "defaultParams": {"reasoning_effort": "low"},
+        "forcedParams": {"temperature": 0.25},
+        "providerHeaders": {"x-title": "weft", "x-team-key": f"secret/{SECRET}"},
+    }
+    wild = {"kind": "alias", "name": "wild", "target": MODEL, "removedParams": ["temperature"]}
+    await mesh.weft("apply", "-f", "-", stdin="\n---\n".join(map(json.dumps, (calm, wild))))
+    pids = {process.pid for process in mesh.family()}
+
+    async def answered(name: str, **more: Any) -> tuple[Any, Any, Any]:
+        messages = [{"role": "user", "content": "Count."}]
+        body = {"model": name, "messages": messages, "temperature": 1, "allow_remote": True, **more}
+        async with aiohttp.ClientSession() as http, http.post(f"{mesh.url}/v1/chat/completions", json=body) as response:
+            assert response.status == 200, await response.text()
+            return await response.json(), provider.bodies[-1], provider.requests[-1].headers
+
+    async def is_known() -> bool:
+        return "warnings" in (await answered("calm"))[0]
+
+    await eventually(is_known, SECONDS, "the preset was not applied")
+    body, sent, headers = await answered("calm")
+    assert (sent["temperature"], sent["reasoning_effort"]) == (0.25, "low")
+    assert (headers["x-title"], headers["x-team-key"]) == ("weft", FIRST)
+    assert [each["field"] for each in body["warnings"]] == ["temperature"]
+    assert "temperature replaced by alias/calm" in await mesh.weft("explain")
+    body, sent, headers = await answered("wild", durable="wait")
+    assert "temperature" not in sent
+    assert "x-title" not in headers
+    assert body["warnings"][0]["message"] == "was removed by alias/wild"
+    assert {process.pid for process in mesh.family()} == pids
+    shown = await mesh.weft("get", "aliases", "-o", "json") + await mesh.weft("describe", "alias", "calm")
+    assert (f"secret/{SECRET}" in shown, FIRST in shown) == (True, False)
+    (secret,) = json.loads(await mesh.weft("get", "secrets", "-o", "json"))["items"]
+    assert secret["usedBy"] == ["alias/calm", MODEL]
+    await mesh.weft("delete", "alias", "calm", "wild")
+
+
 async def _under_load(mesh: MeshProcess, change: Callable[[], Awaitable[object]]) -> list[int]:
     """The statuses of requests that four callers send one after the other, before, during and after `change`."""
     statuses: list[int] = []
@@ -135,7 +178,7 @@ async def test_rejected_keys_and_missing_secrets_are_operator_errors(
     assert status == 502
     assert FIRST not in str(body)
     code, error = await _refused(mesh, "delete", "secret", SECRET)
-    assert (code, f"in use by models: {MODEL}" in error) == (4, True)
+    assert (code, f"in use by: {MODEL}" in error) == (4, True)
     await mesh.weft("delete", "secret", SECRET, "--force")
     sent = provider.byte_count
     status, body, _ = await eventually(lambda: _failed(mesh), SECONDS, "the model still had its key")

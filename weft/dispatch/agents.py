@@ -1,7 +1,7 @@
 """Resolution of agents and workflows: a request for `agent/<name>` becomes a request to its model. Pure."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from weft.api.common.v1 import agent_behaviour_pb2, chat_pb2, receipt_pb2, workflow_pb2
@@ -49,6 +49,8 @@ class ResolvedRequest:
     """The graph that the runner fills; None: the target is no workflow. Read-only."""
     changed: Sequence[receipt_pb2.ChangedParameter] = ()
     """Parameters of the request that its alias or agent replaced or removed."""
+    provider_headers: Mapping[str, str] = field(default_factory=dict)
+    """As in AliasManifest."""
 
 
 def agent_name_of(model: str) -> str | None:

@@ -45,17 +45,18 @@ def resolve_names(view: FleetView, context: RequestContext, payload: Any) -> Res
     alias = None
     if context.asked_model:
         alias = alias_for((each.manifest for each in view.aliases.values()), context.asked_model, context.tenant)
-    # The preset is for answers: it must not cut the summary of a conversation.
-    if alias is None or not _has_preset(alias) or (context.compaction and not context.compaction.pass_count):
+    if alias is None or not (_has_preset(alias) or alias.provider_headers):
         return resolve(view, context, payload) if "/" in context.model else None
     prepared = type(payload)()
     prepared.CopyFrom(payload)
     chat = prepared.chat if isinstance(prepared, tokenize_pb2.TokenizePayload) else prepared
     is_text = isinstance(chat, chat_pb2.ChatPayload | completion_pb2.CompletionPayload)
-    changed = apply_preset(chat, alias, f"alias/{alias.name}") if is_text else []
+    # Parameters for answers must not cut the summary of a conversation.
+    is_summary = context.compaction is not None and not context.compaction.pass_count
+    changed = apply_preset(chat, alias, f"alias/{alias.name}") if is_text and not is_summary else []
     found = resolve(view, context, prepared) if "/" in context.model else None
     found = found or ResolvedRequest(context=context, payload=prepared)
-    return replace(found, changed=(*changed, *found.changed))
+    return replace(found, changed=(*changed, *found.changed), provider_headers=alias.provider_headers)
 
 
 def _has_preset(alias: AliasManifest) -> bool:

@@ -5,7 +5,7 @@ operations are in `weft.dispatch.operation_table`.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -67,7 +67,7 @@ from weft.kernel.time.cancellation import task_is_cancelled
 from weft.kernel.time.clock import Clock, SystemClock
 from weft.kernel.time.timestamps import optional_seconds, seconds_of
 from weft.kernel.values.address import metadata_of
-from weft.kernel.values.names import AGENT_PREFIX, WORKFLOW_PREFIX
+from weft.kernel.values.names import AGENT_PREFIX, CENTRAL_RUNNER, WORKFLOW_PREFIX
 from weft.kernel.values.unknown_names import UNKNOWN_NAME, among, of_the_kind
 from weft.link.carried_calls import CallStreams, CarriedCall
 
@@ -219,6 +219,7 @@ class _RequestRun(Generic[T]):
         self.payload: Any = call.payload
         self.behaviour: agent_behaviour_pb2.AgentBehaviour | None = None
         self.workflow: workflow_pb2.Workflow | None = None
+        self.provider_headers: Mapping[str, str] = {}
         self.trace = RequestTrace(call.context, deps.clock.monotonic())
         self.observed: Sequence[ObservedRun] = ()
         self.cancelled: WeftError | None = None
@@ -305,7 +306,7 @@ class _RequestRun(Generic[T]):
         if found is not None:
             self.context = self.trace.context = found.context
             self.payload, self.behaviour, self.workflow = found.payload, found.behaviour, found.workflow
-            self.trace.changed = found.changed
+            self.trace.changed, self.provider_headers = found.changed, found.provider_headers
             if self.call.spec.waiting is not None:
                 warnings = map(changed_warning, found.changed)
                 self._notices = [event_pb2.InferenceEvent(warning=warning) for warning in warnings]
@@ -531,7 +532,10 @@ class _Attempt:
             handling = replace(handling, keep_alive_seconds=seconds_of(grant.keep_alive))
         priority = (Priority.from_wire(grant.priority) if grant.priority else None) or context.priority
         call = self._run.call
-        return serve_options(handling, priority, whole=call.whole, joined_texts=call.joined_texts)
+        options = serve_options(handling, priority, whole=call.whole, joined_texts=call.joined_texts)
+        if grant.runner == CENTRAL_RUNNER:
+            options.provider_headers.update(self._run.provider_headers)
+        return options
 
     def cancel(self) -> None:
         """Cancels the runner's work unless the request is complete. Idempotent.

@@ -27,6 +27,7 @@ class GrantingScheduler(Placement):
 
     def __init__(self, address: str) -> None:
         self._address = address
+        self.runner = "r1"
         self._attempt = 0
         self.placed: list[PlacementRequest] = []
 
@@ -44,7 +45,7 @@ class GrantingScheduler(Placement):
     async def next_decision(self) -> Decision:
         self._attempt += 1
         granted = Granted(
-            runner="r1", runner_incarnation="1", address=self._address, model="tiny", attempt=self._attempt
+            runner=self.runner, runner_incarnation="1", address=self._address, model="tiny", attempt=self._attempt
         )
         return Decision(granted=granted)
 

@@ -22,6 +22,7 @@ from weft.dispatch.aliases import asked_name
 from weft.dispatch.quoter import Quoter
 from weft.dispatch.token_counts import PromptCounts
 from weft.kernel.schemas.json_schema import SchemaLimits
+from weft.kernel.values.names import CENTRAL_RUNNER
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 WARNING = {"code": "parameter_changed", "field": "temperature", "message": "was replaced by alias/calm"}
@@ -31,6 +32,7 @@ def fleet() -> FixedFleet:
     calm = AliasManifest(name="calm", pattern="calm", target="tiny", removed_params=["top_p"])
     calm.default_params.CopyFrom(sampling_pb2.SamplingParams(max_tokens=33, reasoning_effort="low"))
     calm.forced_params.temperature = 0.25
+    calm.provider_headers["x-title"] = "weft"
     wild = AliasManifest(name="wild", pattern="wild-*", target="agent/coder")
     wild.forced_params.CopyFrom(sampling_pb2.SamplingParams(temperature=1.5, thinking=False))
     known = FixedFleet.of(model("tiny"), agents=[agent("coder")])
@@ -107,6 +109,16 @@ async def test_grpc_applies_the_preset_and_its_receipt_says_so(tmp_path: Path) -
     assert (warning.code, warning.field) == (warning_pb2.WARNING_CODE_PARAMETER_CHANGED, "temperature")
     [changed] = events[-1].finished.receipt.changed_parameters
     assert (changed.name, changed.author, changed.removed) == ("temperature", "alias/calm", False)
+
+
+async def test_headers_are_sent_to_the_runner_of_central_models_alone(tmp_path: Path) -> None:
+    async with mesh(tmp_path) as (gateway, runner, scheduler):
+        for name_of_runner in ("r1", CENTRAL_RUNNER):
+            scheduler.runner = name_of_runner
+            for name in ("calm", "wild-1"):
+                body = {"model": name, "messages": MESSAGES}
+                (await gateway.request("POST", "/v1/chat/completions", body)).of(200)
+    assert [dict(each.options.provider_headers) for each in runner.asked] == [{}, {}, {"x-title": "weft"}, {}]
 
 
 async def test_quote_counts_the_token_limit_of_the_preset() -> None:

@@ -6,6 +6,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -73,6 +74,28 @@ def _text(events: list[Any]) -> str:
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backoff, "FIRST_SERVER_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(backoff, "DEFAULT_BUSY_SECONDS", 0.01)
+
+
+async def test_headers_of_an_alias_are_sent_with_their_secrets_which_no_error_repeats() -> None:
+    secrets = {KEY_VARIABLE: KEY, "secret/team": "hidden-value-0123"}
+    call = replace(_call(), provider_headers={"X-Title": "weft", "X-Team": "secret/team"})
+    async with _stage(environment=secrets) as (provider, backend):
+        await _events(backend, call=call)
+        headers = provider.requests[0].headers
+        assert (headers["x-title"], headers["x-team"]) == ("weft", "hidden-value-0123")
+        assert headers["authorization"] == f"Bearer {KEY}"
+        body = json.dumps({"error": {"message": "no hidden-value-0123 here", "type": "x"}}).encode()
+        provider.replies.append(Reply(status=400, headers={"Content-Type": "application/json"}, body=body))
+        assert "hidden-value" not in (await _failure(backend, call)).message
+        missing = replace(call, provider_headers={"X-Team": "secret/other"})
+        assert "missing: secret/other" in (await _failure(backend, missing)).message
+
+
+async def test_secret_header_is_not_sent_to_a_model_whose_author_needed_no_secret() -> None:
+    call = replace(_call(), provider_headers={"X-Team": "secret/team"})
+    async with _stage(environment={"secret/team": "hidden-value-0123"}, api_key_env=None) as (provider, backend):
+        assert "only to models with apiKeyRef" in (await _failure(backend, call)).message
+        assert provider.requests == []
 
 
 async def test_provider_receives_the_request_and_its_key_but_no_mesh_data() -> None:

@@ -163,7 +163,9 @@ def test_count_of_a_prompt_has_the_preset_and_embeddings_do_not_change() -> None
 
 def test_summary_of_a_conversation_is_written_without_the_preset() -> None:
     mesh, asked = view(preset(force={"max_tokens": 5})), context("claude-x")
-    assert resolve_names(mesh, replace(asked, compaction=receipt_pb2.Compaction()), chat()) is None
+    summary = resolve_names(mesh, replace(asked, compaction=receipt_pb2.Compaction()), chat())
+    assert summary is not None
+    assert summary.payload == chat()
     after = resolve_names(mesh, replace(asked, compaction=receipt_pb2.Compaction(pass_count=1)), chat())
     assert after is not None
     assert after.payload.sampling.max_tokens == 5
