@@ -94,4 +94,4 @@ class GatewayPorts:
     tool_calls: ToolCalls | None = None
     """Calls a tool of an MCP server; None: there are none."""
     ends: EndReporter | None = None
-    """Reports the ends of requests whose router was lost, which the gateway counts; None: they are not reported."""
+    """Reports the ends of requests that lost their router or needed none, which the gateway counts; None: reports none."""

@@ -480,7 +480,7 @@ class SchedulingLoop:
         was_counted = before is not None and was_left(before)
         records.usage.note_recovered(known, receipt, self._mesh.view, was_counted=was_counted)
         log.info(
-            "the end of a lost request became known",
+            "the end of a request became known",
             request_id=lost.request_id,
             model=receipt.model,
             reason=Reason(receipt.reason).name.lower() if receipt.reason else None,

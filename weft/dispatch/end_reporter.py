@@ -1,4 +1,4 @@
-"""Reports to the current leader how requests ended that lost their router or never reached one.
+"""Reports to the current leader how requests ended that lost their router, never reached one, or needed none.
 
 A bounded in-memory buffer that retries until a router has answered; a killed process loses it.
 """

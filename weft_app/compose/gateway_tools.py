@@ -55,11 +55,13 @@ class GatewayTools:
 
     async def _connected(self, server: str) -> "ToolBox":
         async with self._connecting[server]:
-            settings = self.servers()[server]
+            servers = self.servers()
+            await self._disconnect(self._boxes.keys() - servers.keys())
+            settings = servers[server]
             if server not in self._boxes or self._boxes[server][0] != settings:
                 from runner_svc.tools.tool_box import build_tool_box  # noqa: PLC0415 - most gateways call no tool
 
-                await self._disconnect([server, *(self._boxes.keys() - self.servers().keys())])
+                await self._disconnect([server])
                 box = build_tool_box([settings])
                 await box.start()
                 self._boxes[server] = settings, box

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
@@ -10,6 +11,8 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway.auth.authentication import HOME_SOCKET, OWN_USER_KEY
+from gateway.deps import GatewayDeps
+from gateway.ports import GatewayPorts
 from weft.kernel.text.json_lines import encode_json
 
 Document = dict[str, Any]
@@ -22,11 +25,13 @@ class RefusedError(Exception):
     """Why a tool has no result, for the caller."""
 
 
+@dataclass(frozen=True, slots=True)
 class Caller:
     """Calls endpoints with the key of a message. Each call passes the gateway's checks, limits, metrics and log."""
 
-    def __init__(self, scope: Scope) -> None:
-        self.scope = scope
+    scope: Scope
+    deps: GatewayDeps
+    ports: GatewayPorts
 
     async def call(self, path: str, body: Document | None = None, **query: object) -> Document:
         """Returns what a GET answers, with a body a POST; parameters that are empty are left out.

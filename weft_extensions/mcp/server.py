@@ -1,6 +1,5 @@
 """The MCP server on the official SDK. A server lives as long as one message, so it belongs to one caller."""
 
-from collections.abc import Mapping
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -10,7 +9,6 @@ from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from starlette.responses import Response
-from starlette.types import Scope
 
 from gateway.errors import code_of, public_message
 from gateway.intake.json_guard import parse
@@ -18,43 +16,43 @@ from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.text.json_lines import encode_json
 from weft.kernel.values.unknown_names import unknown_name
 from weft_extensions.mcp.caller import Caller, RefusedError, collected
-from weft_extensions.mcp.mesh_tools import Explain, Ps, Quote, Requests, Tool, Usage, bounded
+from weft_extensions.mcp.mesh_tools import Explain, Ps, Quote, Requests, Tool, Usage
+from weft_extensions.mcp.runner_tools import CallTool, SearchTools, may_call_tools
 
-TOOLS: Mapping[str, type[Tool]] = {
-    "ps": Ps,
-    "explain": Explain,
-    "requests": Requests,
-    "quote": Quote,
-    "usage": Usage,
-}
+Tools = dict[str, type[Tool]]
+_MESH_TOOLS: Tools = {"ps": Ps, "explain": Explain, "requests": Requests, "quote": Quote, "usage": Usage}
+_TOOLS: Tools = {**_MESH_TOOLS, "search_tools": SearchTools, "call_tool": CallTool}
 _MAX_DEPTH = 32
 _INSTRUCTIONS = "The mesh of models that answers you. If an answer was slow or failed, call explain, then ps and usage."
 
 
-async def answer(scope: Scope, message: bytes, max_bytes: int) -> Response:
-    """Answers one message of at most `max_bytes`. Refusals of tools are results with `isError`."""
+async def answer(caller: Caller, message: bytes) -> Response:
+    """Answers one message. Refusals of tools are results with `isError`."""
     server: Server[Any] = Server(
         "weft",
         version=version("weft"),
         instructions=_INSTRUCTIONS,
-        on_list_tools=_list_tools,
-        on_call_tool=partial(_call_tool, Caller(scope)),
+        on_list_tools=partial(_list_tools, caller),
+        on_call_tool=partial(_call_tool, caller),
     )
     # The gateway has checked Host and Origin.
-    manager = StreamableHTTPSessionManager(server, json_response=True, stateless=True, max_request_body_size=max_bytes)
+    manager = StreamableHTTPSessionManager(
+        server, json_response=True, stateless=True, max_request_body_size=caller.deps.config.max_body_bytes
+    )
     async with manager.run():
-        return await collected(manager.handle_request, scope, message)
+        return await collected(manager.handle_request, caller.scope, message)
 
 
 async def _list_tools(
-    _: ServerRequestContext[Any], _page: types.PaginatedRequestParams | None
+    caller: Caller, _: ServerRequestContext[Any], _page: types.PaginatedRequestParams | None
 ) -> types.ListToolsResult:
-    return types.ListToolsResult(tools=[_shown(name, tool) for name, tool in TOOLS.items()])
+    usable = _TOOLS if may_call_tools(caller) else _MESH_TOOLS
+    return types.ListToolsResult(tools=[_shown(name, tool) for name, tool in usable.items()])
 
 
 def _shown(name: str, tool: type[Tool]) -> types.Tool:
-    schema, reads = tool.model_json_schema(), tool.only_reads
-    hints = types.ToolAnnotations(read_only_hint=reads, destructive_hint=not reads, open_world_hint=not reads)
+    schema, acts = tool.model_json_schema(), tool is CallTool
+    hints = types.ToolAnnotations(read_only_hint=not acts, destructive_hint=acts, open_world_hint=acts)
     return types.Tool(name=name, description=schema.pop("description"), input_schema=schema, annotations=hints)
 
 
@@ -62,10 +60,10 @@ async def _call_tool(
     caller: Caller, _: ServerRequestContext[Any], params: types.CallToolRequestParams
 ) -> types.CallToolResult:
     try:
-        if (tool := TOOLS.get(params.name)) is None:
-            raise unknown_name("tool", params.name, TOOLS)
+        if (tool := _TOOLS.get(params.name)) is None:
+            raise unknown_name("tool", params.name, _TOOLS)
         call = parse(tool, encode_json(params.arguments or {}), max_depth=_MAX_DEPTH)
-        text, failed = bounded(await call.run(caller), tool.command).decode(), False
+        text, failed = await call.run(caller), False
     except WeftError as error:
         text, failed = f"{public_message(error)} ({code_of(error)})", True
     except RefusedError as error:

@@ -354,8 +354,12 @@ async def serving(
     health: HealthSource | None = None,
     watched: Sequence[WatchSource] = (),
     clock: Clock | None = None,
+    **more: Any,
 ) -> AsyncIterator[RunningGateway]:
-    """A running gateway and an SDK client that does not retry. Keys, secrets and join tokens are stubs of services."""
+    """A running gateway and an SDK client that does not retry. Keys, secrets and join tokens are stubs of services.
+
+    `more`: fields of GatewayPorts.
+    """
     script = dispatcher or ScriptedDispatcher()
     ports = GatewayPorts(
         extensions=own_extensions(),
@@ -382,6 +386,7 @@ async def serving(
         router=router,
         health=health or HealthSource(),
         watched=watched,
+        **more,
     )
     service = build(config or GatewayConfig(port=0), ports, clock=clock)
     await service.start()

@@ -43,7 +43,7 @@ MODES: list[Any] = ["legacy", "2026-07-28"]
 
 @asynccontextmanager
 async def mesh(**ports: Any) -> AsyncIterator[RunningGateway]:
-    given = {
+    given: dict[str, Any] = {
         "keys": KEYS,
         "requests": ScriptedRequests([waiting("req-1", "ann"), waiting("req-3", "bob")]),
         "usage_source": ScriptedUsage(),
@@ -162,10 +162,10 @@ async def test_long_result_is_bounded_and_says_what_is_left_out() -> None:
         assert len(text.encode()) <= 32 * 1024
         assert 20 < len(found["items"]) < 300
         left = 300 - len(found["items"])
-        assert found["more"] == f"left out: {left} of items. Ask for fewer, or run `weft get requests -o json`"
+        assert found["more"] == f"left out: {left} of items; ask for fewer, or use the command of weft"
         text = await said(client, "explain", {"request_id": "req-long"})
         assert len(text.encode()) <= 32 * 1024
-        assert " of decisions. Ask for fewer" in json.loads(text)["more"]
+        assert " of decisions; ask for fewer" in json.loads(text)["more"]
 
 
 async def test_callers_without_a_key_or_scope_get_nothing() -> None:

@@ -136,7 +136,7 @@ async def test_each_server_is_connected_once_and_one_that_is_removed_is_disconne
     assert (await tools.boxes()).keys() == {"main/a", "main/b", "main/a.b"}
     assert await tools("main/a.b.c", {}) == "a.b ran a.b.c"
     assert sorted(running) == ["a", "a.b", "b"]
-    sections[0] = RunnerSettings(name="main", runtime="x", models=(), tools=(replace(one, timeout_seconds=9.0),))
+    sections[0] = RunnerSettings(name="main", runtime="x", models=(), tools=(one,))
     assert (await tools.boxes()).keys() == {"main/a"}
     assert running == ["a"]
     await tools.stop()
