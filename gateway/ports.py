@@ -94,4 +94,4 @@ class GatewayPorts:
     tool_calls: ToolCalls | None = None
     """Calls a tool of an MCP server; None: there are none."""
     ends: EndReporter | None = None
-    """Reports the ends of requests that lost their router or needed none, which the gateway counts; None: reports none."""
+    """Reports the ends of requests that lost their router or needed none, which are counted; None: reports none."""
