@@ -703,6 +703,7 @@ def _served(counts: ReceiptCounts | None, operation: Operation) -> Served | None
         cached_tokens=counts.cached_prompt_tokens,
         output_tokens=counts.completion_tokens,
         energy_joules=device.energy_millijoules / 1e3 if device.HasField("energy_millijoules") else None,
+        awaits_tool_results=counts.receipt.awaits_tool_results,
     )
 
 

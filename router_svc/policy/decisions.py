@@ -118,6 +118,8 @@ class Served:
     output_tokens: int
     energy_joules: float | None = None
     """Its share of the energy of the accelerators; None: not measured."""
+    awaits_tool_results: bool = False
+    """Whether its answer ended with calls of the caller's tools."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

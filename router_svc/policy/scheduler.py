@@ -159,6 +159,8 @@ class Scheduler:
             return [*decisions, refusals.unknown_target(request)]
         queue = self._queues.open(name)
         self._receive(request, queue, now)
+        if request.spec.affinity_key:
+            self._loads.tool_pauses.end(request.spec.affinity_key, now)
         self._requests.enter(request)
         self.quotes.expect(request, queue, now)
         most = request.spec.max_wait_seconds
@@ -655,6 +657,8 @@ class Placements:
                 self._estimates.note_media(candidate, unit, request.spec.work, seconds, device_seconds)
             else:
                 self._note_answer(request, candidate, served, seconds)
+                if served.awaits_tool_results and request.spec.affinity_key and candidate.host:
+                    self._loads.tool_pauses.begin(candidate.model, request.spec.affinity_key, now)
                 self._quotes.note_end(request, now)
                 if served.energy_joules is not None and seconds > 0:
                     self._quotes.watts.note(candidate.model_host, served.energy_joules / seconds)

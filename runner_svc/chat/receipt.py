@@ -94,9 +94,9 @@ class AnswerReceipt:
             receipt.signals.extend(self._record.signals)
         receipt.tool_run_count = self._tool_runs
 
-    def end(self) -> Frame:
+    def end(self, *, awaits_tool_results: bool) -> Frame:
         """Returns the last events of the answer."""
-        receipt = receipt_pb2.Receipt()
+        receipt = receipt_pb2.Receipt(awaits_tool_results=awaits_tool_results)
         self.write(receipt)
         self.fill(receipt)
         return [

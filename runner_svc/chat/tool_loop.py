@@ -128,6 +128,8 @@ def _noted(frame: Frame, monitor: TurnMonitor, record: RequestRecord, answer: An
             case "finished":
                 late = monitor.late_warnings(event.finished.receipt.usage)
                 answer.fill(event.finished.receipt)
+                if any(each.delta.finish_reason == event_pb2.FINISH_REASON_TOOL_CALLS for each in frame):
+                    event.finished.receipt.awaits_tool_results = True
     if text := "".join(pieces):
         record.note_output(text)
     return [*frame[:-1], *late, frame[-1]] if late else frame
@@ -318,7 +320,9 @@ class ToolLoop:
         delta = event_pb2.Delta(finish_reason=finish)
         if finish == event_pb2.FINISH_REASON_STOP:
             delta.stop_sequence = turn.stop_sequence
-        yield [event_pb2.InferenceEvent(delta=delta), *self._answer.end()]
+        awaits_tool_results = finish == event_pb2.FINISH_REASON_TOOL_CALLS
+        end = self._answer.end(awaits_tool_results=awaits_tool_results)
+        yield [event_pb2.InferenceEvent(delta=delta), *end]
 
     async def _go_on(self, turn: TurnReader) -> AsyncGenerator[Frame]:
         """Runs the tools that the model called, and adds the turn to the history."""

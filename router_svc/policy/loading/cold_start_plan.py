@@ -63,11 +63,18 @@ class Resident:
     """Time at which a caller's request last ended; minus infinity: never."""
     since: float = -math.inf
     """Time at which it became ready."""
+    awaits_tools: bool = False
+    """Whether agents will soon send the results of their tools."""
 
     @property
     def is_wanted(self) -> bool:
         """Whether requests run on it or wait for it."""
         return self.active > 0 or self.queued_tokens > 0 or self.durable_tokens > 0
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether it is wanted, or will be soon."""
+        return self.is_wanted or self.awaits_tools
 
     @property
     def serves_callers(self) -> bool:

@@ -12,6 +12,8 @@ from router_svc.policy.estimates import Estimates
 from router_svc.policy.limits import SchedulerLimits
 from router_svc.policy.loading.cold_start_plan import Demand, LoadGate, LoadPlan, Resident
 from router_svc.policy.loading.cold_start_planner import LoadPlanner
+from router_svc.policy.loading.swap_cost import SwapCosts
+from router_svc.policy.loading.tool_pauses import ToolPauses
 from router_svc.policy.loading.wake_tracker import WakeTracker
 from router_svc.policy.queue.queues import Queues
 from router_svc.policy.queue.request_class import FirstRequest, RequestClass, rank_of
@@ -123,6 +125,7 @@ class LoadCoordinator:
         self._queues = queues
         self.wakes = wakes
         self._planner = LoadPlanner(limits, estimates)
+        self._costs = SwapCosts(limits, estimates)
         self._demanding: dict[RequestClass, Capacity] = {}
         """Classes with waiting requests and sleeping candidates."""
         self._gates: Mapping[str, LoadGate] = {}
@@ -133,6 +136,7 @@ class LoadCoordinator:
         """By model."""
         self._used_at: dict[str, float] = {}
         """Time at which a caller's request last ended, by model."""
+        self.tool_pauses = ToolPauses()
         self._durable_on: Counter[CandidateKey] = Counter()
         """Running durable requests, by candidate."""
         self._failed_at: dict[str, float] = {}
@@ -193,6 +197,7 @@ class LoadCoordinator:
         self._granted_at.pop(model, None)
         self._used_at.pop(model, None)
         self._failed_at.pop(model, None)
+        self.tool_pauses.forget(model)
         self.wakes.forget(model)
 
     def gate_of(self, request_class: RequestClass) -> LoadGate | None:
@@ -226,7 +231,7 @@ class LoadCoordinator:
         self._reviewed_at, self._is_urgent, self._is_stale = now, False, False
         found = demands_of(self._demanding, lambda capacity: self._worth_loading(capacity, now), now)
         hosts = {candidate.host for demand in found.demands for candidate in demand.asleep if candidate.host}
-        residents = {host: self._residents_of(host) for host in sorted(hosts)}
+        residents = {host: self._residents_of(host, now) for host in sorted(hosts)}
         loading = self._loading_on(residents)
         plan = self._planner.review(found.demands, residents, self._cluster.hosts, self._waking(), now, loading=loading)
         hold, instead = self._with_adapters(plan)
@@ -278,15 +283,16 @@ class LoadCoordinator:
         failed_at = self._failed_at
         return tuple(each for each in asleep if failed_at.get(each.model, -math.inf) <= since)
 
-    def _residents_of(self, host: str) -> list[Resident]:
+    def _residents_of(self, host: str, now: float) -> list[Resident]:
         # An adapter is evicted only with its base model, and that resident has the requests of both.
         engine_of = self._index.table.engine_of
         ready = self._cluster.ready_on(host)
-        return [self._resident(each, since) for each, since in ready if engine_of(each) is each]
+        return [self._resident(each, since, now) for each, since in ready if engine_of(each) is each]
 
-    def _resident(self, candidate: Candidate, since: float) -> Resident:
+    def _resident(self, candidate: Candidate, since: float, now: float) -> Resident:
         table = self._index.table
         sharing = table.sharing(candidate) or (candidate,)
+        load_seconds = self._costs.load_seconds(candidate)
         state = self._standing(dict.fromkeys(queue for each in sharing for queue in table.queues_of(each)))
         return Resident(
             candidate=candidate,
@@ -300,6 +306,7 @@ class LoadCoordinator:
             last_granted_at=max(self._granted_at.get(each.model, -math.inf) for each in sharing),
             last_used_at=max(self._used_at.get(each.model, -math.inf) for each in sharing),
             since=since,
+            awaits_tools=any(self.tool_pauses.is_awaited(each.model, load_seconds, now) for each in sharing),
         )
 
     def _standing(self, queues: Iterable[str]) -> _QueuedDemand:

@@ -153,9 +153,11 @@ MAX_HOLDER_CHARS = 64
 
 
 def held_until_idle(candidate: Candidate, host: str, victims: Sequence[Resident]) -> str:
-    """Return the message for memory whose holders are evicted once they are idle."""
+    """Return the message for memory whose holders are evicted once they are idle, and no results of tools are due."""
     names = _some([victim.candidate.model for victim in victims])
-    return f"{_needs(candidate, host)}, held by {names} until idle"
+    is_for_tools = bool(victims) and all(each.awaits_tools and not each.is_wanted for each in victims)
+    until = "for an agent whose tools run" if is_for_tools else "until idle"
+    return f"{_needs(candidate, host)}, held by {names} {until}"
 
 
 def held_for_good(candidate: Candidate, space: HostSpace) -> str:

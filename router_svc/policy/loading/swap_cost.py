@@ -43,11 +43,11 @@ class SwapCosts:
         return max(self.limits.min_turn_seconds, min(wanted, self.limits.max_cold_wait_seconds))
 
     def turn_left(self, resident: Resident, demand: Demand | None, now: float) -> float:
-        """Return how long it must not be evicted for a demand; 0: its turn has ended, or it is unwanted.
+        """Return how long it must not be evicted for a demand; 0: its turn has ended, or it is not needed.
 
         A request of a higher class waits only for the shortest turn. `demand`: None for a load under way.
         """
-        if not resident.is_wanted:
+        if not resident.is_needed:
             return 0.0
         if resident.serves_durable_only:
             goes_first = demand is None or not demand.is_durable
@@ -61,10 +61,12 @@ class SwapCosts:
         """Return the cost of its eviction for a demand: its next load, and the time of the requests that wait for it.
 
         An unwanted model that was just used may be wanted again soon. It costs its next load, but no more than the
-        shortest turn, less the time since its last grant.
+        shortest turn, less the time since its last grant; if results of an agent's tools are awaited, its whole load.
         """
         reload_seconds = self.load_seconds(resident.candidate)
         if not resident.is_wanted:
+            if resident.is_needed:
+                return reload_seconds
             kept_idle_seconds = min(reload_seconds, self.limits.min_turn_seconds)
             return max(0.0, kept_idle_seconds - (now - resident.last_granted_at))
         served = Priority.NORMAL if _is_of_another(demand, resident) else resident.priority
@@ -85,7 +87,7 @@ class SwapCosts:
                 counts = PRIORITY_WEIGHTS[Priority.DURABLE]
                 lost += counts * self.load_seconds(victim.candidate)
             else:
-                counts = 1.0 if victim.is_wanted else 0.0
+                counts = 1.0 if victim.is_needed else 0.0
                 lost += self.loss(victim, demand, now)
             own_load_counts = max(own_load_counts, counts)
         if demand.ready_slots > 0:

@@ -102,6 +102,7 @@ class Receipt(google.protobuf.message.Message):
     KEEP_ALIVE_IGNORED_FIELD_NUMBER: builtins.int
     COMPACTION_FIELD_NUMBER: builtins.int
     CHANGED_PARAMETERS_FIELD_NUMBER: builtins.int
+    AWAITS_TOOL_RESULTS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """Id of the request, the same in all services."""
     outcome: global___Outcome.ValueType
@@ -154,6 +155,8 @@ class Receipt(google.protobuf.message.Message):
     """The priority class in which the request waited, if it asked for a higher one than its key or tenant allows."""
     keep_alive_ignored: builtins.bool
     """Whether `keep_alive` of the request was ignored, because its key may not load and unload the model."""
+    awaits_tool_results: builtins.bool
+    """Whether the answer ended with calls of the caller's tools, whose results come with its next request."""
     @property
     def attempts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Attempt]:
         """All attempts in order; the last one decided the outcome."""
@@ -272,9 +275,10 @@ class Receipt(google.protobuf.message.Message):
         keep_alive_ignored: builtins.bool = ...,
         compaction: global___Compaction | None = ...,
         changed_parameters: collections.abc.Iterable[global___ChangedParameter] | None = ...,
+        awaits_tool_results: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_price_nanodollars", b"_price_nanodollars", "_tokens_per_second", b"_tokens_per_second", "compaction", b"compaction", "device_usage", b"device_usage", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "load_wait", b"load_wait", "price_nanodollars", b"price_nanodollars", "promised_wait", b"promised_wait", "prompt_change", b"prompt_change", "queue_wait", b"queue_wait", "restored_prompt", b"restored_prompt", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "total_time", b"total_time", "usage", b"usage"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_price_nanodollars", b"_price_nanodollars", "_tokens_per_second", b"_tokens_per_second", "adapter_digest", b"adapter_digest", "asked_model", b"asked_model", "attempts", b"attempts", "cancelled_by", b"cancelled_by", "captured", b"captured", "changed_parameters", b"changed_parameters", "compaction", b"compaction", "device_usage", b"device_usage", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "host", b"host", "keep_alive_ignored", b"keep_alive_ignored", "lacked_router", b"lacked_router", "left_premises", b"left_premises", "load_wait", b"load_wait", "lowered_priority", b"lowered_priority", "model", b"model", "model_digest", b"model_digest", "outcome", b"outcome", "price_nanodollars", b"price_nanodollars", "promised_wait", b"promised_wait", "prompt_change", b"prompt_change", "queue_wait", b"queue_wait", "reason", b"reason", "repaired_call_count", b"repaired_call_count", "request_id", b"request_id", "restored_prompt", b"restored_prompt", "retried_call_count", b"retried_call_count", "signals", b"signals", "task_id", b"task_id", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "tool_run_count", b"tool_run_count", "tool_runs", b"tool_runs", "total_time", b"total_time", "trace_id", b"trace_id", "usage", b"usage", "warnings", b"warnings"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_price_nanodollars", b"_price_nanodollars", "_tokens_per_second", b"_tokens_per_second", "adapter_digest", b"adapter_digest", "asked_model", b"asked_model", "attempts", b"attempts", "awaits_tool_results", b"awaits_tool_results", "cancelled_by", b"cancelled_by", "captured", b"captured", "changed_parameters", b"changed_parameters", "compaction", b"compaction", "device_usage", b"device_usage", "engine_timings", b"engine_timings", "gpu_time", b"gpu_time", "host", b"host", "keep_alive_ignored", b"keep_alive_ignored", "lacked_router", b"lacked_router", "left_premises", b"left_premises", "load_wait", b"load_wait", "lowered_priority", b"lowered_priority", "model", b"model", "model_digest", b"model_digest", "outcome", b"outcome", "price_nanodollars", b"price_nanodollars", "promised_wait", b"promised_wait", "prompt_change", b"prompt_change", "queue_wait", b"queue_wait", "reason", b"reason", "repaired_call_count", b"repaired_call_count", "request_id", b"request_id", "restored_prompt", b"restored_prompt", "retried_call_count", b"retried_call_count", "signals", b"signals", "task_id", b"task_id", "time_to_first_token", b"time_to_first_token", "tokens_per_second", b"tokens_per_second", "tool_run_count", b"tool_run_count", "tool_runs", b"tool_runs", "total_time", b"total_time", "trace_id", b"trace_id", "usage", b"usage", "warnings", b"warnings"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_price_nanodollars", b"_price_nanodollars"]) -> typing.Literal["price_nanodollars"] | None: ...
     @typing.overload
