@@ -14,6 +14,8 @@ from weft.dispatch.request_receipt import RequestContext
 from weft.kernel.values.fast_dataclass import fast_dataclass
 from weft.kernel.values.names import ANY, AUTO_MODEL, KIND_PREFIXES, ascii_name, is_resource_id, matches
 
+_PRESET = frozenset({"default_params", "forced_params", "removed_params", "provider_headers"})
+
 
 @fast_dataclass()
 class AskedName:
@@ -45,7 +47,7 @@ def resolve_names(view: FleetView, context: RequestContext, payload: Any) -> Res
     alias = None
     if context.asked_model:
         alias = alias_for((each.manifest for each in view.aliases.values()), context.asked_model, context.tenant)
-    if alias is None or not (_has_preset(alias) or alias.provider_headers):
+    if alias is None or not any(field.name in _PRESET for field, _ in alias.ListFields()):
         return resolve(view, context, payload) if "/" in context.model else None
     prepared = type(payload)()
     prepared.CopyFrom(payload)
@@ -57,10 +59,6 @@ def resolve_names(view: FleetView, context: RequestContext, payload: Any) -> Res
     found = resolve(view, context, prepared) if "/" in context.model else None
     found = found or ResolvedRequest(context=context, payload=prepared)
     return replace(found, changed=(*changed, *found.changed), provider_headers=alias.provider_headers)
-
-
-def _has_preset(alias: AliasManifest) -> bool:
-    return bool(alias.removed_params) or alias.HasField("default_params") or alias.HasField("forced_params")
 
 
 def exact_aliases(view: FleetView, tenant: str) -> list[AskedName]:

@@ -308,8 +308,7 @@ class _RequestRun(Generic[T]):
             self.payload, self.behaviour, self.workflow = found.payload, found.behaviour, found.workflow
             self.trace.changed, self.provider_headers = found.changed, found.provider_headers
             if self.call.spec.waiting is not None:
-                warnings = map(changed_warning, found.changed)
-                self._notices = [event_pb2.InferenceEvent(warning=warning) for warning in warnings]
+                self._notices = [event_pb2.InferenceEvent(warning=changed_warning(each)) for each in found.changed]
 
     def _place(self) -> ReconnectingPlacement:
         context, payload, counts = self.context, self.payload, self.deps.prompt_counts

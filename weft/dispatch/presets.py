@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from google.protobuf import json_format
 
-from weft.api.common.v1 import chat_pb2, receipt_pb2, sampling_pb2, warning_pb2
+from weft.api.common.v1 import chat_pb2, receipt_pb2, warning_pb2
+from weft.api.common.v1.sampling_pb2 import SamplingParams as _Params
 from weft.dispatch.payload_description import drop_thinking_argument, needed_thinking
 from weft.kernel.errors.error_tree import invalid_field
 from weft.kernel.requests.capabilities import ThinkingMode
@@ -16,18 +17,15 @@ if TYPE_CHECKING:
     from weft.api.registry.v1.alias_pb2 import AliasManifest
     from weft.dispatch.payload_description import GeneratingPayload
 
-PARAMETERS = tuple(field.name for field in sampling_pb2.SamplingParams.DESCRIPTOR.fields)
+PARAMETERS = tuple(field.name for field in _Params.DESCRIPTOR.fields)
 OF_CHATS = ("reasoning_effort", "thinking")
 """Parameters that a chat has outside of its sampling parameters."""
 _EFFORT = "REASONING_EFFORT_"
-_NOTHING = sampling_pb2.SamplingParams()
+_NOTHING = _Params()
 
 
 def check_preset(preset: "AliasManifest | AgentManifest", within: str = "") -> None:
-    """Raises INVALID_ARGUMENT for an unknown parameter, or one that is changed in two ways; clears empty messages.
-
-    `within`: the beginning of the names of its fields.
-    """
+    """Raises INVALID_ARGUMENT for an unknown parameter, or one that is changed in two ways; clears empty messages."""
     if not preset.default_params.ByteSize():
         preset.ClearField("default_params")
     if not preset.forced_params.ByteSize():
@@ -45,17 +43,12 @@ def check_preset(preset: "AliasManifest | AgentManifest", within: str = "") -> N
 def apply_preset(
     payload: "GeneratingPayload", preset: "AliasManifest | AgentManifest", author: str
 ) -> list[receipt_pb2.ChangedParameter]:
-    """Changes a payload in place; returns its parameters that were replaced or removed.
-
-    `author`: who declares the preset, such as "alias/claude".
-    """
+    """Changes a payload in place; returns its replaced and removed parameters. `author`: such as "alias/claude"."""
     changed = _change(payload, preset.default_params, preset.forced_params, preset.removed_params)
-    return [
-        receipt_pb2.ChangedParameter(name=name, author=author, removed=removed) for name, removed in changed.items()
-    ]
+    return [receipt_pb2.ChangedParameter(name=name, author=author, removed=gone) for name, gone in changed.items()]
 
 
-def fill_defaults(payload: "GeneratingPayload", defaults: sampling_pb2.SamplingParams) -> None:
+def fill_defaults(payload: "GeneratingPayload", defaults: _Params) -> None:
     """Sets defaults for unset parameters. Set ones stay, including 0; an empty list counts as unset."""
     _change(payload, defaults, _NOTHING, ())
 
@@ -66,30 +59,25 @@ def changed_warning(changed: receipt_pb2.ChangedParameter) -> warning_pb2.Warnin
     return warning_pb2.Warning(code=warning_pb2.WARNING_CODE_PARAMETER_CHANGED, field=changed.name, message=message)
 
 
-def _change(
-    payload: "GeneratingPayload",
-    default_params: sampling_pb2.SamplingParams,
-    forced_params: sampling_pb2.SamplingParams,
-    removed_params: Collection[str],
-) -> dict[str, bool]:
+def _change(payload: "GeneratingPayload", given: _Params, replacing: _Params, gone: Collection[str]) -> dict[str, bool]:
     """Returns the request's parameters that it replaced (False) or removed (True)."""
     is_chat = isinstance(payload, chat_pb2.ChatPayload)
-    defaults, forced = _values(default_params, is_chat=is_chat), _values(forced_params, is_chat=is_chat)
+    defaults, forced = _values(given, is_chat=is_chat), _values(replacing, is_chat=is_chat)
     before = _given(payload)
     # A request that sets one of the two also decides the other.
     if "reasoning_effort" in before:
         defaults.pop("thinking", None)
     if before.get("thinking") is False:
         defaults.pop("reasoning_effort", None)
-    kept = {name: value for name, value in before.items() if name not in removed_params}
+    kept = {name: value for name, value in before.items() if name not in gone}
     after = defaults | kept | forced
-    for name in before.keys() | after.keys():
-        if before.get(name) != after.get(name):
-            _set(payload, name, after.get(name))
-    return {name: name not in after for name, value in before.items() if after.get(name) != value}
+    changed = {name: name not in after for name, value in before.items() if after.get(name) != value}
+    for name in changed.keys() | (after.keys() - before.keys()):
+        _set(payload, name, after.get(name))
+    return changed
 
 
-def _values(params: sampling_pb2.SamplingParams, *, is_chat: bool = True) -> dict[str, Any]:
+def _values(params: _Params, *, is_chat: bool = True) -> dict[str, Any]:
     return {field.name: value for field, value in params.ListFields() if is_chat or field.name not in OF_CHATS}
 
 
@@ -118,9 +106,9 @@ def _set(payload: Any, name: str, value: Any) -> None:
         holder.MergeFrom(type(holder)(**{name: value}))
 
 
-def sampling_of(params: Mapping[str, Any], where: str) -> sampling_pb2.SamplingParams:
+def sampling_of(params: Mapping[str, Any], where: str) -> _Params:
     """Returns the parameters of a setting. Raises INVALID_ARGUMENT naming the field."""
-    sampling = sampling_pb2.SamplingParams()
+    sampling = _Params()
     # Parsed one by one because the parser's message does not name the invalid parameter.
     for name, value in params.items():
         field = f"{where}.{name}"
