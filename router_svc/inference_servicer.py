@@ -135,6 +135,7 @@ class InferenceServicer:
             caller=caller().name,
             model=model,
             asked_model=asked.alias,
+            preset=asked.preset,
             operation=operation,
             traceparent=traceparent,
             priority=priority_of(request.options),

@@ -185,6 +185,7 @@ def request_context(
         caller=principal.name,
         model=model,
         asked_model=asked.alias,
+        preset=asked.preset,
         operation=operation,
         traceparent=stated_traceparent(scope) or new_traceparent(),
         priority=Priority.NORMAL if priority is None else priority,

@@ -14,8 +14,6 @@ from weft.dispatch.request_receipt import RequestContext
 from weft.kernel.values.fast_dataclass import fast_dataclass
 from weft.kernel.values.names import ANY, AUTO_MODEL, KIND_PREFIXES, ascii_name, is_resource_id, matches
 
-_PRESET = frozenset({"default_params", "forced_params", "removed_params", "provider_headers"})
-
 
 @fast_dataclass()
 class AskedName:
@@ -25,6 +23,8 @@ class AskedName:
     """The resolved target: the name of a model or a pool, `agent/` or `route/` and a name, or `auto`."""
     alias: str = ""
     """The alias that the request named; empty: it named `model` directly."""
+    preset: AliasManifest | None = None
+    """That alias, if it changes its requests."""
 
 
 def asked_name(view: FleetView, text: str, tenant: str) -> AskedName:
@@ -39,15 +39,15 @@ def asked_name(view: FleetView, text: str, tenant: str) -> AskedName:
     # Pools are checked last because that scans all models.
     if found is None or any(known.pool == model for known in view.models.values()):
         return AskedName(model)
-    return AskedName(found.target, model)
+    return AskedName(found.target, model, found if _has_preset(found) else None)
 
 
 def resolve_names(view: FleetView, context: RequestContext, payload: Any) -> ResolvedRequest | None:
     """Returns a request with the preset of its alias, then as `resolve`; None: unchanged. Raises as `resolve`."""
-    alias = None
-    if context.asked_model:
-        alias = alias_for((each.manifest for each in view.aliases.values()), context.asked_model, context.tenant)
-    if alias is None or not any(field.name in _PRESET for field, _ in alias.ListFields()):
+    alias = context.preset
+    if context.task_id and context.asked_model:
+        alias = asked_name(view, context.asked_model, context.tenant).preset
+    if alias is None:
         return resolve(view, context, payload) if "/" in context.model else None
     prepared = type(payload)()
     prepared.CopyFrom(payload)
@@ -59,6 +59,11 @@ def resolve_names(view: FleetView, context: RequestContext, payload: Any) -> Res
     found = resolve(view, context, prepared) if "/" in context.model else None
     found = found or ResolvedRequest(context=context, payload=prepared)
     return replace(found, changed=(*changed, *found.changed), provider_headers=alias.provider_headers)
+
+
+def _has_preset(alias: AliasManifest) -> bool:
+    params = alias.default_params.ByteSize() or alias.forced_params.ByteSize() or alias.removed_params
+    return bool(params or alias.provider_headers)
 
 
 def exact_aliases(view: FleetView, tenant: str) -> list[AskedName]:

@@ -237,7 +237,7 @@ class _RequestRun(Generic[T]):
         """See `Call.chunks`. Closing or cancelling the iterator cancels the runner's work."""
         call, waiting = self.call, self.call.spec.waiting
         try:
-            if "/" in self.context.model or self.context.asked_model:
+            if "/" in self.context.model or self.context.preset is not None or self.context.task_id:
                 await self._until_names_are_known()
                 self._resolve_names()
             async with self._place() as placement:
@@ -292,7 +292,8 @@ class _RequestRun(Generic[T]):
 
     async def _until_names_are_known(self) -> None:
         """Waits for the first snapshot of the mesh, without which no alias, agent or workflow can be resolved."""
-        if not self.context.asked_model and not self.context.model.startswith((AGENT_PREFIX, WORKFLOW_PREFIX)):
+        is_late = self.context.task_id and self.context.asked_model
+        if not is_late and not self.context.model.startswith((AGENT_PREFIX, WORKFLOW_PREFIX)):
             return
         clock, began = self.deps.clock, self.deps.clock.monotonic()
         limit, own = self.deps.steady.router_outage_limit_seconds, self._seconds_to_deadline()

@@ -9,6 +9,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from weft.api.common.v1 import receipt_pb2, usage_pb2
 from weft.api.registry.v1 import model_pb2
+from weft.api.registry.v1.alias_pb2 import AliasManifest
 from weft.api.router.v1.placement_service_pb2 import Granted
 from weft.dispatch.frames import Frame
 from weft.dispatch.placement import MAX_ATTEMPT_LOG_LINES, MAX_ATTEMPT_MESSAGE_CHARS, Decision
@@ -60,6 +61,8 @@ class RequestContext:
     traceparent: str
     asked_model: str = ""
     """The alias that the caller requested instead of `model`; empty: none."""
+    preset: AliasManifest | None = None
+    """That alias, if it changes its requests; of a task, it is read when the task runs."""
     priority: Priority = Priority.NORMAL
     names_priority: bool = True
     """Whether the caller chose the priority class; if not, its client's profile may."""

@@ -170,15 +170,8 @@ def _compacted(receipt: Document) -> str | None:
     return f"to a summary, number of calls before the answer: {compaction['passCount']} ({used})"
 
 
-def _changed(receipt: Document) -> str | None:
-    """Returns the parameters that an alias or an agent changed; None: none."""
-    return (
-        ", ".join(
-            f"{each['name']} {'removed' if each.get('removed') else 'replaced'} by {each['author']}"
-            for each in receipt.get("changedParameters", ())
-        )
-        or None
-    )
+def _change(parameter: Document) -> str:
+    return f"{parameter['name']} {'removed' if parameter.get('removed') else 'replaced'} by {parameter['author']}"
 
 
 def _sent_out(receipt: Document) -> str | None:
@@ -238,7 +231,7 @@ _COSTS = custom_columns(
     Waited=_waited,
     Priority=_lowered,
     Keep_alive=lambda receipt: "ignored: its key may not set it" if receipt.get("keepAliveIgnored") else None,
-    Changed=_changed,
+    Changed=lambda receipt: ", ".join(map(_change, receipt.get("changedParameters", ()))) or None,
     First_token=_first_token,
     Engine=_engine,
     GPU=_device_usage,

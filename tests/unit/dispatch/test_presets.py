@@ -1,6 +1,5 @@
 """Presets: what aliases and agents change in the parameters of requests."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +7,8 @@ import pytest
 from weft.api.common.v1 import chat_pb2, completion_pb2, embedding_pb2, receipt_pb2, sampling_pb2, tokenize_pb2
 from weft.api.registry.v1.agent_pb2 import Agent, AgentManifest
 from weft.api.registry.v1.alias_pb2 import Alias, AliasManifest
-from weft.dispatch.aliases import resolve_names
+from weft.dispatch.agents import ResolvedRequest
+from weft.dispatch.aliases import asked_name, resolve_names
 from weft.dispatch.fleet import FleetView, expected_model
 from weft.dispatch.presets import apply_preset, changed_warning, fill_defaults
 from weft.dispatch.request_receipt import RequestContext
@@ -124,15 +124,19 @@ def view(*aliases: AliasManifest, agent: AgentManifest | None = None) -> FleetVi
     )
 
 
-def context(asked: str, model: str = "m") -> RequestContext:
-    return RequestContext(
-        request_id="r", tenant="t", model=model, asked_model=asked, operation=Operation.CHAT, traceparent=""
-    )
+def resolved(mesh: FleetView, asked: str, payload: Any, model: str = "m", **about: Any) -> ResolvedRequest | None:
+    """What becomes of a request for a name, as a gateway or, with a `task_id`, a router makes it."""
+    preset = None if "task_id" in about else asked_name(mesh, asked, "t").preset
+    context = RequestContext(
+        request_id="r", tenant="t", model=model, asked_model=asked, operation=Operation.CHAT, traceparent="",
+        preset=preset, **about,
+    )  # fmt: skip
+    return resolve_names(mesh, context, payload)
 
 
 def test_request_for_an_alias_gets_its_preset_and_the_caller_s_payload_stays() -> None:
     payload = chat(temperature=1)
-    found = resolve_names(view(preset(force={"temperature": 0.2})), context("claude-opus"), payload)
+    found = resolved(view(preset(force={"temperature": 0.2})), "claude-opus", payload)
     assert found is not None
     assert (found.payload.sampling.temperature, payload.sampling.temperature) == (0.2, 1)
     assert [(each.name, each.author) for each in found.changed] == [("temperature", "alias/claude")]
@@ -142,7 +146,7 @@ def test_alias_of_an_agent_changes_the_request_before_the_agent() -> None:
     manifest = AgentManifest(name="coder", model="m", default_params=Params(temperature=0.5, top_k=3))
     manifest.forced_params.seed = 1
     alias = preset(default={"temperature": 0.2}, force={"seed": 9})
-    found = resolve_names(view(alias, agent=manifest), context("claude-x", "agent/coder"), chat(seed=5))
+    found = resolved(view(alias, agent=manifest), "claude-x", chat(seed=5), "agent/coder")
     assert found is not None
     assert found.payload.sampling == Params(temperature=0.2, top_k=3, seed=1)
     assert [(each.name, each.author) for each in found.changed] == [("seed", "alias/claude"), ("seed", "agent/coder")]
@@ -150,27 +154,35 @@ def test_alias_of_an_agent_changes_the_request_before_the_agent() -> None:
 
 def test_count_of_a_prompt_has_the_preset_and_embeddings_do_not_change() -> None:
     mesh = view(preset(force={"thinking": False}))
-    found = resolve_names(mesh, context("claude-x"), tokenize_pb2.TokenizePayload(chat=chat()))
+    found = resolved(mesh, "claude-x", tokenize_pb2.TokenizePayload(chat=chat()))
     assert found is not None
     assert not found.payload.chat.thinking
     assert found.payload.chat.HasField("thinking")
     embedding = embedding_pb2.EmbeddingPayload(inputs=[completion_pb2.PromptInput(text="a")])
-    other = resolve_names(mesh, context("claude-x"), embedding)
+    other = resolved(mesh, "claude-x", embedding)
     assert other is not None
     assert other.payload == embedding
     assert not other.changed
 
 
 def test_summary_of_a_conversation_is_written_without_the_preset() -> None:
-    mesh, asked = view(preset(force={"max_tokens": 5})), context("claude-x")
-    summary = resolve_names(mesh, replace(asked, compaction=receipt_pb2.Compaction()), chat())
+    mesh = view(preset(force={"max_tokens": 5}))
+    summary = resolved(mesh, "claude-x", chat(), compaction=receipt_pb2.Compaction())
     assert summary is not None
     assert summary.payload == chat()
-    after = resolve_names(mesh, replace(asked, compaction=receipt_pb2.Compaction(pass_count=1)), chat())
+    after = resolved(mesh, "claude-x", chat(), compaction=receipt_pb2.Compaction(pass_count=1))
     assert after is not None
     assert after.payload.sampling.max_tokens == 5
 
 
 def test_request_without_a_preset_stays_as_it_is() -> None:
-    assert resolve_names(view(preset()), context("claude-x"), chat()) is None
-    assert resolve_names(view(preset(force={"seed": 1})), context(""), chat()) is None
+    assert resolved(view(preset()), "claude-x", chat()) is None
+    assert resolved(view(preset(force={"seed": 1})), "m", chat()) is None
+
+
+def test_task_gets_the_preset_that_its_alias_has_when_it_runs() -> None:
+    for mesh, seed in ((view(preset(force={"seed": 3})), 3), (view(preset(force={"seed": 4})), 4)):
+        found = resolved(mesh, "claude-x", chat(), task_id="task-1")
+        assert found is not None
+        assert found.payload.sampling.seed == seed
+    assert resolved(view(), "claude-x", chat(), task_id="task-1") is None
