@@ -121,6 +121,25 @@ def test_tenant_limits_are_edited_as_lines_and_an_invalid_line_is_reported(page:
     assert json.loads(page.get_by_label("JSON").input_value())["limits"] == document["limits"]
 
 
+def test_preset_of_an_alias_is_declared_in_the_form_and_shown_in_the_list(page: "Page", mesh: MeshProcess) -> None:
+    opened(page, mesh, "settings/aliases", "Settings")
+    page.get_by_role("button", name="New alias").click()
+    page.get_by_label("Name", exact=True).fill("calm")
+    page.get_by_label("Target").fill("m-a")
+    page.get_by_label("Default reasoning effort").fill("low")
+    page.get_by_label("Forced temperature").fill("0.25")
+    page.get_by_label("Removed parameters").fill("top_k\nseed")
+    planned(page).get_by_role("button", name="Apply").click()
+    row = page.get_by_role("table", name="Aliases").get_by_role("row", name="calm")
+    row.get_by_text('reasoning_effort defaults to "low", temperature = 0.25, no top_k, no seed').wait_for()
+    document = declared(mesh, "aliases/calm")
+    assert document["defaultParams"] == {"reasoning_effort": "low"}
+    assert (document["forcedParams"], document["removedParams"]) == ({"temperature": 0.25}, ["top_k", "seed"])
+    row.get_by_role("link", name="calm").click()
+    assert page.get_by_label("Forced temperature").input_value() == "0.25"
+    httpx2.delete(f"{mesh.url}/api/v1/aliases/calm").raise_for_status()
+
+
 def test_concurrent_change_is_reported_and_a_document_is_deleted(page: "Page", mesh: MeshProcess) -> None:
     alias = {"kind": "alias", "name": "gpt", "pattern": "gpt-*", "target": "m-a"}
     httpx2.put(f"{mesh.url}/api/v1/aliases/gpt", json=alias).raise_for_status()

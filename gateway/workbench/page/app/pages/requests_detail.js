@@ -69,6 +69,7 @@ function Summary({ record }) {
       ["Client", record.clientId],
       ["Agent", agentOf(record.labels)],
       ["Priority", receipt.loweredPriority ? `${record.priority}, the highest that its key or tenant allows` : record.priority],
+      ["Changed", (receipt.changedParameters ?? []).map((/** @type {any} */ each) => `${each.name} ${each.removed ? "removed" : "replaced"} by ${each.author}`).join(", ")],
       ["Arrived", clock(record.arrivedAt)],
       ["Ended", clock(record.endedAt)],
       ["Took", seconds(tookOf(record))],

@@ -25,6 +25,7 @@ const COLUMNS = {
     { title: "Pattern", cell: (alias) => html`<span class="mono">${alias.pattern || alias.name}</span>`, sort: (alias) => alias.pattern || alias.name },
     { title: "Target", cell: (alias) => alias.target, sort: (alias) => alias.target },
     { title: "Tenant", cell: (alias) => alias.tenant || "every tenant" },
+    { title: "Preset", cell: presetOf, className: "wrap" },
     { title: "Source", cell: (alias) => alias.status?.source },
   ],
   tenant: [
@@ -34,6 +35,13 @@ const COLUMNS = {
     { title: "Description", cell: (tenant) => tenant.description, className: "wrap" },
   ],
 };
+
+/** What an alias changes in its requests, in words. @param {any} alias */
+function presetOf({ defaultParams = {}, forcedParams = {}, removedParams = [], providerHeaders = {} }) {
+  const set = (/** @type {Record<string, unknown>} */ params, /** @type {string} */ sign) => Object.entries(params).map(([name, value]) => `${name} ${sign} ${JSON.stringify(value)}`);
+  const headers = Object.keys(providerHeaders).map((name) => `header ${name}`);
+  return [...set(defaultParams, "defaults to"), ...set(forcedParams, "="), ...removedParams.map((/** @type {string} */ name) => `no ${name}`), ...headers].join(", ");
+}
 
 /** A limit in words. @param {{window: string, requests?: number, tokens?: number, per?: string, model?: string}} limit */
 function words({ window, requests, tokens, per, model }) {
