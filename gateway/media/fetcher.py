@@ -62,6 +62,35 @@ class Network:
     open_socket: Callable[[AddressInfo], socket.socket] = open_socket
     tls: ssl.SSLContext = field(default_factory=ssl.create_default_context)
 
+    def checked_socket(self, info: AddressInfo) -> socket.socket:
+        """Returns a socket for a public address. Raises ForbiddenAddressError for another one."""
+        _PUBLIC.require(str(info[4][0]), int(info[4][1]))
+        return self.open_socket(info)
+
+
+def public_session(network: Network, connect_seconds: float) -> aiohttp.ClientSession:
+    """Returns an HTTP client that connects to public addresses only, once per request.
+
+    Its requests raise ForbiddenAddressError, aiohttp.ClientError and OSError.
+    """
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(
+            resolver=_CheckingResolver(network),
+            socket_factory=network.checked_socket,
+            use_dns_cache=False,
+            force_close=True,
+            ssl=network.tls,
+        ),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        trust_env=False,
+        auto_decompress=False,
+        timeout=aiohttp.ClientTimeout(total=None, connect=connect_seconds),
+        max_line_size=_MAX_LINE_BYTES,
+        max_field_size=_MAX_LINE_BYTES,
+        max_headers=_MAX_HEADERS,
+        read_bufsize=_CHUNK_BYTES,
+    )
+
 
 class MediaFetcher(MediaSource):
     """Fetches media over HTTP, with a new connection for each file."""
@@ -124,26 +153,8 @@ class MediaFetcher(MediaSource):
 
     async def _download(self, url: MediaUrl, field_name: str, left: int) -> bytes:
         config = self._config
-        timeout = aiohttp.ClientTimeout(total=None, connect=config.connect_timeout_seconds)
-        connector = aiohttp.TCPConnector(
-            resolver=_CheckingResolver(self._network),
-            socket_factory=self._checked_socket,
-            use_dns_cache=False,
-            force_close=True,
-            ssl=self._network.tls,
-        )
         async with (
-            aiohttp.ClientSession(
-                connector=connector,
-                cookie_jar=aiohttp.DummyCookieJar(),
-                trust_env=False,
-                auto_decompress=False,
-                timeout=timeout,
-                max_line_size=_MAX_LINE_BYTES,
-                max_field_size=_MAX_LINE_BYTES,
-                max_headers=_MAX_HEADERS,
-                read_bufsize=_CHUNK_BYTES,
-            ) as session,
+            public_session(self._network, config.connect_timeout_seconds) as session,
             session.get(_built(url), headers=_HEADERS, allow_redirects=False) as response,
         ):
             _require_plain(response, field_name)
@@ -176,10 +187,6 @@ class MediaFetcher(MediaSource):
                 "(gateway.media.max_total_bytes)",
                 Reason.REQUEST_TOO_LARGE,
             )
-
-    def _checked_socket(self, info: AddressInfo) -> socket.socket:
-        _PUBLIC.require(str(info[4][0]), int(info[4][1]))
-        return self._network.open_socket(info)
 
     def _too_slow(self, field_name: str) -> FieldError:
         return invalid_field(

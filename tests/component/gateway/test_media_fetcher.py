@@ -87,10 +87,9 @@ async def test_name_with_an_internal_address_is_rejected_before_connecting(addre
 
 async def test_internal_address_is_never_connected_even_without_the_resolver() -> None:
     async with hostile_host(sending(b"")) as host:
-        fetcher = MediaFetcher(CONFIG, network=host.network)
         (inside,) = await Resolver([["127.0.0.1"]]).look_up(HOST, 443)
         with pytest.raises(ForbiddenAddressError):
-            fetcher._checked_socket(inside)
+            host.network.checked_socket(inside)
     assert host.connected_to == []
 
 

@@ -8,8 +8,9 @@ import pytest
 from gateway_script import RawResponse, serving
 from kit.pdf_files import encrypted, pdf
 
+from gateway.media import documents
+from gateway.media.document_worker import extracted
 from gateway.workbench import pdf_text
-from gateway.workbench.pdf_worker import extracted
 
 PDF = {"Content-Type": "application/pdf"}
 FILE = pdf("The weft runs across.", "", "Caf\xe9 <b>x</b>")
@@ -24,7 +25,7 @@ def refusal(answer: RawResponse) -> tuple[int, str]:
     return answer.status, json.loads(answer.body)["error"]["message"]
 
 
-@pytest.mark.slow("starts the process that reads PDFs")
+@pytest.mark.slow("starts the process that reads documents")
 async def test_text_of_all_pages_is_returned_and_a_pdf_without_usable_text_refused() -> None:
     answer = await asked(FILE)
     assert answer.status == 200, answer.body
@@ -81,8 +82,8 @@ async def test_reader_that_does_not_answer_is_ended(
 ) -> None:
     worker = tmp_path / "worker.py"
     worker.write_text(f"import os, sys, time\n{end}\n")
-    monkeypatch.setattr(pdf_text, "_WORKER", str(worker))
-    monkeypatch.setattr(pdf_text, "WALL_SECONDS", 0.3)
+    monkeypatch.setattr(documents, "_WORKER", str(worker))
+    monkeypatch.setattr(documents, "WALL_SECONDS", 0.3)
     found, message = refusal(await asked(FILE))
     assert found == status
     assert words in message

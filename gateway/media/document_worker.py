@@ -1,7 +1,9 @@
-"""The process that extracts the text of one PDF: the file on standard input, one JSON document on standard output.
+"""The process that extracts the text of one PDF or web page, from standard input; its answer is a JSON document.
 
-Reading a PDF is slow and its author is unknown, so it has its own process with limits of memory and processor time.
-It imports nothing of weft and starts with `python -I`.
+Arguments: `pdf`; or `page`, its URL and the character set that its server told, which may be empty.
+
+Reading is slow and the author unknown, so it has its own process with limits of memory and processor time. It imports
+nothing of weft and starts with `python -I`.
 """
 
 import io
@@ -10,13 +12,24 @@ import os
 import resource
 import signal
 import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING
+from urllib.parse import urljoin
+
+if TYPE_CHECKING:
+    from justhtml import Node
+    from justhtml.transforms import TransformSpec
 
 MAX_PAGES = 500
 MAX_CHARS = 2 * 1024 * 1024
+MAX_PAGE_BYTES = 1024 * 1024
+"""The part of a web page that is read: its beginning."""
 CPU_SECONDS = 30
 MEMORY_BYTES = 1024 * 1024 * 1024
 _NICE = 10
 _FEWER_PAGES = "attach only the pages that you need"
+_NO_TEXT = "script, style, noscript, template, iframe, nav, img, picture, svg, form, [hidden]"
+"""Elements of a web page that are left out."""
 
 
 class UnusablePdfError(Exception):
@@ -58,6 +71,27 @@ def _texts_of_pages(data: bytes, max_pages: int, max_chars: int) -> list[str]:
     return texts
 
 
+def page(data: bytes, url: str, charset: str) -> dict[str, object]:
+    """Returns the `title` of a web page and its `text` as Markdown with absolute links, or an `error`."""
+    from justhtml import Drop, EditAttrs, JustHTML  # noqa: PLC0415 - imported within the limits
+
+    def link_only(node: "Node") -> dict[str, str | None]:
+        with suppress(ValueError):  # a link that is no URL
+            absolute = urljoin(url, (node.attrs or {}).get("href") or "")
+            if node.name == "a" and absolute.startswith(("http://", "https://")):
+                return {"href": absolute}
+        return {}
+
+    # The Markdown is never rendered as HTML, so nothing is sanitized.
+    steps: list[TransformSpec] = [Drop(_NO_TEXT), EditAttrs("*", link_only)]
+    try:
+        document = JustHTML(data[:MAX_PAGE_BYTES], sanitize=False, encoding=charset or None, transforms=steps)
+        title = document.query_one("title")
+        return {"title": "" if title is None else title.to_text(), "text": document.to_markdown()}
+    except (MemoryError, RecursionError):
+        return {"error": "is too complex"}
+
+
 def confine() -> None:
     """Sets the limits of this process. Beyond its processor time the kernel kills it."""
     os.nice(_NICE)
@@ -71,7 +105,9 @@ def confine() -> None:
 def main() -> None:
     """Answers for the file on standard input."""
     confine()
-    sys.stdout.write(json.dumps(extracted(sys.stdin.buffer.read())))
+    kind, *arguments = sys.argv[1:]
+    data = sys.stdin.buffer.read()
+    sys.stdout.write(json.dumps(page(data, *arguments) if kind == "page" else extracted(data)))
 
 
 if __name__ == "__main__":
