@@ -374,23 +374,34 @@ class WorkbenchConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebSearchConfig:
-    """The web search that the gateway runs for models. Queries leave the mesh. Off unless `url` or `tool` is set."""
+    """The web for models. Queries and URLs leave the mesh. `url` or `tool` enables the search, `fetch` pages."""
 
     url: Annotated[UrlText, PUBLIC] = ""
     """Address of a SearXNG server, such as `http://127.0.0.1:8888`, with `json` among its `search.formats`."""
     tool: Annotated[str, MaxLen(256), TOOL, PUBLIC] = ""
     """In place of `url`: a search tool of an MCP server in `runners`, as `RUNNER/SERVER.TOOL`. The gateway calls the
     server itself."""
+    fetch: Annotated[bool, PUBLIC] = False
+    """Whether models may read pages, also without a search: the gateway fetches public URLs that the conversation
+    names."""
     max_uses: Annotated[int, Ge(1), Le(64), PUBLIC] = 8
-    """Maximum number of searches for one request; a request may ask for fewer."""
+    """Maximum number of searches, and of fetched pages, for one request; a request may ask for fewer."""
     max_results: Annotated[int, Ge(1), Le(50), PUBLIC] = 8
     """Maximum number of results of one search that the model gets."""
     max_result_bytes: Annotated[int, Ge(256), Le(65_536)] = 2_048
     """Maximum size of the text of one result; longer text is cut."""
+    max_page_bytes: Annotated[int, Ge(256), Le(1_048_576)] = 32_768
+    """Maximum size of the text of one fetched page; longer text is cut. 4 bytes are about one token."""
     timeout_seconds: Annotated[float, Gt(0), Le(120)] = 10.0
-    """How long one search may take; then the model is told that it is unavailable."""
+    """How long one search, or one fetch with its redirects, may take; then the model is told that it failed."""
     max_answer_bytes: Constant[int] = 2 * MEBIBYTE
     """Size of the answer of the server to one search."""
+    max_download_bytes: Constant[int] = 8 * MEBIBYTE
+    """Size of a fetched page or PDF."""
+    max_redirects: Constant[int] = 5
+    """Redirects of one fetch."""
+    max_concurrent_fetches: Constant[int] = 8
+    """Pages that one gateway fetches and reads concurrently; others wait within `timeout_seconds`."""
 
     def __post_init__(self) -> None:
         if self.url and self.tool:

@@ -121,7 +121,7 @@ class ServerToolHook(NamedTuple):
 
     name: str
     """The beginning of its types in requests, such as `web_search` of `web_search_20250305`. The APIs have blocks and
-    items for this tool alone: others are not offered to models so far."""
+    items for `web_search` and `web_fetch` alone: others are not offered to models so far."""
     place: str
     """Of a `gateway.server_tools.tool.ServerToolKind`; the first request for the tool imports it."""
 

@@ -10,7 +10,7 @@ import msgspec
 
 from gateway.sealed_texts import SealedTexts, unreadable
 from weft.api.common.v1 import chat_pb2
-from weft.dispatch.history import SYSTEM_ROLES, left_out_note
+from weft.dispatch.history import SUMMARY_HEAD, SYSTEM_ROLES, left_out_note
 from weft.dispatch.payload_description import estimated_prompt_tokens
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
@@ -23,7 +23,6 @@ _ASK = (
     "and why; what was done, with names, paths, commands and results; what failed; the current state; and the next "
     "steps. Call no tools and do not continue the work: answer with the summary only."
 )
-_HEAD = "[The conversation up to here was replaced by this summary of it, which you wrote.]\n\n"
 _EARLIER = "Include what came before the messages above, of which there is only this summary:\n\n"
 _CUT = "\n[The summary was cut off here.]"
 _LAST_WORDS = "\n\n[The last message of the user before it:]\n\n"
@@ -81,7 +80,7 @@ def summary_text(pieces: Sequence[str], *, is_cut: bool) -> str:
         raise WeftError(
             Reason.BACKEND_PROTOCOL_ERROR, "the model wrote no summary, so nothing was compacted; try again"
         )
-    return _HEAD + text + (_CUT if is_cut else "")
+    return SUMMARY_HEAD + text + (_CUT if is_cut else "")
 
 
 @fast_dataclass(kw_only=True)

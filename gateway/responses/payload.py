@@ -35,7 +35,7 @@ from gateway.responses.schema import (
     TextFormat,
     ToolReference,
 )
-from gateway.server_tools.request_tools import WEB_SEARCH, RequestTools
+from gateway.server_tools.request_tools import WEB_FETCH, WEB_SEARCH, RequestTools
 from weft.api.common.v1 import chat_pb2, sampling_pb2, warning_pb2
 from weft.kernel.errors.error_tree import invalid_field
 
@@ -424,7 +424,9 @@ def _choose_allowed(chat: ChatBuilder, choice: ResponsesToolChoiceObject, tools:
         raise invalid_field("tool_choice.tools" if choice.tools is None else "tool_choice.mode", "is required")
     flat_names = _flat_names(tools)
     names: set[str | None] = {_offered_name(tool, flat_names) for tool in choice.tools if tool.type == FUNCTION}
-    names |= {WEB_SEARCH for tool in choice.tools if tool.type.startswith(WEB_SEARCH) and chat.offers(WEB_SEARCH)}
+    if any(tool.type.startswith(WEB_SEARCH) for tool in choice.tools):
+        own = {tool.name for tool in tools or () if tool.type == FUNCTION}
+        names |= {name for name in (WEB_SEARCH, WEB_FETCH) if name not in own and chat.offers(name)}
     namespaces = {tool.name for tool in choice.tools if tool.type == NAMESPACE}
     names |= {flat for member, flat in flat_names.items() if member.namespace in namespaces}
     chat.require_offered(names, "tool_choice.tools", "is a function that is not in the tools")

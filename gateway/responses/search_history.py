@@ -4,13 +4,14 @@ Imported for the first request with such a tool or item.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from gateway.openai.chat_builder import ChatBuilder
 from gateway.responses.schema import InputItem, ResponseTool
-from gateway.server_tools.request_tools import WEB_SEARCH, Asked, RequestTools
+from gateway.server_tools.request_tools import WEB_FETCH, WEB_SEARCH, Asked, RequestTools
 from weft.api.common.v1 import chat_pb2
 
 _RESULTS_BY_SIZE = {"low": 4}
@@ -26,6 +27,7 @@ class KeptSearch(msgspec.Struct, array_like=True):
     arguments: str
     result: str
     round: int
+    tool: str = WEB_SEARCH
 
 
 def offer(
@@ -36,7 +38,7 @@ def offer(
     `max_calls`: the request's `max_tool_calls`. Raises INVALID_ARGUMENT for wrong domains or numbers.
     """
     given = tool.model_extra or {}
-    if hosted.has(tool.type) and given.get("external_web_access") is False:
+    if hosted.find(tool.type) is not None and given.get("external_web_access") is False:
         return "it permits no search ('external_web_access' is false), and weft keeps no pages"
     filters = given.get("filters")
     domains: Mapping[str, Any] = filters if isinstance(filters, Mapping) else {}
@@ -48,7 +50,11 @@ def offer(
         max_uses=max_calls,
         max_results=_RESULTS_BY_SIZE.get(str(given.get("search_context_size"))),
     )
-    return chat.add_hosted(hosted, asked, [name for name in _NOT_USED if given.get(name)])
+    why = chat.add_hosted(hosted, asked, [name for name in _NOT_USED if given.get(name)])
+    if why is None:
+        hosted.max_calls = hosted.offered[WEB_SEARCH].max_uses
+        chat.add_hosted(hosted, replace(asked, kind=WEB_FETCH), ())
+    return why
 
 
 class SearchHistory:
@@ -73,18 +79,19 @@ class SearchHistory:
             self.end_turn()
             turn = None
         turn = turn or self._chat.add_message("assistant")
-        self._chat.add_call(turn, kept.call_id, WEB_SEARCH, kept.arguments)
+        self._chat.add_call(turn, kept.call_id, kept.tool, kept.arguments)
         self._results.append(kept)
         return turn
 
     def _lost(self, item: InputItem) -> KeptSearch | None:
         """Returns a call whose results its client did not keep. As text, models would write it in place of a call."""
         action = (item.model_extra or {}).get("action")
-        query = action.get("query") if isinstance(action, Mapping) else None
-        if not isinstance(query, str) or not self._hosted.has(WEB_SEARCH):
+        given: Mapping[str, Any] = action if isinstance(action, Mapping) else {}
+        tool, name = (WEB_FETCH, "url") if given.get("type") == "open_page" else (WEB_SEARCH, "query")
+        if not isinstance(given.get(name), str) or self._hosted.find(tool) is None:
             return None
-        arguments = msgspec.json.encode({"query": query}).decode()
-        return KeptSearch(item.id or f"call_{len(self._chat.messages)}", arguments, _LOST, -1)
+        arguments = msgspec.json.encode({name: given[name]}).decode()
+        return KeptSearch(item.id or f"call_{len(self._chat.messages)}", arguments, _LOST, -1, tool)
 
     def end_turn(self) -> bool:
         """Adds the results of the open turn; returns whether it had any."""

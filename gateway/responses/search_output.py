@@ -20,7 +20,7 @@ from gateway.responses.schema import ResponsesRequest
 from gateway.responses.search_history import KeptSearch
 from gateway.server_tools.loop import ToolLoop
 from gateway.server_tools.pages import cited, result_text
-from gateway.server_tools.request_tools import WEB_SEARCH, RequestTools, ServerCall
+from gateway.server_tools.request_tools import WEB_FETCH, WEB_SEARCH, RequestTools, ServerCall
 from gateway.server_tools.tool import CallError, ToolAnswer
 from weft.api.common.v1 import event_pb2
 from weft.kernel.text.json_lines import encode_json
@@ -69,9 +69,10 @@ class SearchItems(OutputItems):
     def _fields(self, call: ServerCall) -> dict[str, Any]:
         answer = call.answer or ToolAnswer(error=CallError.UNAVAILABLE)
         action = _action(call)
-        if SOURCES in self._include:
+        if SOURCES in self._include and call.tool.name == WEB_SEARCH:
             action["sources"] = [{"type": "url", "url": page.url} for page in answer.pages]
-        kept = KeptSearch(call.id, call.arguments_text, result_text(answer.pages, answer.error), call.round)
+        text = result_text(answer.pages, answer.error, call.tool.name)
+        kept = KeptSearch(call.id, call.arguments_text, text, call.round, call.tool.name)
         fields: dict[str, Any] = {
             "action": action,
             "encrypted_content": self._hosted.seal(msgspec.json.encode(kept).decode()),
@@ -84,7 +85,7 @@ class SearchItems(OutputItems):
     def _end_open(self, status: str) -> None:
         part = None if self._open is None or not self._open.parts else self._open.parts[-1]
         if self._open is not None and part is not None and part.kind == OUTPUT_TEXT:
-            for start, end, page in cited(part.text, self._hosted.pages()):
+            for start, end, page in cited(part.text, self._hosted.pages(WEB_SEARCH, WEB_FETCH)):
                 part.annotations.append(
                     {
                         "type": "url_citation",
@@ -99,6 +100,8 @@ class SearchItems(OutputItems):
 
 
 def _action(call: ServerCall) -> dict[str, Any]:
+    if call.tool.name == WEB_FETCH:
+        return {"type": "open_page", "url": call.query}
     return {"type": "search", "query": call.query, "queries": [call.query]}
 
 

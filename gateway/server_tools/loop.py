@@ -8,10 +8,12 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
 
-from gateway.server_tools.pages import cleaned, is_wanted, result_text
+from gateway.server_tools.pages import appears, cleaned, is_wanted, named_texts, result_text
 from gateway.server_tools.request_tools import RequestTools, ServerCall
-from gateway.server_tools.tool import CallError, ToolAnswer
+from gateway.server_tools.tool import CallError, CallOptions, ToolAnswer
 from weft.api.common.v1 import chat_pb2, event_pb2, receipt_pb2, usage_pb2, warning_pb2
 from weft.dispatch.call import Call, Proceed
 from weft.dispatch.extra_fields import joined_fields
@@ -156,10 +158,11 @@ class ToolLoop:
         self._told: set[str] = set()
         self._round = 0
         self._timeout_seconds: float | None = None
+        self._asked = chat_pb2.ChatPayload()
 
     async def __call__(self, call: Call[Frame], /, proceed: Proceed[Frame]) -> AsyncGenerator[Frame]:
         """Yields the frames of all passes as one answer. Raises as the call of a pass."""
-        hosted, self._timeout_seconds = self._hosted, call.context.timeout_seconds
+        hosted, self._timeout_seconds, self._asked = self._hosted, call.context.timeout_seconds, call.payload
         most = sum(tool.max_uses for tool in hosted.offered.values()) + SPARE_PASSES
         if hosted.first:
             hosted.require_target(call.context.model)
@@ -240,7 +243,8 @@ class ToolLoop:
         for call in calls:
             # Counted before any of them runs.
             call.tool.uses += 1
-            if call.tool.uses > call.tool.max_uses:
+            uses = sum(tool.uses for tool in self._hosted.offered.values())
+            if call.tool.uses > call.tool.max_uses or uses > self._hosted.max_calls:
                 call.answer = ToolAnswer(error=CallError.MAX_USES)
         await asyncio.gather(*(self._answer(call, context) for call in calls if call.answer is None))
         for call in calls:
@@ -252,24 +256,36 @@ class ToolLoop:
         tool, began = call.tool.tool, self._clock.monotonic()
         # Until it has ended, it counts as sent.
         run = receipt_pb2.ToolRun(tool=call.tool.name, host=tool.host, failed=True)
+
+        def on_host(host: str) -> None:
+            if host not in run.host.split(", "):
+                run.host = ", ".join(filter(None, (run.host, host)))
+
+        options = replace(call.tool.options, appears=partial(self._appears, call), on_host=on_host)
         set_seconds(run.start, began - self._began)
         self._runs.append(run)
         found = ToolAnswer(error=CallError.UNAVAILABLE, sent_bytes=1, why="the caller has left")
         try:
-            found = await self._found(call, context)
+            found = await self._found(call, options, context)
         finally:
             if not found.sent_bytes:
                 run.host = ""
-            pages = [page for each in found.pages if (page := cleaned(each, tool.max_text_bytes)) is not None]
+            most = options.max_text_bytes or tool.max_text_bytes
+            pages = [page for each in found.pages if (page := cleaned(each, most)) is not None]
             wanted = [page for page in pages if is_wanted(page.url, call.tool.options)]
             call.answer = replace(found, pages=() if found.error else wanted)
             self._note(run, call.answer, context, self._clock.monotonic() - began)
 
-    async def _found(self, call: ServerCall, context: RequestContext) -> ToolAnswer:
+    def _appears(self, call: ServerCall, url: str) -> bool:
+        """See `CallOptions.appears`."""
+        results = (_text_of(each) for each in self._hosted.calls.values() if each.answer and each.round < call.round)
+        return appears(url, chain(named_texts(self._asked), results))
+
+    async def _found(self, call: ServerCall, options: CallOptions, context: RequestContext) -> ToolAnswer:
         tool = call.tool.tool
         try:
             async with asyncio.timeout(tool.timeout_seconds + _SPARE_SECONDS):
-                return await tool.run(call.arguments, call.tool.options)
+                return await tool.run(call.arguments, options)
         except TimeoutError:
             return ToolAnswer(error=CallError.UNAVAILABLE, sent_bytes=1, why="it did not end in time")
         except Exception as error:  # of another package
@@ -337,7 +353,7 @@ class ToolLoop:
 
 def _text_of(call: ServerCall) -> str:
     answer = call.answer or ToolAnswer()
-    return result_text(answer.pages, answer.error)
+    return result_text(answer.pages, answer.error, call.tool.name)
 
 
 def _add_results(payload: chat_pb2.ChatPayload, calls: Sequence[ServerCall]) -> None:

@@ -2,6 +2,7 @@
 
 import re
 import secrets
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,15 +18,19 @@ from weft.dispatch.fleet import FleetSource
 from weft.extension import ServerToolHook, load_hook
 from weft.kernel.access.principal import Principal
 from weft.kernel.errors.error_tree import FieldError
+from weft.kernel.requests.request_values import CHARS_PER_TOKEN
 from weft.kernel.telemetry.log import get_logger
 from weft.kernel.text.json_lines import encode_json
 from weft.kernel.values.fast_dataclass import fast_dataclass
 
 log = get_logger("weft.gateway")
 
-WEB_SEARCH = "web_search"
+WEB_SEARCH, WEB_FETCH = "web_search", "web_fetch"
+"""The tools for which the APIs have blocks and items."""
 MAX_DOMAINS = 100
 MAX_DOMAIN_CHARS = 253
+MIN_TEXT_BYTES = 64
+"""Minimum size of the text of a page, whatever a request asks for."""
 _VERSION = re.compile(r"(?:_preview)?(?:_\d[\d_]*)?")
 _DOMAIN = re.compile(r"[a-z0-9_](?:[a-z0-9_.-]*[a-z0-9_])?(?:/[!-~]*)?", re.IGNORECASE)
 _PURPOSE = "page of a search"
@@ -75,8 +80,8 @@ class ServerCall:
 
     @property
     def query(self) -> str:
-        """What is searched for; empty: not known."""
-        query = self.arguments.get("query")
+        """What is searched for, or the URL that is fetched; empty: not known."""
+        query = self.arguments.get("url" if self.tool.name == WEB_FETCH else "query")
         return query if isinstance(query, str) else ""
 
 
@@ -94,8 +99,7 @@ class ServerTools:
         calls: ToolCalls | None = None,
     ) -> None:
         """`key`: shared by the gateways of a mesh, to seal pages; None: one of this process."""
-        # The APIs have no blocks and items for others so far.
-        self._hooks = [each for each in hooks if each.name == WEB_SEARCH]
+        self._hooks = [each for each in hooks if each.name in {WEB_SEARCH, WEB_FETCH}]
         self._config = config
         self._fleet = fleet
         self._rules = rules
@@ -137,6 +141,7 @@ class Asked:
     blocked: object = None
     max_uses: object = None
     max_results: int | None = None
+    max_content_tokens: object = None
 
 
 class RequestTools:
@@ -156,32 +161,36 @@ class RequestTools:
         """Calls to run before the model is asked. The payload has an empty result message for each."""
         self.calls: dict[str, ServerCall] = {}
         """All calls that ran or will run for this request, by id."""
+        self.max_calls = sys.maxsize
+        """Maximum number of calls of all tools together."""
 
-    def has(self, kind: str) -> bool:
-        """Whether the gateway can run tools of a type."""
-        return self._known.find(kind) is not None
+    def find(self, kind: str) -> ServerTool | None:
+        """Returns the tool of a type that the gateway can run; None: there is none."""
+        return self._known.find(kind)
 
     def offer(self, asked: Asked, taken: Callable[[str], bool]) -> OfferedTool | str:
         """Returns the tool that a request may offer to the model, otherwise why not; empty: weft cannot run it.
 
         `taken`: whether a function has a name. Raises INVALID_ARGUMENT for wrong domains or numbers.
         """
-        tool = self._known.find(asked.kind)
+        tool, name = self.find(asked.kind), WEB_FETCH if _is_of(asked.kind, WEB_FETCH) else WEB_SEARCH
         if tool is None:
             return ""
+        tokens = _positive(asked.max_content_tokens, f"{asked.field}.max_content_tokens", tool.max_text_bytes)
         options = CallOptions(
             allowed_domains=_domains(asked.allowed, f"{asked.field}.allowed_domains"),
             blocked_domains=_domains(asked.blocked, f"{asked.field}.blocked_domains"),
             max_results=asked.max_results,
+            max_text_bytes=min(tool.max_text_bytes, max(MIN_TEXT_BYTES, int(tokens * CHARS_PER_TOKEN))),
         )
         if options.allowed_domains and options.blocked_domains:
             raise FieldError(f"{asked.field}.blocked_domains", "must not stand beside 'allowed_domains'")
         most = _positive(asked.max_uses, f"{asked.field}.max_uses", tool.max_uses)
         if why := self._known.refusal(self._tenant, self._principal, allow_remote=self._allow_remote):
             return why
-        if taken(WEB_SEARCH):
-            return f"a function has the name '{WEB_SEARCH}'"
-        found = OfferedTool(name=WEB_SEARCH, tool=tool, options=options, max_uses=min(most, tool.max_uses))
+        if taken(name):
+            return f"a function has the name '{name}'"
+        found = OfferedTool(name=name, tool=tool, options=options, max_uses=min(most, tool.max_uses))
         self.offered[found.name] = found
         self.fields.add(asked.field)
         return found
@@ -195,9 +204,10 @@ class RequestTools:
         """Raises MODEL_NOT_FOUND for a name that nothing serves, MODALITY_UNSUPPORTED for one that calls no tools."""
         self._known.require_target(model)
 
-    def pages(self) -> list[Page]:
-        """Returns the pages that were found for this request."""
-        return [page for call in self.calls.values() if call.answer is not None for page in call.answer.pages]
+    def pages(self, *names: str) -> list[Page]:
+        """Returns the pages that the tools of these names found for this request."""
+        answers = [call.answer for call in self.calls.values() if call.answer is not None and call.tool.name in names]
+        return [page for answer in answers for page in answer.pages]
 
     def seal(self, text: str) -> str:
         """Seals a text for the tenant."""

@@ -17,6 +17,11 @@ class CallError(StrEnum):
     MAX_USES = "max_uses_exceeded"
     TOO_MANY_REQUESTS = "too_many_requests"
     QUERY_TOO_LONG = "query_too_long"
+    URL_TOO_LONG = "url_too_long"
+    URL_NOT_ALLOWED = "url_not_allowed"
+    URL_NOT_ACCESSIBLE = "url_not_accessible"
+    UNSUPPORTED_CONTENT_TYPE = "unsupported_content_type"
+    CONTENT_TOO_LARGE = "content_too_large"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +33,8 @@ class Page:
     text: str = ""
     age: str = ""
     """When it was published, as the service says; empty: unknown."""
+    retrieved_at: str = ""
+    """When it was fetched, in ISO 8601; empty: it was not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +46,12 @@ class CallOptions:
     blocked_domains: tuple[str, ...] = ()
     max_results: int | None = None
     """None: as many as the tool gives."""
+    max_text_bytes: int | None = None
+    """Maximum size of the text of one page; None: the tool's."""
+    appears: Callable[[str], bool] = lambda _url: False
+    """Whether the caller or a tool's result named a URL of `canonical_url` before the model's turn."""
+    on_host: Callable[[str], None] = lambda _host: None
+    """Gets each host before bytes are sent to it, if that is not `ServerTool.host`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +75,7 @@ class ServerTool(ABC):
     parameters: ClassVar[Mapping[str, Any]]
     """JSON schema of its arguments."""
     host: str
-    """The host that calls reach, for receipts and logs."""
+    """The host that calls reach, for receipts and logs; empty: see `CallOptions.on_host`."""
     max_uses: int
     """Maximum number of calls for one request."""
     timeout_seconds: float

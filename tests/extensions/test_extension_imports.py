@@ -30,6 +30,8 @@ PUBLIC = {
     "gateway.intake.request_model",
     "gateway.media",
     "gateway.media.content",
+    "gateway.media.documents",
+    "gateway.media.fetcher",
     "gateway.media.request_media",
     "gateway.openai.chat_builder",
     "gateway.openai.chat_schema",

@@ -14,6 +14,8 @@ from weft.kernel.requests.request_values import Skill
 
 MEDIA_SKILLS = {"image": Skill.IMAGE, "audio": Skill.AUDIO}
 """The skill that each kind of content part requires besides text."""
+SUMMARY_HEAD = "[The conversation up to here was replaced by this summary of it, which you wrote.]\n\n"
+"""The beginning of a text with a model's summary, and of no other."""
 SYSTEM_ROLES = frozenset({chat_pb2.ROLE_SYSTEM, chat_pb2.ROLE_DEVELOPER})
 MAX_HISTORY_WARNINGS = 16
 """Maximum number of warnings about a conversation; further parts are converted without a warning."""

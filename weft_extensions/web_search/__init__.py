@@ -1,1 +1,1 @@
-"""Web search as a tool that the gateway runs for models."""
+"""Web search and pages of the web, as tools that the gateway runs for models."""
