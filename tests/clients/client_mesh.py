@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from client_run import AGENT_FILE, AGENT_TEXT
+from client_run import AGENT_FILE, AGENT_TEST, AGENT_TEXT
 from mesh_process import write_config
 
 from weft_testing.fake_backend.process import fake_backend_command
@@ -65,17 +65,39 @@ def write_client_config(folder: Path, *runners: dict[str, Any], **sections: Any)
         _model("broken", answer_tokens=64, close_after_tokens=6),
         _model("cut", raw_answer=_CUT_ANSWER),
         _model("text-only-meant-to-fail", text_only_status=500),
-        _model("agent-codex", turns=_reading("exec_command", {"cmd": f"cat {AGENT_FILE}"})),
-        _model("agent-claude-code", turns=_reading("Read", {"file_path": AGENT_FILE})),
-        _model("agent-opencode", turns=_reading("read", {"filePath": AGENT_FILE})),
+        _model(
+            "agent-codex",
+            turns=_task(
+                ("exec_command", {"cmd": f"cat {AGENT_FILE}"}),
+                ("exec_command", {"cmd": f"sed -i s/sea/lake/ {AGENT_FILE}"}),
+                ("exec_command", {"cmd": f"sh {AGENT_TEST}"}),
+            ),
+        ),
+        _model(
+            "agent-claude-code",
+            turns=_task(
+                ("Read", {"file_path": AGENT_FILE}),
+                ("Edit", {"file_path": AGENT_FILE, "old_string": "sea", "new_string": "lake"}),
+                ("Bash", {"command": f"sh {AGENT_TEST}", "description": "Run the test"}),
+            ),
+        ),
+        _model(
+            "agent-opencode",
+            turns=_task(
+                ("read", {"filePath": AGENT_FILE}),
+                ("edit", {"filePath": AGENT_FILE, "oldString": "sea", "newString": "lake"}),
+                ("bash", {"command": f"sh {AGENT_TEST}", "description": "Run the test"}),
+            ),
+        ),
     ]
     runner = {"name": "fakes", "command": fake_backend_command(), "models": models}
     return write_config(folder, runner, *runners, **sections)
 
 
-def _reading(tool: str, arguments: dict[str, Any]) -> list[dict[str, Any]]:
-    """An agent's model: it reads the notes with the agent's own tool, then says what they are about."""
-    return [{"calls": [{"name": tool, "arguments": json.dumps(arguments)}]}, {"text": AGENT_TEXT}]
+def _task(*steps: tuple[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """An agent's model: with the agent's own tools it reads the notes, changes them, and runs their test."""
+    calls = [{"calls": [{"name": tool, "arguments": json.dumps(arguments)}]} for tool, arguments in steps]
+    return [*calls, {"text": AGENT_TEXT}]
 
 
 def _model(name: str, **script: Any) -> dict[str, Any]:

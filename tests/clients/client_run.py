@@ -16,10 +16,10 @@ from weft_app.cli import launch_tools
 
 RUN_SECONDS = 1200.0
 """A bound for what hangs: on a busy machine the real model reads the first words of an agent for minutes."""
-AGENT_FILE = "notes.txt"
-"""Lies in the folder that a client is started in; the models of agents ask to read it."""
-AGENT_TEXT = "The notes are about the sea."
-"""What those models say when they have read it."""
+AGENT_FILE, AGENT_TEST = "notes.txt", "test.sh"
+"""Lie in the folder that a client is started in; the models of agents ask to change the notes and to run the test."""
+AGENT_TEXT = "The notes are about a lake."
+"""What those models say when they have run it."""
 ALLOWED_HOST = "app.weft.test"
 """The mesh lets web pages of this host call it."""
 PULLED = "acme/small-GGUF"
@@ -83,6 +83,7 @@ async def run_client(
     """
     (folder / "work").mkdir()
     (folder / "work" / AGENT_FILE).write_text("The sea is wide and deep.\n")
+    (folder / "work" / AGENT_TEST).write_text(f"grep -q lake {AGENT_FILE} && echo 1 passed\n")
     process = await asyncio.create_subprocess_exec(
         "nice",
         *environment.interpreter,

@@ -2,7 +2,7 @@
 
 import json
 
-from program import AGENT_TEXT, launch
+from program import AGENT_TEXT, changed_and_tested, launch
 from report import MISSING, TALK, TALK_TEXT, holds, run, same
 
 
@@ -26,10 +26,11 @@ def messages_stream() -> None:
 
 
 def messages_agent() -> None:
-    events = claude("agent-claude-code", "What are the notes about?", "--allowedTools", "Read")
+    wanted = "Put a lake in place of the sea in the notes."
+    events = claude("agent-claude-code", wanted, "--allowedTools", "Read", "Edit", "Bash")
     blocks = [block for event in events if event["type"] == "assistant" for block in event["message"]["content"]]
-    same([block["name"] for block in blocks if block["type"] == "tool_use"], ["Read"])
-    holds("The sea is wide" in json.dumps(events), "it did not read the notes")
+    same([block["name"] for block in blocks if block["type"] == "tool_use"], ["Read", "Edit", "Bash"])
+    changed_and_tested(events)
     same(result(events)["result"], AGENT_TEXT)
 
 

@@ -2,7 +2,7 @@
 
 import json
 
-from program import AGENT_TEXT, launch
+from program import AGENT_TEXT, changed_and_tested, launch
 from report import MISSING, TALK, TALK_TEXT, holds, run, same
 
 RETRIES = [part for kind in ("request", "stream") for part in ("-c", f"model_providers.weft.{kind}_max_retries=1")]
@@ -30,9 +30,9 @@ def responses_stream() -> None:
 
 
 def responses_agent() -> None:
-    events = codex("agent-codex", "What are the notes about?")
-    (command,) = items(events, "command_execution")
-    holds("The sea is wide" in command["aggregated_output"], f"it ran {command}")
+    events = codex("agent-codex", "Put a lake in place of the sea in the notes.")
+    same(len(items(events, "command_execution")), 3)
+    changed_and_tested(events)
     same([item["text"] for item in items(events, "agent_message")], [AGENT_TEXT])
 
 

@@ -2,7 +2,7 @@
 
 import json
 
-from program import AGENT_TEXT, launch
+from program import AGENT_TEXT, changed_and_tested, launch
 from report import MISSING, TALK, TALK_TEXT, holds, run
 
 
@@ -21,10 +21,10 @@ def chat_stream() -> None:
 
 
 def chat_agent() -> None:
-    events = opencode("agent-opencode", "What are the notes about?")
+    events = opencode("agent-opencode", "Put a lake in place of the sea in the notes.")
     tools = [event["part"] for event in events if event["type"] == "tool_use"]
-    holds([tool["tool"] for tool in tools] == ["read"], f"the tools were {tools}")
-    holds("The sea is wide" in tools[0]["state"]["output"], f"it read {tools[0]}")
+    holds([tool["tool"] for tool in tools] == ["read", "edit", "bash"], f"the tools were {tools}")
+    changed_and_tested(events)
     holds(texts(events) == [AGENT_TEXT], f"it said {texts(events)}")
 
 

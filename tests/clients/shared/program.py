@@ -1,6 +1,7 @@
 """What the checks of command-line clients share: start the program, and read what it said."""
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from report import KEY, URL
 
 HOME = Path(os.environ["HOME"])
 AGENT_TEXT = os.environ["WEFT_AGENT_TEXT"]
-"""What the models `agent-...` say after they have read the notes."""
+"""What the models `agent-...` say after they have changed the notes and run their test."""
 PROGRAM_SECONDS = 900.0
 
 
@@ -59,3 +60,11 @@ def _launch_tools() -> ModuleType:
         sys.modules[name] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules[name])
     return sys.modules[name]
+
+
+def changed_and_tested(events: list[dict]) -> None:
+    """Raises AssertionError unless an agent read and changed the notes, and saw their test pass."""
+    said = json.dumps(events)
+    assert "The sea is wide" in said, "it did not read the notes"
+    assert Path("notes.txt").read_text() == "The lake is wide and deep.\n", "it did not change the notes"
+    assert "1 passed" in said, "it did not run the test"
