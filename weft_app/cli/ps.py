@@ -77,13 +77,8 @@ def ps(
             return
         with connect(home) as mesh:
             runners = mesh.documents(ResourceKind.RUNNER)
-            processes = _processes(mesh)
-        _PROCESSES.print(_rows_of(runners, processes), output)
-
-
-def process_list(runners: Sequence[Document], admin_models: Document) -> Document:
-    """Returns what `weft ps -o json` prints, of the answers of `/api/v1/runners` and `/v1/admin/models`."""
-    return {"kind": _PROCESSES.kind, "items": _rows_of(runners, _processes_in(admin_models))}
+            models = _models(mesh)
+        _PROCESSES.print(rows_of(runners, models), output)
 
 
 def _watch(home: Path, output: WideFormat) -> None:
@@ -100,23 +95,21 @@ def _watch(home: Path, output: WideFormat) -> None:
         if now != known:
             known = now
             with connect(home) as mesh:
-                changes.all(_rows_of(runners, _processes(mesh)))
+                changes.all(rows_of(runners, _models(mesh)))
 
 
-def _processes(mesh: MeshApi) -> Processes:
-    """Returns the processes of engines that runners report, omitting runners without an answer."""
+def _models(mesh: MeshApi) -> Document:
+    """Returns the models with the processes of engines that runners report; without any if they are not known."""
     with suppress(WeftError):
-        return _processes_in(mesh.get("/v1/admin/models"))
-    return {}
+        return dict(mesh.get("/v1/admin/models"))
+    return {"items": []}
 
 
-def _processes_in(found: Document) -> Processes:
-    replicas = [each for model in found["items"] for each in model["replicas"]["members"]]
-    return {(each.get("runner", ""), each["model"]): each for each in (*replicas, *found.get("unowned", ()))}
-
-
-def _rows_of(runners: Sequence[Document], processes: Processes) -> list[dict[str, Any]]:
-    """Returns one row per engine; process ids come from the runners, which may be unreachable."""
+def rows_of(runners: Sequence[Document], models: Document) -> list[dict[str, Any]]:
+    """Returns one row per engine; process ids come from the runners, which may be unreachable: `/v1/admin/models`."""
+    replicas = [each for model in models["items"] for each in model["replicas"]["members"]]
+    reported = (*replicas, *models.get("unowned", ()))
+    processes: Processes = {(each.get("runner", ""), each["model"]): each for each in reported}
     return [
         _row(runner, state, processes.get((runner["name"], state["model"]), {}))
         for runner in runners

@@ -34,10 +34,7 @@ class Caller:
     ports: GatewayPorts
 
     async def call(self, path: str, body: Document | None = None, **query: object) -> Document:
-        """Returns what a GET answers, with a body a POST; parameters that are empty are left out.
-
-        Raises RefusedError.
-        """
+        """Returns what a GET answers, with a body a POST. Leaves out empty parameters. Raises RefusedError."""
         headers = [each for each in self.scope["headers"] if each[0] in _HEADERS]
         given = {name: 1 if value is True else value for name, value in query.items() if value}
         state = self.scope.get("state", {})

@@ -21,8 +21,7 @@ from gateway.routing import ApiRouter, collaborator
 from weft.kernel.access.principal import VIEW_REQUESTS
 from weft_extensions.mcp.caller import Caller
 
-_MESH = "collaborators of the MCP server"
-Mesh = Annotated[tuple[GatewayDeps, GatewayPorts], collaborator(_MESH)]
+Mesh = Annotated[tuple[GatewayDeps, GatewayPorts], collaborator("mcp")]
 
 
 class McpMessage(BaseModel, extra="allow"):
@@ -39,11 +38,10 @@ async def call_mcp(mesh: Mesh, request: Request, message: Annotated[McpMessage, 
     """
     begin_read(request, "mcp")
     server = await asyncio.to_thread(import_module, "weft_extensions.mcp.server")
+    caller, body = Caller(request.scope, *mesh), message.model_dump_json(exclude_unset=True).encode()
     seconds = timeout_seconds(headers_of(request.scope), mesh[0].config)
     with WhileConnected(request.scope, request.receive, cut_off_seconds=seconds):
-        found: Response = await server.answer(
-            Caller(request.scope, *mesh), message.model_dump_json(exclude_unset=True).encode()
-        )
+        found: Response = await server.answer(caller, body)
         return found
 
 
@@ -53,4 +51,4 @@ _FAILURE = {"description": "An error of JSON-RPC or of weft", "content": _OBJECT
 MCP = ApiRouter("mcp")
 # What a tool needs, the endpoint requires that it calls.
 MCP.add_post("/mcp", VIEW_REQUESTS, call_mcp, OperationDoc({"responses": _DOC | {"default": _FAILURE}}), by_name=True)
-API = HttpApi(router=MCP, collaborators=lambda *mesh: {_MESH: mesh})
+API = HttpApi(router=MCP, collaborators=lambda *mesh: {"mcp": mesh})

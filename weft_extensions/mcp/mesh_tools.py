@@ -3,7 +3,7 @@
 from pydantic import BaseModel, Field
 
 from weft.kernel.text.json_lines import encode_json
-from weft_app.cli.ps import process_list
+from weft_app.cli.ps import rows_of
 from weft_extensions.mcp.caller import Caller, Document, RefusedError
 
 MAX_RESULT_BYTES = 32 * 1024
@@ -31,7 +31,7 @@ class Ps(Tool):
             models = await caller.call("/v1/admin/models")
         except RefusedError:
             models = {"items": []}
-        return process_list(runners["items"], models)
+        return {"kind": "ProcessList", "items": rows_of(runners["items"], models)}
 
 
 class Explain(Tool):
@@ -86,10 +86,7 @@ class Usage(Tool):
 
 
 def bounded(document: Document) -> bytes:
-    """Returns a document as JSON of at most MAX_RESULT_BYTES: the ends of its longest lists are left out, and counted.
-
-    Raises RefusedError if it is still too long.
-    """
+    """Returns a document as JSON, above MAX_RESULT_BYTES without the ends of its longest lists. Raises RefusedError."""
     encoded, lists = encode_json(document), {at: len(each) for at, each in document.items() if isinstance(each, list)}
     while len(encoded) > MAX_RESULT_BYTES:
         at = max(lists, key=lambda each: len(encode_json(document[each])), default="")

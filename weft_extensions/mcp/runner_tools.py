@@ -92,18 +92,13 @@ class CallTool(Tool):
     def _report(self, caller: Caller, run: ToolRun, began: float, reason: Reason, *, left: bool) -> None:
         """Has a request recorded that needed no router. Its id is new, as a repeated one is recorded once."""
         why: Any = reason.value
-        receipt = Receipt(
-            outcome=OUTCOME_CANCELLED if reason else OUTCOME_COMPLETED,
-            reason=why,
-            attempts=[Attempt(runner=self.name.partition("/")[0], model=self.name, reason=why)],
-            model=self.name,
-            left_premises=left,
-            total_time=run.duration,
-            tool_runs=[run],
-        )
-        who, tenant = facts_of(caller.scope).principal.name, tenant_of(caller.scope)
+        who, tenant, ends = facts_of(caller.scope).principal.name, tenant_of(caller.scope), caller.ports.ends
+        attempt = Attempt(runner=self.name.partition("/")[0], model=self.name, reason=why)
+        receipt = Receipt(reason=why, model=self.name, attempts=[attempt], left_premises=left, tool_runs=[run])
+        receipt.outcome = OUTCOME_CANCELLED if reason else OUTCOME_COMPLETED
+        receipt.total_time.CopyFrom(run.duration)
         call = PlacementRequest(
             request_id=new_id("req"), tenant=tenant, model=self.name, operation=Operation.CHAT, caller=who
         )
-        if caller.ports.ends is not None:
-            caller.ports.ends.send(call, receipt, began)
+        if ends is not None:
+            ends.send(call, receipt, began)

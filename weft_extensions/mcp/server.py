@@ -1,6 +1,6 @@
 """The MCP server on the official SDK. A server lives as long as one message, so it belongs to one caller."""
 
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import version
 from typing import Any
 
@@ -19,21 +19,16 @@ from weft_extensions.mcp.caller import Caller, RefusedError, collected
 from weft_extensions.mcp.mesh_tools import Explain, Ps, Quote, Requests, Tool, Usage
 from weft_extensions.mcp.runner_tools import CallTool, SearchTools, may_call_tools
 
-Tools = dict[str, type[Tool]]
-_MESH_TOOLS: Tools = {"ps": Ps, "explain": Explain, "requests": Requests, "quote": Quote, "usage": Usage}
-_TOOLS: Tools = {**_MESH_TOOLS, "search_tools": SearchTools, "call_tool": CallTool}
-_MAX_DEPTH = 32
+_OF_MESH: dict[str, type[Tool]] = {"ps": Ps, "explain": Explain, "requests": Requests, "quote": Quote, "usage": Usage}
+_TOOLS: dict[str, type[Tool]] = {**_OF_MESH, "search_tools": SearchTools, "call_tool": CallTool}
 _INSTRUCTIONS = "The mesh of models that answers you. If an answer was slow or failed, call explain, then ps and usage."
 
 
 async def answer(caller: Caller, message: bytes) -> Response:
     """Answers one message. Refusals of tools are results with `isError`."""
+    lists, calls = partial(_list_tools, caller), partial(_call_tool, caller)
     server: Server[Any] = Server(
-        "weft",
-        version=version("weft"),
-        instructions=_INSTRUCTIONS,
-        on_list_tools=partial(_list_tools, caller),
-        on_call_tool=partial(_call_tool, caller),
+        "weft", version=version("weft"), instructions=_INSTRUCTIONS, on_list_tools=lists, on_call_tool=calls
     )
     # The gateway has checked Host and Origin.
     manager = StreamableHTTPSessionManager(
@@ -46,10 +41,11 @@ async def answer(caller: Caller, message: bytes) -> Response:
 async def _list_tools(
     caller: Caller, _: ServerRequestContext[Any], _page: types.PaginatedRequestParams | None
 ) -> types.ListToolsResult:
-    usable = _TOOLS if may_call_tools(caller) else _MESH_TOOLS
+    usable = _TOOLS if may_call_tools(caller) else _OF_MESH
     return types.ListToolsResult(tools=[_shown(name, tool) for name, tool in usable.items()])
 
 
+@cache
 def _shown(name: str, tool: type[Tool]) -> types.Tool:
     schema, acts = tool.model_json_schema(), tool is CallTool
     hints = types.ToolAnnotations(read_only_hint=not acts, destructive_hint=acts, open_world_hint=acts)
@@ -62,7 +58,7 @@ async def _call_tool(
     try:
         if (tool := _TOOLS.get(params.name)) is None:
             raise unknown_name("tool", params.name, _TOOLS)
-        call = parse(tool, encode_json(params.arguments or {}), max_depth=_MAX_DEPTH)
+        call = parse(tool, encode_json(params.arguments or {}), max_depth=caller.deps.config.limits.max_json_depth)
         text, failed = await call.run(caller), False
     except WeftError as error:
         text, failed = f"{public_message(error)} ({code_of(error)})", True
