@@ -4,7 +4,7 @@ The recorder counts in memory; `router_svc.durable.usage` writes it to the datab
 in the transaction that ends them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -15,7 +15,7 @@ from weft.api.common.v1 import receipt_pb2
 from weft.api.router.v1 import usage_pb2
 from weft.dispatch.fleet import UNKNOWN_TARGET, FleetView
 from weft.dispatch.request_receipt import accelerator_time
-from weft.kernel.requests.placement_request import PlacementRequest
+from weft.kernel.requests.placement_request import AGENT_VALUES, PlacementRequest
 from weft.kernel.time.clock import Clock
 
 HOUR_SECONDS = 3_600
@@ -30,6 +30,7 @@ MAX_COUNTED_PIXELS = 10**11
 MAX_COUNTED_AUDIO_MILLISECONDS = 10**6 * 1_000
 """Maximum counted audio per request: 1,000,000 s."""
 _NANOSECONDS = 10**9
+OTHER_VALUE = "other"
 UNKNOWN_CALLER = "unknown"
 """Key of requests without a known sender."""
 
@@ -134,6 +135,13 @@ def asked_of(asked_model: str, target: str, model: str) -> str:
     return "" if asked == model else asked
 
 
+def _agent_of(labels: Collection[str]) -> dict[str, str]:
+    """Returns what a request's labels say of its agent; OTHER_VALUE for a value that weft does not know."""
+    found = (label.partition("=") for label in labels)
+    known = ((name, value, AGENT_VALUES.get(name)) for name, _, value in found if value)
+    return {name: value if value in values else OTHER_VALUE for name, value, values in known if values is not None}
+
+
 def _bounded(number: int, most: int) -> int:
     return max(0, min(number, most))
 
@@ -194,7 +202,8 @@ class UsageRecorder:
         # A name unknown to the mesh is arbitrary text of a caller.
         model = model or view.label(request.model)
         asked = "" if model == UNKNOWN_TARGET else asked_of(request.asked_model, request.model, model)
-        return UsageKey(hour, request.tenant, request.caller or UNKNOWN_CALLER, model, asked)
+        caller = request.caller or UNKNOWN_CALLER
+        return UsageKey(hour, request.tenant, caller, model, asked, **_agent_of(request.labels))
 
     def _add(self, key: UsageKey, sums: UsageSums) -> None:
         assert self._max_rows is not None, "it counts"

@@ -39,7 +39,8 @@ _MAX_HOUR = 10**8
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
-_KEY = ("hour", "tenant", "key", "model", "asked")
+_NAMES = ("tenant", "key", "model", "asked", "program", "agent", "purpose")
+_KEY = ("hour", *_NAMES)
 _TAKE_ENTRIES = f"""DELETE FROM usage_entries WHERE seq IN
     (SELECT seq FROM usage_entries ORDER BY seq LIMIT {FOLDED_AT_ONCE}) RETURNING *"""
 _ADD = f"""{insert("usage_hours", *_KEY, *COLUMNS)} ON CONFLICT ({", ".join(_KEY)}) DO UPDATE SET
@@ -51,9 +52,11 @@ _GROUPED: Mapping[int, tuple[str, str]] = {
     UsageGroup.USAGE_GROUP_KEY: ("key", "key"),
     UsageGroup.USAGE_GROUP_MODEL: ("model", "model"),
     UsageGroup.USAGE_GROUP_ASKED: ("asked", "asked"),
+    UsageGroup.USAGE_GROUP_PROGRAM: ("program", "program"),
+    UsageGroup.USAGE_GROUP_AGENT: ("agent", "agent"),
+    UsageGroup.USAGE_GROUP_PURPOSE: ("purpose", "purpose"),
 }
 """Expression and name of each group, in the order of rows."""
-_NAMES = ("tenant", "key", "model", "asked")
 _SUMS = ", ".join(f"CAST(sum({each}) AS BIGINT) AS {each}" for each in COLUMNS)
 
 

@@ -73,8 +73,8 @@ class Router:
         self.recorder.take()
         await self.stop()
 
-    def live_end(self, receipt: receipt_pb2.Receipt, tenant: str) -> None:
-        request = placement_request("r", tenant=tenant, model="demo", caller="key:live")
+    def live_end(self, receipt: receipt_pb2.Receipt, tenant: str, *labels: str) -> None:
+        request = placement_request("r", tenant=tenant, model="demo", caller="key:live", labels=frozenset(labels))
         self.recorder.note_end(ending(request, receipt=receipt, view=FleetView()))
 
     async def listed(self, *by: str, **bounds: Any) -> pb.ListUsageResponse:
@@ -397,6 +397,19 @@ async def test_rows_per_hour_are_bounded_across_writes_and_restarts(database_url
         assert sum(row.counts.completed_count for row in rows) == 8 * (start + 1)
         assert rows[0].tenant == OTHER
         await router.stop()
+
+
+async def test_usage_is_divided_by_program_agent_and_purpose(database_url: str) -> None:
+    router = Router(database_url)
+    await router.start()
+    receipt = receipt_pb2.Receipt(outcome=receipt_pb2.OUTCOME_COMPLETED, model="demo")
+    for labels in (("program=codex", "agent=main", "purpose=turn"), ("program=codex", "agent=sub", "purpose=turn"), ()):
+        router.live_end(receipt, "ann", *labels)
+    by_program = [(row.program, row.counts.completed_count) for row in (await router.listed("program")).rows]
+    by_agent = [(row.program, row.agent, row.purpose) for row in (await router.listed("purpose", "agent")).rows]
+    await router.stop()
+    assert by_program == [("", 1), ("codex", 2)]
+    assert by_agent == [("", "", ""), ("", "main", "turn"), ("", "sub", "turn")]
 
 
 async def test_times_are_rounded_to_hours_and_tenants_are_separate(sqlite_url: str) -> None:

@@ -23,7 +23,8 @@ CALL_TIMEOUT_SECONDS = 30.0
 
 
 UsageFormat = Literal["table", "wide", "csv", "json", "yaml"]
-_GROUPS = {"tenant": "TENANT", "key": "KEY", "model": "MODEL", "asked": "ASKED FOR"}
+_NAMES = ("tenant", "key", "model", "asked", "program", "agent", "purpose")
+_GROUPS = {name: name.upper() for name in _NAMES} | {"asked": "ASKED FOR"}
 _TIMES = {"hour": ("HOUR (UTC)", "%Y-%m-%d %H:00"), "day": ("DAY (UTC)", "%Y-%m-%d")}
 PRICE, SAVED = "priceNanodollars", "savedNanodollars"
 _CSV_COUNTS = (
@@ -37,7 +38,10 @@ _CSV_COUNTS = (
 
 def usage(
     by: Annotated[
-        str, typer.Option(help="Group rows by tenant, key, model, asked, hour or day, separated by commas.")
+        str,
+        typer.Option(
+            help="Group rows by tenant, key, model, asked, program, agent, purpose, hour or day, separated by commas."
+        ),
     ] = "tenant",
     since: Annotated[
         str, typer.Option(help="Only requests that ended since a date, or in the last 12h or 30d.")

@@ -74,7 +74,9 @@ class Quote(Tool):
 class Usage(Tool):
     """Your requests by outcome, tokens, accelerator time and price."""
 
-    by: str = Field(default="model", description="Of tenant, key, model, asked, hour and day, joined by commas.")
+    by: str = Field(
+        default="model", description="Of tenant, key, model, asked, program, agent, purpose, hour, day, by commas."
+    )
     since: str = Field(default="", description="A date, or 12h or 30d for the time until now.")
     until: str = ""
     model: str = ""

@@ -8,7 +8,7 @@ from gateway.anthropic.schema import MessagesRequest
 from gateway.intake.agent_labels import HEADERS, MAX_SYSTEM_CHARS, PREFIXES, agent_labels
 from gateway.openai.chat_schema import ChatRequest
 from gateway.responses.schema import ResponsesRequest
-from weft.kernel.requests.placement_request import AGENT_LABELS
+from weft.kernel.requests.placement_request import AGENT_VALUES
 
 CLAUDE = {b"user-agent": b"claude-cli/2.1.332 (external, cli)"}
 CODEX = {b"user-agent": b"codex_exec/0.171.0 (Linux; x86_64)", b"thread-id": b"t-1"}
@@ -18,7 +18,7 @@ HELLO = [("user", "hello")]
 
 def labels(headers: dict[bytes, bytes], system: str = "", last: object = "hello") -> tuple[str, str, str]:
     found = agent_labels(headers, [("system", system), ("user", "before"), ("assistant", "yes"), ("user", last)])
-    assert not found or found.keys() <= AGENT_LABELS
+    assert all(value in AGENT_VALUES[name] for name, value in found.items())
     return found.get("program", ""), found.get("agent", ""), found.get("purpose", "")
 
 

@@ -65,6 +65,28 @@ def test_hourly_rows_are_bounded_and_tenants_keep_their_totals() -> None:
     assert made == {_key(OTHER, OTHER, OTHER)}
 
 
+def test_rows_divided_by_agent_are_bounded_and_take_no_others_place() -> None:
+    rows, plain = HourRows(2), _key("ann")
+    divided = [plain._replace(program="codex", purpose=purpose) for purpose in ("turn", "title", "search")]
+    assert [rows.row_of(key) for key in divided] == [*divided[:2], plain]
+    assert rows.row_of(_key("bob")) == _key("bob"), "two rows that are not divided"
+    assert rows.row_of(_key("cid", "key:c")) == _key("cid", OTHER, OTHER)
+    again = HourRows(2, [*divided[:2], plain])
+    assert again.row_of(divided[2]) == plain
+    assert again.row_of(_key("bob")) == _key("bob")
+
+
+def test_request_is_counted_by_what_it_says_of_its_agent_and_unknown_words_as_one() -> None:
+    recorder = _recorder()
+    for labels in ({"program=codex", "agent=sub", "purpose=turn", "team=a"}, {"program=made=up", "purpose="}, set()):
+        recorder.note_end(ending(_request(labels=frozenset(labels)), receipt=_receipt(), view=VIEW))
+    assert {(key.program, key.agent, key.purpose) for key in recorder.take()} == {
+        ("codex", "sub", "turn"),
+        ("other", "", ""),
+        ("", "", ""),
+    }
+
+
 def test_existing_rows_count_against_the_limit() -> None:
     rows = HourRows(1, [_key("ann")])
     assert rows.row_of(_key("ann")) == _key("ann")

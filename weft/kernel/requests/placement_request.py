@@ -19,7 +19,13 @@ class PrefixHolder(NamedTuple):
     """Number of equal digests."""
 
 
-AGENT_LABELS = frozenset({"program", "agent", "purpose"})
+AGENT_VALUES: Mapping[str, frozenset[str]] = {
+    "program": frozenset({"claude-code", "cline", "codex", "copilot", "opencode", "qwen-code"}),
+    "agent": frozenset({"main", "sub"}),
+    "purpose": frozenset({"turn", "title", "search", "compaction"}),
+}
+"""The values of labels of requests from coding agents that usage is divided by; callers can send others."""
+AGENT_LABELS = frozenset(AGENT_VALUES)
 """Names of the labels of a request from a coding agent, which records show."""
 
 

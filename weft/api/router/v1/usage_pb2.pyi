@@ -39,6 +39,12 @@ class _UsageGroupEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._Enu
     """The hour of the end, in UTC."""
     USAGE_GROUP_DAY: _UsageGroup.ValueType  # 6
     """The day of the end, in UTC."""
+    USAGE_GROUP_PROGRAM: _UsageGroup.ValueType  # 7
+    """The coding agent that asked."""
+    USAGE_GROUP_AGENT: _UsageGroup.ValueType  # 8
+    """Whether its main agent or a sub-agent asked."""
+    USAGE_GROUP_PURPOSE: _UsageGroup.ValueType  # 9
+    """What it asked for: a turn, or a side call such as a title."""
 
 class UsageGroup(_UsageGroup, metaclass=_UsageGroupEnumTypeWrapper):
     """UsageGroup is a dimension by which usage is grouped."""
@@ -57,6 +63,12 @@ USAGE_GROUP_HOUR: UsageGroup.ValueType  # 5
 """The hour of the end, in UTC."""
 USAGE_GROUP_DAY: UsageGroup.ValueType  # 6
 """The day of the end, in UTC."""
+USAGE_GROUP_PROGRAM: UsageGroup.ValueType  # 7
+"""The coding agent that asked."""
+USAGE_GROUP_AGENT: UsageGroup.ValueType  # 8
+"""Whether its main agent or a sub-agent asked."""
+USAGE_GROUP_PURPOSE: UsageGroup.ValueType  # 9
+"""What it asked for: a turn, or a side call such as a title."""
 global___UsageGroup = UsageGroup
 
 @typing.final
@@ -187,6 +199,9 @@ class UsageRow(google.protobuf.message.Message):
     ASKED_FIELD_NUMBER: builtins.int
     COUNTS_FIELD_NUMBER: builtins.int
     SAVED_NANODOLLARS_FIELD_NUMBER: builtins.int
+    PROGRAM_FIELD_NUMBER: builtins.int
+    AGENT_FIELD_NUMBER: builtins.int
+    PURPOSE_FIELD_NUMBER: builtins.int
     tenant: builtins.str
     """Tenant. Empty: all. "_other": beyond the 1,000 rows of one hour."""
     key: builtins.str
@@ -201,6 +216,14 @@ class UsageRow(google.protobuf.message.Message):
     """What the tokens of its other requests would have cost at `compared_with`, in billionths of a US dollar. Not set:
     there is no such model.
     """
+    program: builtins.str
+    """Coding agent that asked, such as "claude-code"; "other" for one that weft does not know. Empty: all, or none; as of
+    tasks and of requests beyond 1,000 rows of an hour that are divided by agent.
+    """
+    agent: builtins.str
+    """"main" or "sub". Empty as for the program."""
+    purpose: builtins.str
+    """"turn", "title", "search" or "compaction". Empty as for the program."""
     @property
     def start_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """Start of its hour or day. Not set: rows are not grouped by time."""
@@ -219,9 +242,12 @@ class UsageRow(google.protobuf.message.Message):
         asked: builtins.str = ...,
         counts: global___UsageCounts | None = ...,
         saved_nanodollars: builtins.int | None = ...,
+        program: builtins.str = ...,
+        agent: builtins.str = ...,
+        purpose: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_saved_nanodollars", b"_saved_nanodollars", "counts", b"counts", "saved_nanodollars", b"saved_nanodollars", "start_time", b"start_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_saved_nanodollars", b"_saved_nanodollars", "asked", b"asked", "counts", b"counts", "key", b"key", "model", b"model", "saved_nanodollars", b"saved_nanodollars", "start_time", b"start_time", "tenant", b"tenant"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_saved_nanodollars", b"_saved_nanodollars", "agent", b"agent", "asked", b"asked", "counts", b"counts", "key", b"key", "model", b"model", "program", b"program", "purpose", b"purpose", "saved_nanodollars", b"saved_nanodollars", "start_time", b"start_time", "tenant", b"tenant"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_saved_nanodollars", b"_saved_nanodollars"]) -> typing.Literal["saved_nanodollars"] | None: ...
 
 global___UsageRow = UsageRow

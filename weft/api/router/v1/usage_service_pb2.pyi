@@ -42,7 +42,7 @@ class ListUsageRequest(google.protobuf.message.Message):
 
     @property
     def by(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[weft.api.router.v1.usage_pb2.UsageGroup.ValueType]:
-        """Dimensions by which rows are grouped, at most 6. Empty: one row."""
+        """Dimensions by which rows are grouped, at most 9. Empty: one row."""
 
     def __init__(
         self,

@@ -28,6 +28,9 @@ const GROUPS = [
   ["key", "key"],
   ["model", "model"],
   ["asked", "name asked for"],
+  ["program", "coding agent"],
+  ["agent", "main or sub-agent"],
+  ["purpose", "purpose"],
   ["hour", "hour"],
   ["day", "day"],
 ];

@@ -13,7 +13,7 @@ const COUNTS = {
 /** @param {any[]} items @param {string[]} groups */
 export function csvText(items, groups) {
   const times = groups.includes("hour") || groups.includes("day") ? ["start"] : [];
-  const names = ["tenant", "key", "model", "asked"].filter((name) => groups.includes(name));
+  const names = ["tenant", "key", "model", "asked", "program", "agent", "purpose"].filter((name) => groups.includes(name));
   const rows = items.map((item) => [
     ...times.map(() => `${item.start.slice(0, 16)}Z`),
     ...names.map((name) => cell(item[name] ?? "")),
