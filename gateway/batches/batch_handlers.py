@@ -14,7 +14,7 @@ from gateway.answers.binary import BinaryAnswer, Headers
 from gateway.answers.unary import JsonAnswer, UnaryAnswer, json_response, list_after, list_json
 from gateway.batches.chunks import in_chunks
 from gateway.batches.creation import BatchCreator
-from gateway.batches.documents import BatchRequest, batch_json, batch_status, file_json
+from gateway.batches.documents import BatchRequest, batch_json, file_json
 from gateway.deps import Inference, InferenceDeps
 from gateway.intake.body import body_chunks, multipart_boundary, read_model
 from gateway.intake.concurrency_limit import ConcurrencyLimit
@@ -27,7 +27,15 @@ from gateway.request_facts import facts_of
 from gateway.routing import collaborator
 from weft.api.common.v1 import warning_pb2
 from weft.api.router.v1 import file_service_pb2 as file_pb
-from weft.durable.batches import BATCH_INPUT, BATCH_OUTPUT, MAX_FILE_NAME_CHARS, MEDIA_INPUTS, BatchClient, FileClient
+from weft.durable.batches import (
+    BATCH_INPUT,
+    BATCH_OUTPUT,
+    MAX_FILE_NAME_CHARS,
+    MEDIA_INPUTS,
+    BatchClient,
+    FileClient,
+    batch_status,
+)
 from weft.kernel.errors.error_tree import WeftError, invalid_field
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.text.json_lines import encode_json

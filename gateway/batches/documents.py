@@ -8,6 +8,7 @@ from gateway.answers.api_object import JsonObject, Shows, object_json
 from gateway.intake.request_model import Metadata, StrictModel
 from weft.api.router.v1 import batch_service_pb2 as batch_pb
 from weft.api.router.v1 import file_service_pb2 as file_pb
+from weft.durable.batches import batch_status
 
 WINDOW_SECONDS = 24 * 3600
 MIN_WINDOW_SECONDS = 60
@@ -151,19 +152,3 @@ def batch_json(batch: batch_pb.Batch) -> JsonObject:
         cancelled_at=ended_at if status == "cancelled" else None,
         request_counts=object_json(BatchCounts, batch),
     )
-
-
-def batch_status(batch: batch_pb.Batch) -> str:
-    """Returns OpenAI's status of the batch."""
-    is_cancelled = batch.HasField("cancel_time")
-    match batch.state:
-        case batch_pb.BATCH_STATE_FAILED:
-            return "failed"
-        case batch_pb.BATCH_STATE_IN_PROGRESS:
-            return "cancelling" if is_cancelled else "in_progress"
-        case batch_pb.BATCH_STATE_FINALIZING:
-            return "cancelling" if is_cancelled else "finalizing"
-        case _:
-            if is_cancelled:
-                return "cancelled"
-            return "expired" if batch.expired_count else "completed"

@@ -25,7 +25,7 @@ from gateway.intake.headers import idempotency_key_of
 from gateway.media import supply
 from gateway.request_facts import facts_of, headers_of
 from gateway.responses.history import items_to_store, with_response
-from gateway.responses.output import background_response_id, task_of
+from gateway.responses.output import task_of
 from gateway.responses.payload import Conversation, own_items
 from gateway.responses.replay import FROM_THE_START, BackgroundRequest, Replay, require_resumable
 from gateway.responses.response_stream import error_event
@@ -36,7 +36,7 @@ from weft.api.common.v1 import chat_pb2, warning_pb2
 from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.api.router.v1.stored_response_service_pb2 import StoredResponse
 from weft.durable.durable_call import of_request, task_spec
-from weft.durable.responses import ResponseClient, response_not_found
+from weft.durable.responses import BACKGROUND_KIND, ResponseClient, background_response_id, response_not_found
 from weft.durable.tasks import TaskClient, copy_of, is_terminal
 from weft.kernel.errors.error_tree import WeftError, found_or_none, invalid_field
 from weft.kernel.errors.reasons import Reason
@@ -44,8 +44,6 @@ from weft.kernel.telemetry.log import get_logger
 from weft.kernel.time.clock import Clock
 from weft.kernel.time.timestamps import stamp_of
 
-ORIGIN_KIND = "responses.background"
-"""`TaskSpec.origin_kind` of a background response."""
 _REFERENCE = "item_reference"
 
 _items = TypeAdapter(Items)
@@ -162,7 +160,7 @@ class BackgroundResponses:
         if work.media is not None:
             await supply(payload, work.media, work.deps.media)
         key = idempotency_key_of(headers_of(work.scope))
-        spec = task_spec(context, payload, origin=origin, origin_kind=ORIGIN_KIND)
+        spec = task_spec(context, payload, origin=origin, origin_kind=BACKGROUND_KIND)
         if key:
             # The trace context differs on every retry of the request.
             spec.traceparent = ""
@@ -183,7 +181,7 @@ class BackgroundResponses:
         if task_id is None:
             raise response_not_found(response_id)
         details = await found_or_none(self._tasks.details(tenant, task_id))
-        if details is None or details.task.origin_kind != ORIGIN_KIND:
+        if details is None or details.task.origin_kind != BACKGROUND_KIND:
             raise response_not_found(response_id)
         return self._response_of(details.task, details.spec.origin)
 

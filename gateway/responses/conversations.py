@@ -29,11 +29,11 @@ from gateway.request_facts import facts_of
 from gateway.responses.compaction_items import KINDS, TRIGGER, remaining
 from gateway.responses.history import items_to_store, joined, with_response
 from gateway.responses.input_items import ItemReader
-from gateway.responses.output import background_response_id, is_conversation, new_response_id
+from gateway.responses.output import is_conversation, new_response_id
 from gateway.responses.retrieval import Responses, Stored
 from gateway.responses.schema import ConversationItems, ConversationMetadata, ConversationRequest, InputItem
 from weft.api.router.v1.stored_response_service_pb2 import StoredResponse
-from weft.durable.responses import ResponseClient
+from weft.durable.responses import ResponseClient, background_response_id
 from weft.durable.tasks import TASK_PREFIX
 from weft.kernel.errors.error_tree import FieldError, WeftError, found_or_none, invalid_field
 from weft.kernel.errors.reasons import Reason

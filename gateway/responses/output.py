@@ -14,13 +14,13 @@ from gateway.openai.chat_schema import MAX_TOOL_CALL_ID_CHARS
 from gateway.responses.namespaces import CLIENT_SEARCH, Member
 from weft.api.common.v1 import event_pb2
 from weft.dispatch.extra_fields import join_fields
+from weft.durable.responses import RESPONSE_PREFIX
 from weft.durable.tasks import TASK_PREFIX
 from weft.kernel.text.json_objects import plain_object
 
 _HEX_CHARS = 24
-_RESPONSE = "resp_"
 _ITEM = re.compile(rf"[a-z]{{2,8}}_([0-9a-f]{{{_HEX_CHARS}}})_i?[0-9]{{1,6}}")
-_BACKGROUND = re.compile(rf"{_RESPONSE}([0-9a-f]{{{_HEX_CHARS}}})")
+_BACKGROUND = re.compile(rf"{RESPONSE_PREFIX}([0-9a-f]{{{_HEX_CHARS}}})")
 _CONVERSATION = re.compile(rf"conv_[0-9a-f]{{{_HEX_CHARS}}}")
 _PREFIXES = {
     "message": "msg",
@@ -39,17 +39,12 @@ _PREFIXES = {
 
 def new_response_id() -> str:
     """Returns an unguessable id: 96 random bits."""
-    return _RESPONSE + secrets.token_hex(_HEX_CHARS // 2)
+    return RESPONSE_PREFIX + secrets.token_hex(_HEX_CHARS // 2)
 
 
 def is_conversation(record_id: str) -> bool:
     """Whether an id of a stored record is that of a conversation, and not of a response."""
     return _CONVERSATION.fullmatch(record_id) is not None
-
-
-def background_response_id(task_id: str) -> str:
-    """Returns the id of a task's response."""
-    return _RESPONSE + task_id.removeprefix(f"{TASK_PREFIX}-")
 
 
 def task_of(response_id: str) -> str | None:
@@ -60,23 +55,23 @@ def task_of(response_id: str) -> str | None:
 
 def call_id(response_id: str, index: int) -> str:
     """Returns an id for a function call without one; `index` is its position among the output items."""
-    return f"call_{response_id.removeprefix(_RESPONSE)}_{index}"
+    return f"call_{response_id.removeprefix(RESPONSE_PREFIX)}_{index}"
 
 
 def output_item_id(response_id: str, kind: str, index: int) -> str:
     """Returns the id of an output item; `kind` is its type, `index` its position."""
-    return f"{_PREFIXES.get(kind, 'item')}_{response_id.removeprefix(_RESPONSE)}_{index}"
+    return f"{_PREFIXES.get(kind, 'item')}_{response_id.removeprefix(RESPONSE_PREFIX)}_{index}"
 
 
 def input_item_id(response_id: str, kind: str, index: int) -> str:
     """Returns an id for an input item without one."""
-    return f"{_PREFIXES.get(kind, 'item')}_{response_id.removeprefix(_RESPONSE)}_i{index}"
+    return f"{_PREFIXES.get(kind, 'item')}_{response_id.removeprefix(RESPONSE_PREFIX)}_i{index}"
 
 
 def response_of(item_id: str) -> str | None:
     """Returns the response id of an item; None: a foreign item."""
     found = _ITEM.fullmatch(item_id)
-    return None if found is None else _RESPONSE + found.group(1)
+    return None if found is None else RESPONSE_PREFIX + found.group(1)
 
 
 TOOL_SEARCH = "tool_search_call"

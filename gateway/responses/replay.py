@@ -9,11 +9,11 @@ from gateway.gateway_config import ResponseEnvelope
 from gateway.openai.sampling import wants_events
 from gateway.responses.compaction_items import SummaryItems
 from gateway.responses.document import CANCELLED, FAILED, IN_PROGRESS, QUEUED, ResponseDocument
-from gateway.responses.output import background_response_id
 from gateway.responses.response_stream import ResponsesStream
 from gateway.responses.schema import InputItem, ResponsesRequest
 from weft.api.common.v1 import event_pb2, warning_pb2
 from weft.api.router.v1 import task_pb2, task_service_pb2
+from weft.durable.responses import background_response_id
 from weft.durable.tasks import failure_of, is_terminal
 from weft.kernel.errors.error_tree import WeftError, invalid_field
 from weft.kernel.errors.reasons import Reason

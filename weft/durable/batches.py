@@ -232,3 +232,19 @@ async def _content_messages(
 def file_not_found(file_id: str) -> WeftError:
     """Returns NOT_FOUND for a file that is unknown or another tenant's."""
     return WeftError(Reason.NOT_FOUND, f"no file {file_id} exists")
+
+
+def batch_status(batch: batch_pb.Batch) -> str:
+    """Returns OpenAI's status of the batch."""
+    is_cancelled = batch.HasField("cancel_time")
+    match batch.state:
+        case batch_pb.BATCH_STATE_FAILED:
+            return "failed"
+        case batch_pb.BATCH_STATE_IN_PROGRESS:
+            return "cancelling" if is_cancelled else "in_progress"
+        case batch_pb.BATCH_STATE_FINALIZING:
+            return "cancelling" if is_cancelled else "finalizing"
+        case _:
+            if is_cancelled:
+                return "cancelled"
+            return "expired" if batch.expired_count else "completed"

@@ -12,9 +12,13 @@ from weft.api.router.v1 import stored_response_service_pb2 as pb
 from weft.api.router.v1 import stored_response_service_pb2_grpc
 from weft.api.router.v1.stored_response_service_pb2 import StoredResponse
 from weft.durable.store_calls import store_calls
+from weft.durable.tasks import TASK_PREFIX
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
 
+RESPONSE_PREFIX = "resp_"
+BACKGROUND_KIND = "responses.background"
+"""`TaskSpec.origin_kind` of a background response."""
 TIMEOUT_SECONDS = 5.0
 """Timeout of every call, since a response that cannot be stored is still answered."""
 MAX_CHAIN = 256
@@ -70,3 +74,8 @@ def response_not_found(response_id: str, *, before: str = "") -> WeftError:
     """Returns NOT_FOUND for a response that is unknown or another tenant's; `before`: the one that continues it."""
     why = f": it was deleted or has expired, and {before} continues it" if before else ""
     return WeftError(Reason.NOT_FOUND, f"there is no response {response_id}{why}")
+
+
+def background_response_id(task_id: str) -> str:
+    """Returns the id of a task's response."""
+    return RESPONSE_PREFIX + task_id.removeprefix(f"{TASK_PREFIX}-")

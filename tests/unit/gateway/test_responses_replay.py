@@ -16,7 +16,7 @@ from test_responses_sdk_stream import BEFORE, DELTA, FINISH, NOTICE, end, events
 
 from gateway.gateway_config import ResponseEnvelope
 from gateway.responses.background import origin_of, read_origin
-from gateway.responses.output import background_response_id, task_of
+from gateway.responses.output import task_of
 from gateway.responses.replay import (
     FROM_THE_START,
     BackgroundRequest,
@@ -28,6 +28,7 @@ from gateway.responses.replay import (
 from gateway.responses.schema import ResponsesRequest
 from weft.api.common.v1 import warning_pb2
 from weft.api.router.v1 import task_pb2
+from weft.durable.responses import background_response_id
 from weft.durable.tasks import event_number, task_error
 from weft.kernel.errors.error_tree import FieldError, WeftError
 from weft.kernel.errors.reasons import Reason
