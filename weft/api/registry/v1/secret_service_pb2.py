@@ -27,7 +27,7 @@ from weft.api.common.v1 import access_pb2 as weft_dot_api_dot_common_dot_v1_dot_
 from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)weft/api/registry/v1/secret_service.proto\x12\x14weft.api.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fweft/api/common/v1/access.proto\x1a!weft/api/common/v1/document.proto\"\xe0\x01\n\x06Secret\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x17\n\x07version\x18\x02 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x37\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x06\x92\xb5\x18\x02\x10\x01\x12\x37\n\x0bupdate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x06\x92\xb5\x18\x02\x10\x01\x12\x17\n\x07used_by\x18\x05 \x03(\tB\x06\x92\xb5\x18\x02\x10\x01:\x1c\xb2\xb5\x18\x18\n\x06secret\x12\x0eSecretDocument\"F\n\x13\x43reateSecretRequest\x12\x1a\n\x04name\x18\x01 \x01(\tB\x0c\x8a\xb5\x18\x04\x08\x01\x10\x01\xb8\xb5\x18\x02\x12\x13\n\x05value\x18\x02 \x01(\tB\x04\xb8\xb5\x18\x01\"D\n\x14\x43reateSecretResponse\x12,\n\x06secret\x18\x01 \x01(\x0b\x32\x1c.weft.api.registry.v1.Secret\"\x14\n\x12ListSecretsRequest\"q\n\x13ListSecretsResponse\x12<\n\x07secrets\x18\x01 \x03(\x0b\x32\x1c.weft.api.registry.v1.SecretB\r\x92\xb5\x18\t\n\x05items\x10\x01:\x1c\xb2\xb5\x18\x18\n\nSecretList\x12\nSecretList\"F\n\x13UpdateSecretRequest\x12\x1a\n\x04name\x18\x01 \x01(\tB\x0c\x8a\xb5\x18\x04\x08\x01\x10\x01\xb8\xb5\x18\x02\x12\x13\n\x05value\x18\x02 \x01(\tB\x04\xb8\xb5\x18\x01\"D\n\x14UpdateSecretResponse\x12,\n\x06secret\x18\x01 \x01(\x0b\x32\x1c.weft.api.registry.v1.Secret\"@\n\x13\x44\x65leteSecretRequest\x12\x1a\n\x04name\x18\x01 \x01(\tB\x0c\x8a\xb5\x18\x04\x08\x01\x10\x01\xb8\xb5\x18\x02\x12\r\n\x05\x66orce\x18\x02 \x01(\x08\"\x16\n\x14\x44\x65leteSecretResponse2\xf8\x03\n\rSecretService\x12y\n\x0c\x43reateSecret\x12).weft.api.registry.v1.CreateSecretRequest\x1a*.weft.api.registry.v1.CreateSecretResponse\"\x12\xb2\xb5\x18\x0esecrets:create\x12w\n\x0bListSecrets\x12(.weft.api.registry.v1.ListSecretsRequest\x1a).weft.api.registry.v1.ListSecretsResponse\"\x13\x90\x02\x01\xb2\xb5\x18\x0csecrets:view\x12w\n\x0cUpdateSecret\x12).weft.api.registry.v1.UpdateSecretRequest\x1a*.weft.api.registry.v1.UpdateSecretResponse\"\x10\xb2\xb5\x18\x0csecrets:edit\x12z\n\x0c\x44\x65leteSecret\x12).weft.api.registry.v1.DeleteSecretRequest\x1a*.weft.api.registry.v1.DeleteSecretResponse\"\x13\x90\x02\x02\xb2\xb5\x18\x0csecrets:editb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)weft/api/registry/v1/secret_service.proto\x12\x14weft.api.registry.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1fweft/api/common/v1/access.proto\x1a!weft/api/common/v1/document.proto\"\xe0\x01\n\x06Secret\x12\x14\n\x04name\x18\x01 \x01(\tB\x06\x92\xb5\x18\x02\x10\x01\x12\x17\n\x07version\x18\x02 \x01(\x03\x42\x06\x92\xb5\x18\x02\x10\x01\x12\x37\n\x0b\x63reate_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x06\x92\xb5\x18\x02\x10\x01\x12\x37\n\x0bupdate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.TimestampB\x06\x92\xb5\x18\x02\x10\x01\x12\x17\n\x07used_by\x18\x05 \x03(\tB\x06\x92\xb5\x18\x02\x10\x01:\x1c\xb2\xb5\x18\x18\n\x06secret\x12\x0eSecretDocument\"F\n\x13\x43reateSecretRequest\x12\x1a\n\x04name\x18\x01 \x01(\tB\x0c\x8a\xb5\x18\x04\x08\x01\x10\x01\xb8\xb5\x18\x02\x12\x13\n\x05value\x18\x02 \x01(\tB\x04\xb8\xb5\x18\x01\"D\n\x14\x43reateSecretResponse\x12,\n\x06secret\x18\x01 \x01(\x0b\x32\x1c.weft.api.registry.v1.Secret\"\x14\n\x12ListSecretsRequest\"q\n\x13ListSecretsResponse\x12<\n\x07secrets\x18\x01 \x03(\x0b\x32\x1c.weft.api.registry.v1.SecretB\r\x92\xb5\x18\t\n\x05items\x10\x01:\x1c\xb2\xb5\x18\x18\n\nSecretList\x12\nSecretList\"F\n\x13UpdateSecretRequest\x12\x1a\n\x04name\x18\x01 \x01(\tB\x0c\x8a\xb5\x18\x04\x08\x01\x10\x01\xb8\xb5\x18\x02\x12\x13\n\x05value\x18\x02 \x01(\tB\x04\xb8\xb5\x18\x01\"D\n\x14UpdateSecretResponse\x12,\n\x06secret\x18\x01 \x01(\x0b\x32\x1c.weft.api.registry.v1.Secret\"@\n\x13\x44\x65leteSecretRequest\x12\x1a\n\x04name\x18\x01 \x01(\tB\x0c\x8a\xb5\x18\x04\x08\x01\x10\x01\xb8\xb5\x18\x02\x12\r\n\x05\x66orce\x18\x02 \x01(\x08\"\x16\n\x14\x44\x65leteSecretResponse\")\n\x11GetWebhookRequest\x12\x14\n\x06tenant\x18\x01 \x01(\tB\x04\xb8\xb5\x18\x01\"1\n\x12GetWebhookResponse\x12\x0b\n\x03url\x18\x01 \x01(\t\x12\x0e\n\x06secret\x18\x02 \x01(\t2\xed\x04\n\rSecretService\x12y\n\x0c\x43reateSecret\x12).weft.api.registry.v1.CreateSecretRequest\x1a*.weft.api.registry.v1.CreateSecretResponse\"\x12\xb2\xb5\x18\x0esecrets:create\x12w\n\x0bListSecrets\x12(.weft.api.registry.v1.ListSecretsRequest\x1a).weft.api.registry.v1.ListSecretsResponse\"\x13\x90\x02\x01\xb2\xb5\x18\x0csecrets:view\x12w\n\x0cUpdateSecret\x12).weft.api.registry.v1.UpdateSecretRequest\x1a*.weft.api.registry.v1.UpdateSecretResponse\"\x10\xb2\xb5\x18\x0csecrets:edit\x12z\n\x0c\x44\x65leteSecret\x12).weft.api.registry.v1.DeleteSecretRequest\x1a*.weft.api.registry.v1.DeleteSecretResponse\"\x13\x90\x02\x02\xb2\xb5\x18\x0csecrets:edit\x12s\n\nGetWebhook\x12\'.weft.api.registry.v1.GetWebhookRequest\x1a(.weft.api.registry.v1.GetWebhookResponse\"\x12\x90\x02\x01\xb2\xb5\x18\x0bmesh:createb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -60,6 +60,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_UPDATESECRETREQUEST'].fields_by_name['value']._serialized_options = b'\270\265\030\001'
   _globals['_DELETESECRETREQUEST'].fields_by_name['name']._loaded_options = None
   _globals['_DELETESECRETREQUEST'].fields_by_name['name']._serialized_options = b'\212\265\030\004\010\001\020\001\270\265\030\002'
+  _globals['_GETWEBHOOKREQUEST'].fields_by_name['tenant']._loaded_options = None
+  _globals['_GETWEBHOOKREQUEST'].fields_by_name['tenant']._serialized_options = b'\270\265\030\001'
   _globals['_SECRETSERVICE'].methods_by_name['CreateSecret']._loaded_options = None
   _globals['_SECRETSERVICE'].methods_by_name['CreateSecret']._serialized_options = b'\262\265\030\016secrets:create'
   _globals['_SECRETSERVICE'].methods_by_name['ListSecrets']._loaded_options = None
@@ -68,6 +70,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SECRETSERVICE'].methods_by_name['UpdateSecret']._serialized_options = b'\262\265\030\014secrets:edit'
   _globals['_SECRETSERVICE'].methods_by_name['DeleteSecret']._loaded_options = None
   _globals['_SECRETSERVICE'].methods_by_name['DeleteSecret']._serialized_options = b'\220\002\002\262\265\030\014secrets:edit'
+  _globals['_SECRETSERVICE'].methods_by_name['GetWebhook']._loaded_options = None
+  _globals['_SECRETSERVICE'].methods_by_name['GetWebhook']._serialized_options = b'\220\002\001\262\265\030\013mesh:create'
   _globals['_SECRET']._serialized_start=169
   _globals['_SECRET']._serialized_end=393
   _globals['_CREATESECRETREQUEST']._serialized_start=395
@@ -86,6 +90,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DELETESECRETREQUEST']._serialized_end=880
   _globals['_DELETESECRETRESPONSE']._serialized_start=882
   _globals['_DELETESECRETRESPONSE']._serialized_end=904
-  _globals['_SECRETSERVICE']._serialized_start=907
-  _globals['_SECRETSERVICE']._serialized_end=1411
+  _globals['_GETWEBHOOKREQUEST']._serialized_start=906
+  _globals['_GETWEBHOOKREQUEST']._serialized_end=947
+  _globals['_GETWEBHOOKRESPONSE']._serialized_start=949
+  _globals['_GETWEBHOOKRESPONSE']._serialized_end=998
+  _globals['_SECRETSERVICE']._serialized_start=1001
+  _globals['_SECRETSERVICE']._serialized_end=1622
 # @@protoc_insertion_point(module_scope)

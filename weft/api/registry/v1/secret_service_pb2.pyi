@@ -38,7 +38,7 @@ class Secret(google.protobuf.message.Message):
 
     @property
     def used_by(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """The models that use it, by name."""
+        """What uses it: models by name, "alias/NAME" and "tenant/NAME"."""
 
     def __init__(
         self,
@@ -205,3 +205,43 @@ class DeleteSecretResponse(google.protobuf.message.Message):
     ) -> None: ...
 
 global___DeleteSecretResponse = DeleteSecretResponse
+
+@typing.final
+class GetWebhookRequest(google.protobuf.message.Message):
+    """GetWebhookRequest names a tenant."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: builtins.int
+    tenant: builtins.str
+    """The tenant."""
+    def __init__(
+        self,
+        *,
+        tenant: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["tenant", b"tenant"]) -> None: ...
+
+global___GetWebhookRequest = GetWebhookRequest
+
+@typing.final
+class GetWebhookResponse(google.protobuf.message.Message):
+    """GetWebhookResponse is a tenant's webhook."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    URL_FIELD_NUMBER: builtins.int
+    SECRET_FIELD_NUMBER: builtins.int
+    url: builtins.str
+    """URL that gets the events. Empty: the tenant has no webhook."""
+    secret: builtins.str
+    """Value of the secret that signs them."""
+    def __init__(
+        self,
+        *,
+        url: builtins.str = ...,
+        secret: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["secret", b"secret", "url", b"url"]) -> None: ...
+
+global___GetWebhookResponse = GetWebhookResponse

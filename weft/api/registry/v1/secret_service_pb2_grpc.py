@@ -27,7 +27,7 @@ if _version_not_supported:
 
 class SecretServiceStub(object):
     """SecretService manages secrets of the mesh, such as the API keys of providers. They are encrypted at rest with a key
-    that is not in the database. No call of this service returns their values.
+    that is not in the database. Only GetWebhook returns the value of one, to services of the mesh.
     """
 
     def __init__(self, channel):
@@ -56,11 +56,16 @@ class SecretServiceStub(object):
                 request_serializer=weft_dot_api_dot_registry_dot_v1_dot_secret__service__pb2.DeleteSecretRequest.SerializeToString,
                 response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_secret__service__pb2.DeleteSecretResponse.FromString,
                 _registered_method=True)
+        self.GetWebhook = channel.unary_unary(
+                '/weft.api.registry.v1.SecretService/GetWebhook',
+                request_serializer=weft_dot_api_dot_registry_dot_v1_dot_secret__service__pb2.GetWebhookRequest.SerializeToString,
+                response_deserializer=weft_dot_api_dot_registry_dot_v1_dot_secret__service__pb2.GetWebhookResponse.FromString,
+                _registered_method=True)
 
 
 class SecretServiceServicer(object):
     """SecretService manages secrets of the mesh, such as the API keys of providers. They are encrypted at rest with a key
-    that is not in the database. No call of this service returns their values.
+    that is not in the database. Only GetWebhook returns the value of one, to services of the mesh.
     """
 
     def CreateSecret(self, request, context):
@@ -87,8 +92,17 @@ class SecretServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DeleteSecret(self, request, context):
-        """DeleteSecret deletes a secret. NOT_FOUND / NOT_FOUND; FAILED_PRECONDITION / RESOURCE_IN_USE while a model uses it,
+        """DeleteSecret deletes a secret. NOT_FOUND / NOT_FOUND; FAILED_PRECONDITION / RESOURCE_IN_USE while a model or a tenant's webhook uses it,
         unless forced.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetWebhook(self, request, context):
+        """GetWebhook returns a tenant's webhook to the router that sends its events. NOT_FOUND / NOT_FOUND if its secret does
+        not exist; INVALID_ARGUMENT / INVALID_ARGUMENT if that is not one for webhooks; PERMISSION_DENIED /
+        PERMISSION_DENIED unless it is called over a Unix socket, over TLS, or with a key of the mesh.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -117,6 +131,11 @@ def add_SecretServiceServicer_to_server(servicer, server):
                     request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_secret__service__pb2.DeleteSecretRequest.FromString,
                     response_serializer=weft_dot_api_dot_registry_dot_v1_dot_secret__service__pb2.DeleteSecretResponse.SerializeToString,
             ),
+            'GetWebhook': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetWebhook,
+                    request_deserializer=weft_dot_api_dot_registry_dot_v1_dot_secret__service__pb2.GetWebhookRequest.FromString,
+                    response_serializer=weft_dot_api_dot_registry_dot_v1_dot_secret__service__pb2.GetWebhookResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'weft.api.registry.v1.SecretService', rpc_method_handlers)
@@ -127,7 +146,7 @@ def add_SecretServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class SecretService(object):
     """SecretService manages secrets of the mesh, such as the API keys of providers. They are encrypted at rest with a key
-    that is not in the database. No call of this service returns their values.
+    that is not in the database. Only GetWebhook returns the value of one, to services of the mesh.
     """
 
     @staticmethod
@@ -228,6 +247,33 @@ class SecretService(object):
             '/weft.api.registry.v1.SecretService/DeleteSecret',
             weft_dot_api_dot_registry_dot_v1_dot_secret__service__pb2.DeleteSecretRequest.SerializeToString,
             weft_dot_api_dot_registry_dot_v1_dot_secret__service__pb2.DeleteSecretResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetWebhook(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/weft.api.registry.v1.SecretService/GetWebhook',
+            weft_dot_api_dot_registry_dot_v1_dot_secret__service__pb2.GetWebhookRequest.SerializeToString,
+            weft_dot_api_dot_registry_dot_v1_dot_secret__service__pb2.GetWebhookResponse.FromString,
             options,
             channel_credentials,
             insecure,

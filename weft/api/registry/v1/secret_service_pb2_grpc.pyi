@@ -19,7 +19,7 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
 
 class SecretServiceStub:
     """SecretService manages secrets of the mesh, such as the API keys of providers. They are encrypted at rest with a key
-    that is not in the database. No call of this service returns their values.
+    that is not in the database. Only GetWebhook returns the value of one, to services of the mesh.
     """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
@@ -49,13 +49,22 @@ class SecretServiceStub:
         weft.api.registry.v1.secret_service_pb2.DeleteSecretRequest,
         weft.api.registry.v1.secret_service_pb2.DeleteSecretResponse,
     ]
-    """DeleteSecret deletes a secret. NOT_FOUND / NOT_FOUND; FAILED_PRECONDITION / RESOURCE_IN_USE while a model uses it,
+    """DeleteSecret deletes a secret. NOT_FOUND / NOT_FOUND; FAILED_PRECONDITION / RESOURCE_IN_USE while a model or a tenant's webhook uses it,
     unless forced.
+    """
+
+    GetWebhook: grpc.UnaryUnaryMultiCallable[
+        weft.api.registry.v1.secret_service_pb2.GetWebhookRequest,
+        weft.api.registry.v1.secret_service_pb2.GetWebhookResponse,
+    ]
+    """GetWebhook returns a tenant's webhook to the router that sends its events. NOT_FOUND / NOT_FOUND if its secret does
+    not exist; INVALID_ARGUMENT / INVALID_ARGUMENT if that is not one for webhooks; PERMISSION_DENIED /
+    PERMISSION_DENIED unless it is called over a Unix socket, over TLS, or with a key of the mesh.
     """
 
 class SecretServiceAsyncStub:
     """SecretService manages secrets of the mesh, such as the API keys of providers. They are encrypted at rest with a key
-    that is not in the database. No call of this service returns their values.
+    that is not in the database. Only GetWebhook returns the value of one, to services of the mesh.
     """
 
     CreateSecret: grpc.aio.UnaryUnaryMultiCallable[
@@ -84,13 +93,22 @@ class SecretServiceAsyncStub:
         weft.api.registry.v1.secret_service_pb2.DeleteSecretRequest,
         weft.api.registry.v1.secret_service_pb2.DeleteSecretResponse,
     ]
-    """DeleteSecret deletes a secret. NOT_FOUND / NOT_FOUND; FAILED_PRECONDITION / RESOURCE_IN_USE while a model uses it,
+    """DeleteSecret deletes a secret. NOT_FOUND / NOT_FOUND; FAILED_PRECONDITION / RESOURCE_IN_USE while a model or a tenant's webhook uses it,
     unless forced.
+    """
+
+    GetWebhook: grpc.aio.UnaryUnaryMultiCallable[
+        weft.api.registry.v1.secret_service_pb2.GetWebhookRequest,
+        weft.api.registry.v1.secret_service_pb2.GetWebhookResponse,
+    ]
+    """GetWebhook returns a tenant's webhook to the router that sends its events. NOT_FOUND / NOT_FOUND if its secret does
+    not exist; INVALID_ARGUMENT / INVALID_ARGUMENT if that is not one for webhooks; PERMISSION_DENIED /
+    PERMISSION_DENIED unless it is called over a Unix socket, over TLS, or with a key of the mesh.
     """
 
 class SecretServiceServicer(metaclass=abc.ABCMeta):
     """SecretService manages secrets of the mesh, such as the API keys of providers. They are encrypted at rest with a key
-    that is not in the database. No call of this service returns their values.
+    that is not in the database. Only GetWebhook returns the value of one, to services of the mesh.
     """
 
     @abc.abstractmethod
@@ -127,8 +145,19 @@ class SecretServiceServicer(metaclass=abc.ABCMeta):
         request: weft.api.registry.v1.secret_service_pb2.DeleteSecretRequest,
         context: _ServicerContext,
     ) -> typing.Union[weft.api.registry.v1.secret_service_pb2.DeleteSecretResponse, collections.abc.Awaitable[weft.api.registry.v1.secret_service_pb2.DeleteSecretResponse]]:
-        """DeleteSecret deletes a secret. NOT_FOUND / NOT_FOUND; FAILED_PRECONDITION / RESOURCE_IN_USE while a model uses it,
+        """DeleteSecret deletes a secret. NOT_FOUND / NOT_FOUND; FAILED_PRECONDITION / RESOURCE_IN_USE while a model or a tenant's webhook uses it,
         unless forced.
+        """
+
+    @abc.abstractmethod
+    def GetWebhook(
+        self,
+        request: weft.api.registry.v1.secret_service_pb2.GetWebhookRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[weft.api.registry.v1.secret_service_pb2.GetWebhookResponse, collections.abc.Awaitable[weft.api.registry.v1.secret_service_pb2.GetWebhookResponse]]:
+        """GetWebhook returns a tenant's webhook to the router that sends its events. NOT_FOUND / NOT_FOUND if its secret does
+        not exist; INVALID_ARGUMENT / INVALID_ARGUMENT if that is not one for webhooks; PERMISSION_DENIED /
+        PERMISSION_DENIED unless it is called over a Unix socket, over TLS, or with a key of the mesh.
         """
 
 def add_SecretServiceServicer_to_server(servicer: SecretServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -70,6 +70,7 @@ class TenantManifest(google.protobuf.message.Message):
     UNLIMITED_FIELD_NUMBER: builtins.int
     CAPTURE_FIELD_NUMBER: builtins.int
     MAX_PRIORITY_FIELD_NUMBER: builtins.int
+    WEBHOOK_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Name of the tenant, as in X-Tenant-ID; same format as a model name, at most 64 characters. Tenants have their own
     namespace.
@@ -99,6 +100,10 @@ class TenantManifest(google.protobuf.message.Message):
         occur once. Empty: the mesh's default (`router.rate_limits.default`).
         """
 
+    @property
+    def webhook(self) -> global___Webhook:
+        """Where the mesh reports ended background responses, batches and tasks of the tenant. Not set: nowhere."""
+
     def __init__(
         self,
         *,
@@ -112,12 +117,35 @@ class TenantManifest(google.protobuf.message.Message):
         unlimited: builtins.bool = ...,
         capture: builtins.bool = ...,
         max_priority: weft.api.common.v1.priority_pb2.PriorityCeiling.ValueType = ...,
+        webhook: global___Webhook | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_weight", b"_weight", "weight", b"weight"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_weight", b"_weight", "allow_remote", b"allow_remote", "capture", b"capture", "description", b"description", "journal", b"journal", "limits", b"limits", "max_in_flight", b"max_in_flight", "max_priority", b"max_priority", "name", b"name", "unlimited", b"unlimited", "weight", b"weight"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_weight", b"_weight", "webhook", b"webhook", "weight", b"weight"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_weight", b"_weight", "allow_remote", b"allow_remote", "capture", b"capture", "description", b"description", "journal", b"journal", "limits", b"limits", "max_in_flight", b"max_in_flight", "max_priority", b"max_priority", "name", b"name", "unlimited", b"unlimited", "webhook", b"webhook", "weight", b"weight"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_weight", b"_weight"]) -> typing.Literal["weight"] | None: ...
 
 global___TenantManifest = TenantManifest
+
+@typing.final
+class Webhook(google.protobuf.message.Message):
+    """Webhook is a receiver of signed events; see docs/webhooks.md."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    URL_FIELD_NUMBER: builtins.int
+    SECRET_REF_FIELD_NUMBER: builtins.int
+    url: builtins.str
+    """URL that gets a POST for each event."""
+    secret_ref: builtins.str
+    """Secret that signs the events, as "secret/NAME". Its value is "whsec_" and base64 of 24 to 64 bytes."""
+    def __init__(
+        self,
+        *,
+        url: builtins.str = ...,
+        secret_ref: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["secret_ref", b"secret_ref", "url", b"url"]) -> None: ...
+
+global___Webhook = Webhook
 
 @typing.final
 class TenantLimit(google.protobuf.message.Message):

@@ -25,9 +25,10 @@ _sym_db = _symbol_database.Default()
 from weft.api.common.v1 import access_pb2 as weft_dot_api_dot_common_dot_v1_dot_access__pb2
 from weft.api.common.v1 import document_pb2 as weft_dot_api_dot_common_dot_v1_dot_document__pb2
 from weft.api.router.v1 import task_pb2 as weft_dot_api_dot_router_dot_v1_dot_task__pb2
+from weft.api.router.v1 import webhook_pb2 as weft_dot_api_dot_router_dot_v1_dot_webhook__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%weft/api/router/v1/task_service.proto\x12\x12weft.api.router.v1\x1a\x1fweft/api/common/v1/access.proto\x1a!weft/api/common/v1/document.proto\x1a\x1dweft/api/router/v1/task.proto\"\x94\x01\n\x11SubmitTaskRequest\x12*\n\x04spec\x18\x01 \x01(\x0b\x32\x1c.weft.api.router.v1.TaskSpec\x12\x1d\n\x0fidempotency_key\x18\x02 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x18\n\nrequest_id\x18\x03 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x1a\n\x0crequested_by\x18\x04 \x01(\tB\x04\xb8\xb5\x18\x01\"M\n\x12SubmitTaskResponse\x12&\n\x04task\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.Task\x12\x0f\n\x07\x65xisted\x18\x02 \x01(\x08\"\"\n\x0eGetTaskRequest\x12\x10\n\x02id\x18\x01 \x01(\tB\x04\xb8\xb5\x18\x01\"\xbd\x01\n\x0fGetTaskResponse\x12\x30\n\x04task\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.TaskB\x08\x92\xb5\x18\x04\x10\x02 \x01\x12\x32\n\x04spec\x18\x02 \x01(\x0b\x32\x1c.weft.api.router.v1.TaskSpecB\x06\x92\xb5\x18\x02\x18\x01\x12\x31\n\x08\x61ttempts\x18\x03 \x03(\x0b\x32\x1f.weft.api.router.v1.TaskAttempt:\x11\xb2\xb5\x18\r\x12\x0bTaskDetails\"\xe3\x01\n\x10ListTasksRequest\x12-\n\x06states\x18\x01 \x03(\x0e\x32\x1d.weft.api.router.v1.TaskState\x12\x13\n\x05model\x18\x02 \x01(\tB\x04\xb8\xb5\x18\x02\x12\x13\n\x05\x62\x61tch\x18\x03 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x11\n\tpage_size\x18\x04 \x01(\x05\x12\x18\n\npage_token\x18\x05 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x14\n\x06\x63\x61ller\x18\x06 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x18\n\nrequest_id\x18\x07 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x19\n\x0borigin_kind\x18\x08 \x01(\tB\x04\xb8\xb5\x18\x01\"\x9c\x01\n\x11ListTasksResponse\x12\x36\n\x05tasks\x18\x01 \x03(\x0b\x32\x18.weft.api.router.v1.TaskB\r\x92\xb5\x18\t\n\x05items\x10\x01\x12\x1f\n\x0fnext_page_token\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x18\x01\x12\x0e\n\x06notice\x18\x03 \x01(\t:\x1e\xb2\xb5\x18\x1a\n\x08TaskList\x12\x0eTaskRecordList\"%\n\x11\x43\x61ncelTaskRequest\x12\x10\n\x02id\x18\x01 \x01(\tB\x04\xb8\xb5\x18\x01\"<\n\x12\x43\x61ncelTaskResponse\x12&\n\x04task\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.Task\"9\n\x10WatchTaskRequest\x12\x10\n\x02id\x18\x01 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x13\n\x0b\x61\x66ter_event\x18\x02 \x01(\x03\"u\n\x11WatchTaskResponse\x12(\n\x04task\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.TaskH\x00\x12.\n\x05piece\x18\x02 \x01(\x0b\x32\x1d.weft.api.router.v1.TaskPieceH\x00\x42\x06\n\x04news\"\'\n\x11WatchTasksRequest\x12\x12\n\npast_count\x18\x01 \x01(\x05\"n\n\x12WatchTasksResponse\x12(\n\x04task\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.TaskH\x00\x12\x14\n\ndeleted_id\x18\x02 \x01(\tH\x00\x12\x10\n\x06synced\x18\x03 \x01(\x08H\x00\x42\x06\n\x04news\"%\n\x11\x44\x65leteTaskRequest\x12\x10\n\x02id\x18\x01 \x01(\tB\x04\xb8\xb5\x18\x01\"\x14\n\x12\x44\x65leteTaskResponse2\xa8\x06\n\x0bTaskService\x12u\n\nSubmitTask\x12%.weft.api.router.v1.SubmitTaskRequest\x1a&.weft.api.router.v1.SubmitTaskResponse\"\x18\xb2\xb5\x18\x10inference:create\xb8\xb5\x18\x01\x12i\n\x07GetTask\x12\".weft.api.router.v1.GetTaskRequest\x1a#.weft.api.router.v1.GetTaskResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0einference:view\x12o\n\tListTasks\x12$.weft.api.router.v1.ListTasksRequest\x1a%.weft.api.router.v1.ListTasksResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0einference:view\x12r\n\nCancelTask\x12%.weft.api.router.v1.CancelTaskRequest\x1a&.weft.api.router.v1.CancelTaskResponse\"\x15\x90\x02\x02\xb2\xb5\x18\x0einference:edit\x12n\n\tWatchTask\x12$.weft.api.router.v1.WatchTaskRequest\x1a%.weft.api.router.v1.WatchTaskResponse\"\x12\xb2\xb5\x18\x0einference:view0\x01\x12q\n\nWatchTasks\x12%.weft.api.router.v1.WatchTasksRequest\x1a&.weft.api.router.v1.WatchTasksResponse\"\x12\xb2\xb5\x18\x0einference:view0\x01\x12o\n\nDeleteTask\x12%.weft.api.router.v1.DeleteTaskRequest\x1a&.weft.api.router.v1.DeleteTaskResponse\"\x12\xb2\xb5\x18\x0einference:editb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%weft/api/router/v1/task_service.proto\x12\x12weft.api.router.v1\x1a\x1fweft/api/common/v1/access.proto\x1a!weft/api/common/v1/document.proto\x1a\x1dweft/api/router/v1/task.proto\x1a weft/api/router/v1/webhook.proto\"\x94\x01\n\x11SubmitTaskRequest\x12*\n\x04spec\x18\x01 \x01(\x0b\x32\x1c.weft.api.router.v1.TaskSpec\x12\x1d\n\x0fidempotency_key\x18\x02 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x18\n\nrequest_id\x18\x03 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x1a\n\x0crequested_by\x18\x04 \x01(\tB\x04\xb8\xb5\x18\x01\"M\n\x12SubmitTaskResponse\x12&\n\x04task\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.Task\x12\x0f\n\x07\x65xisted\x18\x02 \x01(\x08\"\"\n\x0eGetTaskRequest\x12\x10\n\x02id\x18\x01 \x01(\tB\x04\xb8\xb5\x18\x01\"\xf0\x01\n\x0fGetTaskResponse\x12\x30\n\x04task\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.TaskB\x08\x92\xb5\x18\x04\x10\x02 \x01\x12\x32\n\x04spec\x18\x02 \x01(\x0b\x32\x1c.weft.api.router.v1.TaskSpecB\x06\x92\xb5\x18\x02\x18\x01\x12\x31\n\x08\x61ttempts\x18\x03 \x03(\x0b\x32\x1f.weft.api.router.v1.TaskAttempt\x12\x31\n\x07webhook\x18\x04 \x01(\x0b\x32 .weft.api.router.v1.WebhookEvent:\x11\xb2\xb5\x18\r\x12\x0bTaskDetails\"\xe3\x01\n\x10ListTasksRequest\x12-\n\x06states\x18\x01 \x03(\x0e\x32\x1d.weft.api.router.v1.TaskState\x12\x13\n\x05model\x18\x02 \x01(\tB\x04\xb8\xb5\x18\x02\x12\x13\n\x05\x62\x61tch\x18\x03 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x11\n\tpage_size\x18\x04 \x01(\x05\x12\x18\n\npage_token\x18\x05 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x14\n\x06\x63\x61ller\x18\x06 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x18\n\nrequest_id\x18\x07 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x19\n\x0borigin_kind\x18\x08 \x01(\tB\x04\xb8\xb5\x18\x01\"\x9c\x01\n\x11ListTasksResponse\x12\x36\n\x05tasks\x18\x01 \x03(\x0b\x32\x18.weft.api.router.v1.TaskB\r\x92\xb5\x18\t\n\x05items\x10\x01\x12\x1f\n\x0fnext_page_token\x18\x02 \x01(\tB\x06\x92\xb5\x18\x02\x18\x01\x12\x0e\n\x06notice\x18\x03 \x01(\t:\x1e\xb2\xb5\x18\x1a\n\x08TaskList\x12\x0eTaskRecordList\"%\n\x11\x43\x61ncelTaskRequest\x12\x10\n\x02id\x18\x01 \x01(\tB\x04\xb8\xb5\x18\x01\"<\n\x12\x43\x61ncelTaskResponse\x12&\n\x04task\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.Task\"9\n\x10WatchTaskRequest\x12\x10\n\x02id\x18\x01 \x01(\tB\x04\xb8\xb5\x18\x01\x12\x13\n\x0b\x61\x66ter_event\x18\x02 \x01(\x03\"u\n\x11WatchTaskResponse\x12(\n\x04task\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.TaskH\x00\x12.\n\x05piece\x18\x02 \x01(\x0b\x32\x1d.weft.api.router.v1.TaskPieceH\x00\x42\x06\n\x04news\"\'\n\x11WatchTasksRequest\x12\x12\n\npast_count\x18\x01 \x01(\x05\"n\n\x12WatchTasksResponse\x12(\n\x04task\x18\x01 \x01(\x0b\x32\x18.weft.api.router.v1.TaskH\x00\x12\x14\n\ndeleted_id\x18\x02 \x01(\tH\x00\x12\x10\n\x06synced\x18\x03 \x01(\x08H\x00\x42\x06\n\x04news\"%\n\x11\x44\x65leteTaskRequest\x12\x10\n\x02id\x18\x01 \x01(\tB\x04\xb8\xb5\x18\x01\"\x14\n\x12\x44\x65leteTaskResponse2\xa8\x06\n\x0bTaskService\x12u\n\nSubmitTask\x12%.weft.api.router.v1.SubmitTaskRequest\x1a&.weft.api.router.v1.SubmitTaskResponse\"\x18\xb2\xb5\x18\x10inference:create\xb8\xb5\x18\x01\x12i\n\x07GetTask\x12\".weft.api.router.v1.GetTaskRequest\x1a#.weft.api.router.v1.GetTaskResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0einference:view\x12o\n\tListTasks\x12$.weft.api.router.v1.ListTasksRequest\x1a%.weft.api.router.v1.ListTasksResponse\"\x15\x90\x02\x01\xb2\xb5\x18\x0einference:view\x12r\n\nCancelTask\x12%.weft.api.router.v1.CancelTaskRequest\x1a&.weft.api.router.v1.CancelTaskResponse\"\x15\x90\x02\x02\xb2\xb5\x18\x0einference:edit\x12n\n\tWatchTask\x12$.weft.api.router.v1.WatchTaskRequest\x1a%.weft.api.router.v1.WatchTaskResponse\"\x12\xb2\xb5\x18\x0einference:view0\x01\x12q\n\nWatchTasks\x12%.weft.api.router.v1.WatchTasksRequest\x1a&.weft.api.router.v1.WatchTasksResponse\"\x12\xb2\xb5\x18\x0einference:view0\x01\x12o\n\nDeleteTask\x12%.weft.api.router.v1.DeleteTaskRequest\x1a&.weft.api.router.v1.DeleteTaskResponse\"\x12\xb2\xb5\x18\x0einference:editb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -86,34 +87,34 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TASKSERVICE'].methods_by_name['WatchTasks']._serialized_options = b'\262\265\030\016inference:view'
   _globals['_TASKSERVICE'].methods_by_name['DeleteTask']._loaded_options = None
   _globals['_TASKSERVICE'].methods_by_name['DeleteTask']._serialized_options = b'\262\265\030\016inference:edit'
-  _globals['_SUBMITTASKREQUEST']._serialized_start=161
-  _globals['_SUBMITTASKREQUEST']._serialized_end=309
-  _globals['_SUBMITTASKRESPONSE']._serialized_start=311
-  _globals['_SUBMITTASKRESPONSE']._serialized_end=388
-  _globals['_GETTASKREQUEST']._serialized_start=390
-  _globals['_GETTASKREQUEST']._serialized_end=424
-  _globals['_GETTASKRESPONSE']._serialized_start=427
-  _globals['_GETTASKRESPONSE']._serialized_end=616
-  _globals['_LISTTASKSREQUEST']._serialized_start=619
-  _globals['_LISTTASKSREQUEST']._serialized_end=846
-  _globals['_LISTTASKSRESPONSE']._serialized_start=849
-  _globals['_LISTTASKSRESPONSE']._serialized_end=1005
-  _globals['_CANCELTASKREQUEST']._serialized_start=1007
-  _globals['_CANCELTASKREQUEST']._serialized_end=1044
-  _globals['_CANCELTASKRESPONSE']._serialized_start=1046
-  _globals['_CANCELTASKRESPONSE']._serialized_end=1106
-  _globals['_WATCHTASKREQUEST']._serialized_start=1108
-  _globals['_WATCHTASKREQUEST']._serialized_end=1165
-  _globals['_WATCHTASKRESPONSE']._serialized_start=1167
-  _globals['_WATCHTASKRESPONSE']._serialized_end=1284
-  _globals['_WATCHTASKSREQUEST']._serialized_start=1286
-  _globals['_WATCHTASKSREQUEST']._serialized_end=1325
-  _globals['_WATCHTASKSRESPONSE']._serialized_start=1327
-  _globals['_WATCHTASKSRESPONSE']._serialized_end=1437
-  _globals['_DELETETASKREQUEST']._serialized_start=1439
-  _globals['_DELETETASKREQUEST']._serialized_end=1476
-  _globals['_DELETETASKRESPONSE']._serialized_start=1478
-  _globals['_DELETETASKRESPONSE']._serialized_end=1498
-  _globals['_TASKSERVICE']._serialized_start=1501
-  _globals['_TASKSERVICE']._serialized_end=2309
+  _globals['_SUBMITTASKREQUEST']._serialized_start=195
+  _globals['_SUBMITTASKREQUEST']._serialized_end=343
+  _globals['_SUBMITTASKRESPONSE']._serialized_start=345
+  _globals['_SUBMITTASKRESPONSE']._serialized_end=422
+  _globals['_GETTASKREQUEST']._serialized_start=424
+  _globals['_GETTASKREQUEST']._serialized_end=458
+  _globals['_GETTASKRESPONSE']._serialized_start=461
+  _globals['_GETTASKRESPONSE']._serialized_end=701
+  _globals['_LISTTASKSREQUEST']._serialized_start=704
+  _globals['_LISTTASKSREQUEST']._serialized_end=931
+  _globals['_LISTTASKSRESPONSE']._serialized_start=934
+  _globals['_LISTTASKSRESPONSE']._serialized_end=1090
+  _globals['_CANCELTASKREQUEST']._serialized_start=1092
+  _globals['_CANCELTASKREQUEST']._serialized_end=1129
+  _globals['_CANCELTASKRESPONSE']._serialized_start=1131
+  _globals['_CANCELTASKRESPONSE']._serialized_end=1191
+  _globals['_WATCHTASKREQUEST']._serialized_start=1193
+  _globals['_WATCHTASKREQUEST']._serialized_end=1250
+  _globals['_WATCHTASKRESPONSE']._serialized_start=1252
+  _globals['_WATCHTASKRESPONSE']._serialized_end=1369
+  _globals['_WATCHTASKSREQUEST']._serialized_start=1371
+  _globals['_WATCHTASKSREQUEST']._serialized_end=1410
+  _globals['_WATCHTASKSRESPONSE']._serialized_start=1412
+  _globals['_WATCHTASKSRESPONSE']._serialized_end=1522
+  _globals['_DELETETASKREQUEST']._serialized_start=1524
+  _globals['_DELETETASKREQUEST']._serialized_end=1561
+  _globals['_DELETETASKRESPONSE']._serialized_start=1563
+  _globals['_DELETETASKRESPONSE']._serialized_end=1583
+  _globals['_TASKSERVICE']._serialized_start=1586
+  _globals['_TASKSERVICE']._serialized_end=2394
 # @@protoc_insertion_point(module_scope)

@@ -10,6 +10,7 @@ import google.protobuf.internal.containers
 import google.protobuf.message
 import typing
 import weft.api.router.v1.task_pb2
+import weft.api.router.v1.webhook_pb2
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
@@ -102,6 +103,7 @@ class GetTaskResponse(google.protobuf.message.Message):
     TASK_FIELD_NUMBER: builtins.int
     SPEC_FIELD_NUMBER: builtins.int
     ATTEMPTS_FIELD_NUMBER: builtins.int
+    WEBHOOK_FIELD_NUMBER: builtins.int
     @property
     def task(self) -> weft.api.router.v1.task_pb2.Task:
         """The task."""
@@ -114,15 +116,20 @@ class GetTaskResponse(google.protobuf.message.Message):
     def attempts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[weft.api.router.v1.task_pb2.TaskAttempt]:
         """Every attempt, in order."""
 
+    @property
+    def webhook(self) -> weft.api.router.v1.webhook_pb2.WebhookEvent:
+        """The event about its end for its tenant's webhook. Not set: there is none."""
+
     def __init__(
         self,
         *,
         task: weft.api.router.v1.task_pb2.Task | None = ...,
         spec: weft.api.router.v1.task_pb2.TaskSpec | None = ...,
         attempts: collections.abc.Iterable[weft.api.router.v1.task_pb2.TaskAttempt] | None = ...,
+        webhook: weft.api.router.v1.webhook_pb2.WebhookEvent | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["spec", b"spec", "task", b"task"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attempts", b"attempts", "spec", b"spec", "task", b"task"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["spec", b"spec", "task", b"task", "webhook", b"webhook"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["attempts", b"attempts", "spec", b"spec", "task", b"task", "webhook", b"webhook"]) -> None: ...
 
 global___GetTaskResponse = GetTaskResponse
 
