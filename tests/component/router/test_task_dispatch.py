@@ -23,6 +23,8 @@ from router_svc.placement import LocalPlacement
 from router_svc.request_record import EndedRequest, RecordedTask
 from router_svc.store.database import RouterDatabase
 from weft.api.common.v1 import embedding_pb2, event_pb2, priority_pb2, receipt_pb2
+from weft.api.common.v1.sampling_pb2 import SamplingParams
+from weft.api.registry.v1.alias_pb2 import Alias, AliasManifest
 from weft.api.router.v1 import task_pb2, task_service_pb2
 from weft.api.runner.v1 import (
     embedding_service_pb2,
@@ -103,6 +105,7 @@ class Mesh:
         self.requests = records.requests
         self.loop = scheduling_loop(records=records)
         self.view = FleetView()
+        self.aliases: dict[str, Alias] = {}
         self.channels = ChannelPool()
         self.tell: list[Callable[[FleetView], None]] = []
 
@@ -111,7 +114,8 @@ class Mesh:
         instances = {"qwen": ready(slots=slots)} if model else {}
         runner = runner_view("laptop", address=self.runner.address, instances=instances)
         qwen = model_view(runner="laptop", operations=frozenset({Operation.CHAT, Operation.EMBEDDING}))
-        self.view = FleetView(self.view.revision + 1, {"laptop": runner}, {"qwen": qwen} if model else {})
+        models = {"qwen": qwen} if model else {}
+        self.view = FleetView(self.view.revision + 1, {"laptop": runner}, models, aliases=self.aliases)
         self.loop.update_view(self.view)
         for tell in self.tell:
             tell(self.view)
@@ -231,6 +235,22 @@ async def test_task_with_its_own_priority_waits_in_that_class_and_streams(tmp_pa
         await end_of(tasks, task_id)
         options = mesh.runner.calls[0].options
         assert (options.priority, options.whole) == (priority_pb2.PRIORITY_HIGH, False)
+
+
+async def test_task_that_waited_gets_the_preset_that_its_alias_has_when_it_runs(tmp_path: Path) -> None:
+    async with mesh_of(tmp_path) as (mesh, tasks):
+        spec = chat_spec()
+        spec.asked_model, spec.chat.sampling.temperature = "calm", 1
+        task_id = await submit(tasks, spec)
+        mesh.runner.say(event_pb2.InferenceEvent(started=event_pb2.Started()), text("hello"), FINISHED)
+        calm = AliasManifest(name="calm", pattern="calm", target="qwen", forced_params=SamplingParams(temperature=0.25))
+        mesh.aliases = {"calm": Alias(manifest=calm)}
+        mesh.show()
+        _, events = await end_of(tasks, task_id)
+        assert mesh.runner.calls[0].chat.sampling.temperature == 0.25
+        assert [event.warning.field for event in events if event.HasField("warning")] == ["temperature"]
+        [changed] = events[-1].finished.receipt.changed_parameters
+        assert changed.author == "alias/calm"
 
 
 async def test_embedding_runs_as_a_task(tmp_path: Path) -> None:
