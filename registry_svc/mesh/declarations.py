@@ -42,6 +42,7 @@ from weft.api.registry.v1.settings_pb2 import MeshSettings
 from weft.documents.kind import PointsTo, Reference
 from weft.documents.kinds import DECLARED_KINDS, key_of, packed
 from weft.documents.kinds.model import secret_of
+from weft.documents.kinds.tenant import webhook_secret
 from weft.documents.resource_kinds import ResourceKind
 from weft.documents.resources import AnyDocument
 from weft.documents.rights import visible_names
@@ -220,7 +221,7 @@ class Declarations:
         before: Message | None = given.declared
         match kind:
             case ResourceKind.MODEL:
-                self._require_secret(manifest, f"{field_}.model.manifest.provider.api_key_ref")
+                self._require_secret(secret_of(manifest), f"{field_}.model.manifest.provider.api_key_ref")
                 outcome, before = self._plan_model(plan, given.declared, f"{field_}.model.manifest")
             case ResourceKind.RUNNER:
                 self._require_runner(manifest.name)
@@ -229,6 +230,8 @@ class Declarations:
             case _:
                 if kind is ResourceKind.ALIAS:
                     self._require_headers(plan, manifest, f"{field_}.alias.provider_headers")
+                if kind is ResourceKind.TENANT:
+                    self._require_secret(webhook_secret(manifest), f"{field_}.tenant.webhook.secret_ref")
                 outcome, before = self._plan_document(plan, kind, manifest, f"{field_}.{kind.value}")
         return ApplyResult(
             kind=kind.value,
@@ -325,10 +328,7 @@ class Declarations:
                     return own in mesh.names_of(kind)
         return exists(mesh.target(name), to, arriving=plan.arriving, leaving=())
 
-    def _require_secret(self, manifest: model_pb2.ModelManifest, field_: str) -> None:
-        self._require_known_secret(secret_of(manifest), field_)
-
-    def _require_known_secret(self, name: str, field_: str) -> None:
+    def _require_secret(self, name: str, field_: str) -> None:
         if name and not self._has_secret(name):
             raise invalid_field(field_, f"there is no secret {name!r}; create it first: weft keys secret create {name}")
 
@@ -336,7 +336,7 @@ class Declarations:
         """Raises INVALID_ARGUMENT for headers that name no secret, or for a target that no provider serves."""
         for name, value in alias.provider_headers.items():
             if value.startswith(SECRET_PREFIX):
-                self._require_known_secret(value.removeprefix(SECRET_PREFIX), f"{field_}[{name}]")
+                self._require_secret(value.removeprefix(SECRET_PREFIX), f"{field_}[{name}]")
         central = self._core.mesh.central_models.values()
         served = {name for each in central for name in (each.name, pool_name_of(each))}
         known = served | plan.arriving.keys() | {*plan.arriving.values()}

@@ -11,6 +11,7 @@ from registry_svc.mesh.core import RegistryCore
 from weft.api.registry.v1 import central_model_service_pb2 as pb
 from weft.api.registry.v1 import central_model_service_pb2_grpc
 from weft.documents.kinds.model import secret_of
+from weft.documents.kinds.tenant import webhook_secret
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.access.principal import LOCAL
 from weft.kernel.access.rpc_auth import caller
@@ -45,11 +46,13 @@ KeyOf = Callable[[str], str]
 
 
 def users_of(secret: str, core: RegistryCore) -> Sequence[str]:
-    """Returns the names of the models that use a secret, and "alias/NAME" of aliases, sorted."""
+    """Returns the names of the models that use a secret, "alias/NAME" of aliases and "tenant/NAME", sorted."""
     central = core.mesh.central_models
     models = (name for name, manifest in central.items() if secret_of(manifest) == secret)
     aliases = (f"alias/{name}" for name, reference in _references(core) if reference == SECRET_PREFIX + secret)
-    return sorted({*models, *aliases})
+    tenants = (tenant.manifest for tenant in core.mesh.documents[ResourceKind.TENANT].all_declared())
+    webhooks = (f"{ResourceKind.TENANT}/{each.name}" for each in tenants if webhook_secret(each) == secret)
+    return sorted({*models, *aliases, *webhooks})
 
 
 def _references(core: RegistryCore) -> Iterator[tuple[str, str]]:
@@ -75,7 +78,7 @@ class CentralModelServicer(AnsweringServicer, central_model_service_pb2_grpc.Cen
         self, request: pb.WatchCentralModelsRequest, context: Context
     ) -> None:
         del request
-        _require_private(context)
+        require_private(context)
         last: pb.WatchCentralModelsResponse | None = None
         while True:
             rung = self._change_event.next()
@@ -95,11 +98,11 @@ class CentralModelServicer(AnsweringServicer, central_model_service_pb2_grpc.Cen
         return pb.CentralModel(manifest=manifest, api_key=key, key_is_missing=bool(secret) and not key)
 
 
-def _require_private(context: Context) -> None:
+def require_private(context: Context) -> None:
     """Raises PERMISSION_DENIED if any user of this machine could call, or read the traffic."""
     is_private = context.peer().startswith(_SOCKET) or _TLS in context.auth_context().get(_TRANSPORT, ())
     if not is_private and caller() is LOCAL:
         raise WeftError(
             Reason.PERMISSION_DENIED,
-            "keys of providers are sent over a Unix socket, with TLS, or to callers with a key of the mesh",
+            "values of secrets are sent over a Unix socket, with TLS, or to callers with a key of the mesh",
         )

@@ -3,6 +3,7 @@
 Values are decrypted when they are used. Logs, errors and messages to callers never contain them.
 """
 
+from base64 import b64decode
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
@@ -13,10 +14,12 @@ from typing_extensions import override
 
 from registry_svc.mesh.core import RegistryCore
 from registry_svc.mesh.policy.limits import require_room
-from registry_svc.mesh.provider_models import ChangeEvent, users_of
+from registry_svc.mesh.provider_models import ChangeEvent, require_private, users_of
 from registry_svc.secrets.cipher import SETTING, SecretCipher, UnreadableSecretError, make_keys, read_keys
 from weft.api.registry.v1 import secret_service_pb2 as pb
 from weft.api.registry.v1 import secret_service_pb2_grpc
+from weft.documents.kinds.tenant import webhook_secret
+from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.access.principal import Principal
 from weft.kernel.access.rpc_auth import caller
 from weft.kernel.channels.rpc import AnsweringServicer
@@ -76,6 +79,9 @@ log = get_logger("weft.registry.secrets")
 MAX_VALUE_CHARS = 8_192
 MAX_LISTED_NAMES = 10
 MAX_SECRETS = 1_000
+SIGNING_PREFIX = "whsec_"
+MIN_SIGNING_BYTES, MAX_SIGNING_BYTES = 24, 64
+"""As in the specification of Standard Webhooks."""
 
 
 def require_value(value: str) -> str:
@@ -86,6 +92,15 @@ def require_value(value: str) -> str:
             "value", f"must be 1 to {MAX_VALUE_CHARS:,} printable ASCII characters, without a space at either end"
         )
     return value
+
+
+def is_signing_secret(value: str) -> bool:
+    """Whether a value can sign events for webhooks."""
+    try:
+        key = b64decode(value.removeprefix(SIGNING_PREFIX), validate=True)
+    except ValueError:
+        return False
+    return value.startswith(SIGNING_PREFIX) and MIN_SIGNING_BYTES <= len(key) <= MAX_SIGNING_BYTES
 
 
 class Secrets:
@@ -167,6 +182,21 @@ class Secrets:
         found = self._secrets.get(name)
         return "" if found is None else self._value_of(found)
 
+    def webhook(self, tenant: str) -> pb.GetWebhookResponse:
+        """Returns the webhook of a tenant. Raises NOT_FOUND without its secret, INVALID_ARGUMENT for another secret."""
+        self._core.require_open()
+        record = self._core.mesh.documents[ResourceKind.TENANT].declared(tenant)
+        name = "" if record is None else webhook_secret(record.manifest)
+        if record is None or not name:
+            return pb.GetWebhookResponse()
+        value = self._value_of(self._require(name))
+        # Other secrets, such as keys of providers, never sign anything.
+        if not is_signing_secret(value):
+            low, high = MIN_SIGNING_BYTES, MAX_SIGNING_BYTES
+            words = f"the value of the secret {name!r} must be {SIGNING_PREFIX} and base64 of {low} to {high} bytes"
+            raise invalid_field("webhook.secret_ref", words)
+        return pb.GetWebhookResponse(url=record.manifest.webhook.url, secret=value)
+
     async def create(self, request: pb.CreateSecretRequest, by: Principal) -> pb.Secret:
         """Stores a new secret. Raises ALREADY_EXISTS, TOO_MANY_RESOURCES, INVALID_ARGUMENT."""
         value = require_value(request.value)
@@ -178,7 +208,7 @@ class Secrets:
         return await self._core.write(lambda: self._update(request.name, value, by))
 
     async def delete(self, request: pb.DeleteSecretRequest, by: Principal) -> None:
-        """Deletes a secret. Raises NOT_FOUND, and RESOURCE_IN_USE while a model uses it, unless forced."""
+        """Deletes a secret. Raises NOT_FOUND, and RESOURCE_IN_USE while it is used, unless forced."""
         await self._core.write(lambda: self._delete(request, by))
 
     async def _create(self, name: str, value: str, by: Principal) -> pb.Secret:
@@ -285,3 +315,8 @@ class SecretServicer(AnsweringServicer, secret_service_pb2_grpc.SecretServiceSer
         check_message(request)
         await self._secrets.delete(request, caller())
         return pb.DeleteSecretResponse()
+
+    @override
+    async def GetWebhook(self, request: pb.GetWebhookRequest, context: Context) -> pb.GetWebhookResponse:
+        require_private(context)
+        return self._secrets.webhook(request.tenant)

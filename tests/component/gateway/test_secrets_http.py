@@ -46,7 +46,7 @@ class ScriptedSecrets:
     async def DeleteSecret(self, request: pb.DeleteSecretRequest, *, timeout: float) -> pb.DeleteSecretResponse:  # noqa: N802 - the name of the rpc
         self.asked.append(("delete", request.name, request.force))
         if not request.force:
-            raise WeftError(Reason.RESOURCE_IN_USE, "the secret is in use by models: frontier")
+            raise WeftError(Reason.RESOURCE_IN_USE, "the secret is in use by: frontier")
         return pb.DeleteSecretResponse()
 
     def _secret(self, name: str) -> pb.Secret:

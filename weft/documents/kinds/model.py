@@ -25,6 +25,12 @@ def secret_of(manifest: model_pb2.ModelManifest) -> str:
     return manifest.provider.api_key_ref.removeprefix(SECRET_PREFIX)
 
 
+def require_secret_ref(reference: str, field: str) -> None:
+    """Raises INVALID_ARGUMENT unless a text refers to a secret by its name."""
+    if not (reference.startswith(SECRET_PREFIX) and is_name(reference.removeprefix(SECRET_PREFIX))):
+        raise invalid_field(field, "must be secret/NAME, a secret of `weft keys secret create`")
+
+
 def to_canonical_provider(declaration_runner: str, manifest: model_pb2.ModelManifest, field: str) -> str:
     """Converts the manifest of a central model to its stored form; returns the runner that serves it.
 
@@ -36,9 +42,8 @@ def to_canonical_provider(declaration_runner: str, manifest: model_pb2.ModelMani
     if manifest.HasField("wake"):
         raise invalid_field(f"{field}.wake", "cannot be combined with `provider`: a provider does not sleep")
     provider.url = _valid_url(provider.url, f"{where}.url")
-    reference = provider.api_key_ref
-    if reference and not (reference.startswith(SECRET_PREFIX) and is_name(reference.removeprefix(SECRET_PREFIX))):
-        raise invalid_field(f"{where}.api_key_ref", "must be secret/NAME, a secret of `weft keys secret create`")
+    if provider.api_key_ref:
+        require_secret_ref(provider.api_key_ref, f"{where}.api_key_ref")
     if not provider.api:
         provider.api = model_pb2.ModelProvider.API_OPENAI
     if provider.api == model_pb2.ModelProvider.API_ANTHROPIC and provider.token_limit_name:

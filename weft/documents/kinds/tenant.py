@@ -1,12 +1,15 @@
 """Tenants: their share of scarce capacity and their limits."""
 
-from weft.api.registry.v1.tenant_pb2 import Tenant, TenantLimit, TenantManifest
+from urllib.parse import urlsplit
+
+from weft.api.registry.v1.tenant_pb2 import Tenant, TenantLimit, TenantManifest, Webhook
 from weft.documents.kind import DeclaredKind
+from weft.documents.kinds.model import require_secret_ref
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.access.principal import Resource
 from weft.kernel.errors.error_tree import invalid_field
 from weft.kernel.schemas.field_rules import check_message
-from weft.kernel.values.names import ANY, MAX_NAME_CHARS, ROUTE_PREFIX, is_token
+from weft.kernel.values.names import ANY, MAX_NAME_CHARS, ROUTE_PREFIX, SECRET_PREFIX, is_token
 
 
 def check_tenant(manifest: TenantManifest, field: str) -> None:
@@ -14,6 +17,20 @@ def check_tenant(manifest: TenantManifest, field: str) -> None:
     check_message(manifest, field)
     manifest.DiscardUnknownFields()
     to_canonical_limits(manifest, field)
+    if manifest.HasField("webhook"):
+        _check_webhook(manifest.webhook, f"{field}.webhook" if field else "webhook")
+
+
+def webhook_secret(manifest: TenantManifest) -> str:
+    """Returns the name of the secret that signs a tenant's events; empty: none."""
+    return manifest.webhook.secret_ref.removeprefix(SECRET_PREFIX)
+
+
+def _check_webhook(webhook: Webhook, field: str) -> None:
+    require_secret_ref(webhook.secret_ref, f"{field}.secret_ref")
+    parts = urlsplit(webhook.url)
+    if parts.username is not None or parts.password is not None or parts.fragment:
+        raise invalid_field(f"{field}.url", "must not contain a user, a password or a fragment")
 
 
 def to_canonical_limits(manifest: TenantManifest, field: str = "") -> None:
