@@ -21,7 +21,7 @@ from router_svc.router_config import RouterConfig
 from router_svc.spans import CallSpans
 from router_svc.waker import Waker
 from weft.api.operations.v1 import operation_service_pb2, operation_service_pb2_grpc
-from weft.api.registry.v1 import lease_service_pb2
+from weft.api.registry.v1 import lease_service_pb2, secret_service_pb2, secret_service_pb2_grpc
 from weft.api.router.v1 import (
     inference_service_pb2,
     placement_service_pb2,
@@ -53,8 +53,8 @@ from weft.wake.run import run_recipe
 
 log = get_logger("weft.router")
 
-AUDIT_TIMEOUT_SECONDS = 2.0
-"""Time limit for writing the audit entry of a cancellation."""
+REGISTRY_TIMEOUT_SECONDS = 2.0
+"""Time limit for the audit entry of a cancellation, and for reading a webhook."""
 
 
 def build(
@@ -85,6 +85,7 @@ class RouterService(Service):
         """Its name among the routers; empty: none."""
         self.tracing = tracing
         """Receives the spans of requests and tasks."""
+        self.outbound = config.outbound
         observer = observer or SchedulingObserver()
         self._clock = clock
         # Uses the registry's time like runners do, as this machine's clock may be off or be set.
@@ -302,9 +303,21 @@ class RouterService(Service):
         stub: Any = operation_service_pb2_grpc.OperationServiceStub(self._registry)
         try:
             with calling(Reason.SERVICE_UNAVAILABLE):
-                await stub.RecordCancellation(request, timeout=AUDIT_TIMEOUT_SECONDS)
+                await stub.RecordCancellation(request, timeout=REGISTRY_TIMEOUT_SECONDS)
         except WeftError as error:
             log.warning("cancellation not in the audit log", request_id=record.request_id, why=error.message)
+
+    async def get_webhook(self, tenant: str) -> secret_service_pb2.GetWebhookResponse:
+        """Returns the webhook of a tenant. Raises what the registry answers, and SERVICE_UNAVAILABLE."""
+        if self._registry is None:
+            raise WeftError(Reason.SERVICE_UNAVAILABLE, "the router is not started")
+        stub: Any = secret_service_pb2_grpc.SecretServiceStub(self._registry)
+        request = secret_service_pb2.GetWebhookRequest(tenant=tenant)
+        with calling(Reason.SERVICE_UNAVAILABLE):
+            response: secret_service_pb2.GetWebhookResponse = await stub.GetWebhook(
+                request, timeout=REGISTRY_TIMEOUT_SECONDS
+            )
+        return response
 
     def _hurry_memory(self) -> None:
         if self._memory is not None:

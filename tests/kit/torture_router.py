@@ -24,6 +24,7 @@ from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.durable.tasks.task_call import CallMaker
 from router_svc.durable.tasks.task_records import TaskLease, TaskOutcome
 from router_svc.durable.tasks.task_service import TaskService
+from router_svc.durable.webhooks.outbox import Outbox
 from router_svc.router_service import RouterService
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import task_pb2
@@ -146,6 +147,8 @@ def broken_tasks(
     failpoints: Failpoints = Failpoints() if breakage.kill_at is None else DeadlyFailpoint(*breakage.kill_at)
     kind = SleepyTaskStore if breakage.is_fenced else UnfencedTaskStore
     store = kind(database, stop_before_end=breakage.stop_before_end)
+    # It writes events for webhooks, and sends none.
+    store.outbox = Outbox(None)
     tasks = router_svc.durable.tasks.task_service.build(
         database, config.router.tasks, calls, router_name=router.name, failpoints=failpoints, store=store
     )

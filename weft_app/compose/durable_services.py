@@ -10,11 +10,14 @@ from router_svc.durable.files import FileServicer
 from router_svc.durable.records import RecordService, ignore_dropped
 from router_svc.durable.request_records import Writer
 from router_svc.durable.stored_responses import ResponseService
+from router_svc.durable.tasks.sql_store import SqlTaskStore
 from router_svc.durable.tasks.task_call import CallMaker
 from router_svc.durable.tasks.task_media import TaskMedia
 from router_svc.durable.tasks.task_recorder import TaskRecorder
 from router_svc.durable.tasks.task_service import TaskService
 from router_svc.durable.usage import UsageService
+from router_svc.durable.webhooks.outbox import Outbox
+from router_svc.durable.webhooks.sender import WebhookSender, ignore_result
 from router_svc.leader import LeadingRouter
 from router_svc.router_service import RouterService
 from router_svc.store.database import RouterDatabase
@@ -80,10 +83,11 @@ class RouterStores:
     responses: ResponseService
     tasks: TaskService
     batches: BatchService
+    webhooks: WebhookSender
 
     def leading(self, router: RouterService, clock: Clock) -> LeadingRouter:
         """Returns the service that runs them while the router leads."""
-        after = (self.responses, self.tasks, self.batches)
+        after = (self.responses, self.tasks, self.batches, self.webhooks)
         names = tuple(name for service in after for name in service.service_names)
         check = write_check("journal", self.database.write_failure, clock, services=names)
         # While the database is down, only these services fail; placement continues.
@@ -115,7 +119,9 @@ def router_stores(
         media=TaskMedia(files),
         observers=router.observers,
     )
-    tasks = router_svc.durable.tasks.task_service.build(database, limits, calls, router_name=router.name)
+    store = SqlTaskStore(database)
+    store.outbox = outbox = Outbox(None)
+    tasks = router_svc.durable.tasks.task_service.build(database, limits, calls, router_name=router.name, store=store)
     router.subscribe(tasks.engine.mesh_changed)
     recorder = TaskRecorder(router.records.requests, router.task_ended, clock, tasks.utc_now)
     tasks.record_with(recorder, config.router.records.keep_seconds)
@@ -128,7 +134,28 @@ def router_stores(
         names=calls.names,
         files=files,
         stop_items=tasks.engine.cancel,
+        outbox=outbox,
     )
+    sent = (
+        None
+        if page is None
+        else page.counter(
+            "weft_router_webhook_attempts",
+            "Attempts to deliver events to webhooks: delivered, failed or given_up. Events without one: dropped.",
+            ("result",),
+        )
+    )
+    webhooks = WebhookSender(
+        database,
+        outbox,
+        router.get_webhook,
+        clock,
+        utc_now=tasks.utc_now,
+        keep_seconds=limits.keep_seconds,
+        observe=ignore_result if sent is None else lambda result: sent[result,].inc(),
+        outbound=router.outbound,
+    )
+    router.subscribe(webhooks.mesh_changed)
     router.journal_to(tasks.tasks, batches.files, tasks.servicer)
     if page is not None:
         from router_svc.durable.task_metrics import add_task_metrics  # noqa: PLC0415 - only where there is a page
@@ -141,4 +168,5 @@ def router_stores(
         responses=ResponseService(database, config.router.responses),
         tasks=tasks,
         batches=batches,
+        webhooks=webhooks,
     )

@@ -39,6 +39,7 @@ from router_svc.durable.uploads import (
     received,
     upload_timed_out,
 )
+from router_svc.durable.webhooks.outbox import Outbox
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import batch_service_pb2 as batch_pb
 from weft.api.router.v1 import batch_service_pb2_grpc, file_service_pb2, file_service_pb2_grpc, task_pb2
@@ -658,6 +659,7 @@ class BatchService(StoreService):
         names: KnownNames | None = None,
         files: FileServicer | None = None,
         stop_items: StopItems = ignore_items,
+        outbox: Outbox | None = None,
     ) -> None:
         """`events`: the bus of the task service in this process. `files`: shared with tasks; None: separate.
 
@@ -666,6 +668,7 @@ class BatchService(StoreService):
         clock = clock or SystemClock()
         self._files = files or FileServicer(database, limits, clock)
         store, media = BatchStore(database), TaskMedia(self._files)
+        store.outbox = outbox or Outbox()
         store.report_ends = lambda ended: events.publish(TasksEnded(ended))
         self._batches = BatchServicer(
             store, limits, task_limits, events, clock, names=names, media=media, stop_items=stop_items

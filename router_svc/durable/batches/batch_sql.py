@@ -14,13 +14,14 @@ from router_svc.durable.files import is_kept
 from router_svc.durable.tasks.sql_rows import NO_SEQ, READY_NOW, SPECS, STAGED, as_many_as_fit, insert_rows, task_of
 from router_svc.durable.tasks.task_ends import ReportEnds, ignore_ends, settle
 from router_svc.durable.tasks.task_records import EndedTask, NewTask
+from router_svc.durable.webhooks.outbox import Outbox
 from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import batch_service_pb2 as batch_pb
 from weft.api.router.v1 import task_pb2
 from weft.durable.batches import BATCH_OUTPUT
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.time.clock import CLOCK_MARGIN_SECONDS
-from weft.kernel.time.timestamps import stamp_of
+from weft.kernel.time.timestamps import seconds_of, stamp_of
 from weft.sql.connections import Row, Tx
 
 RECEIVING = 0
@@ -74,6 +75,8 @@ class BatchStore:
         self._database = database
         self.report_ends: ReportEnds = ignore_ends
         """Called with the items that ended here, after each commit."""
+        self.outbox = Outbox()
+        """Gets the events about ended batches."""
 
     # -- batches
 
@@ -83,8 +86,13 @@ class BatchStore:
 
     async def begin(self, batch: batch_pb.Batch) -> None:
         """Inserts a batch without items, or a failed one if it has errors."""
-        values = _columns(batch) | ({} if batch.errors else {"state": RECEIVING})
-        await self._database.run(lambda tx: tx.insert("batches", values))
+
+        def insert(tx: Tx) -> None:
+            tx.insert("batches", _columns(batch) | ({} if batch.errors else {"state": RECEIVING}))
+            if batch.errors:
+                self.outbox.add_batch(tx, batch, seconds_of(batch.create_time))
+
+        await self._database.run(insert)
 
     async def get(self, tenant: str, batch_id: str) -> batch_pb.Batch | None:
         """Returns a batch; counts of ended items are set only once all have ended."""
@@ -128,17 +136,19 @@ class BatchStore:
         Returns the field of a file that the tenant does not have; empty: all exist.
         """
 
-        def end(batch: batch_pb.Batch) -> None:
-            batch.output_file, batch.error_file = results["output_file"], results["error_file"]
-            batch.state = batch_pb.BATCH_STATE_FINISHED
-            batch.end_time.CopyFrom(stamp_of(now))
-
         def store(tx: Tx) -> str:
             if tx.value("SELECT state FROM batches WHERE id = :id", id=batch_id) != batch_pb.BATCH_STATE_FINALIZING:
                 return ""
             for field, file_id in results.items():
                 if file_id and not is_kept(tx, tenant, file_id, BATCH_OUTPUT):
                     return field
+
+            def end(batch: batch_pb.Batch) -> None:
+                batch.output_file, batch.error_file = results["output_file"], results["error_file"]
+                batch.state = batch_pb.BATCH_STATE_FINISHED
+                batch.end_time.CopyFrom(stamp_of(now))
+                self.outbox.add_batch(tx, batch, now)
+
             _change(tx, batch_id, batch_pb.BATCH_STATE_FINALIZING, end)
             return ""
 

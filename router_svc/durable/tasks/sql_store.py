@@ -25,6 +25,7 @@ from router_svc.durable.tasks.task_records import (
     TaskLease,
     TaskOutcome,
 )
+from router_svc.durable.webhooks.outbox import Outbox
 from router_svc.policy.task_release import KeptTasks, Release
 from router_svc.policy.task_retry import ASKS_FOR_PAUSE, MAX_ASKED_PAUSE_SECONDS
 from router_svc.store.database import RouterDatabase, time_of
@@ -100,6 +101,8 @@ class SqlTaskStore:
         self._is_open = False
         self.report_ends: ReportEnds = ignore_ends
         """Called with the tasks that ended here, after each commit."""
+        self.outbox = Outbox()
+        """Gets the events about ended tasks."""
 
     async def start(self) -> None:
         """Opens the database. Raises SERVICE_UNAVAILABLE."""
@@ -136,6 +139,8 @@ class SqlTaskStore:
             details = pb.GetTaskResponse(task=task_of(row), attempts=map(sql_rows.attempt_of, attempts))
             for kept in tx.rows("SELECT spec FROM task_specs WHERE task_id = :id", id=task_id):
                 details.spec.ParseFromString(kept.spec)
+            if (webhook := self.outbox.find(tx, details.task)) is not None:
+                details.webhook.CopyFrom(webhook)
             return details
 
         return await self._database.read(read)
@@ -413,7 +418,7 @@ class SqlTaskStore:
             assert row is not None, "the claim was found in this transaction"
             was_cancelled = outcome.state == task_pb2.TASK_STATE_CANCELLED and outcome.failure is None
             _end_attempts(tx, [claim], _BY_OWNER if was_cancelled else failure, now, receipt=outcome.receipt)
-            return settle(tx, [row], now)
+            return self._settle(tx, [row], now)
 
         ended = await self._database.run(finish, vital=True)
         self.report_ends(ended)
@@ -471,7 +476,7 @@ class SqlTaskStore:
                 _end_attempts(tx, [TaskLease(task_id, row.owner, row.attempt)], _BY_OWNER, now)
             task = task_of(after[0])
             task.owner = row.owner
-            return task, settle(tx, after, now)
+            return task, self._settle(tx, after, now)
 
         task, ended = await self._database.run(stop)
         self.report_ends(ended)
@@ -526,7 +531,7 @@ class SqlTaskStore:
             claims = [each.claim for each in lost]
             _delete_pieces(tx, claims)
             _end_attempts(tx, claims, sql_rows.LOST, now)
-            return lost, settle(tx, _rows_of(tx, failed), now)
+            return lost, self._settle(tx, _rows_of(tx, failed), now)
 
         lost, ended = await self._database.run(take_back, vital=True)
         self.report_ends(ended)
@@ -548,7 +553,7 @@ class SqlTaskStore:
             whys = (sql_rows.why_never(row, refusals.get(lane_of(row), "")) for row in rows)
             ended = [sql_rows.end_parameters(row, why, now) for row, why in zip(rows, whys, strict=True)]
             tx.many(f"UPDATE tasks SET {_FAILED} WHERE seq = :seq", ended)
-            return settle(tx, _rows_of(tx, rows), now)
+            return self._settle(tx, _rows_of(tx, rows), now)
 
         failed = await self._database.run(fail)
         self.report_ends(failed)
@@ -597,6 +602,11 @@ class SqlTaskStore:
         if not await self._database.read(lambda tx: is_any_ahead(tx, moments, now)):
             return 0
         return await self._database.run(lambda tx: bring_back(tx, moments, now, limit))
+
+    def _settle(self, tx: Tx, rows: Sequence[Row], now: float) -> list[EndedTask]:
+        ended = settle(tx, rows, now)
+        self.outbox.add_tasks(tx, [each.task for each in ended], now)
+        return ended
 
 
 def _moments_of(longest_pause_seconds: float) -> Sequence[BoundedMoment]:

@@ -1,0 +1,1 @@
+"""Signed events about ended tasks and batches for the webhooks of tenants: docs/webhooks.md."""
