@@ -1,6 +1,7 @@
 """`weft explain`: the scheduling decisions of one request."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
@@ -13,7 +14,7 @@ from weft.kernel.errors.reasons import Reason
 from weft.kernel.values.units import dollars_words, size_words, time_words, wait_words
 from weft_app.cli.mesh_api import Document, MeshApi, connect
 from weft_app.cli.options import DEFAULT_HOME, HomeOption, OutputFormat, PageOutputOption
-from weft_app.cli.output import FORMATS, INDENT, Column, TextTable, custom_columns, moment_in, page, print_page
+from weft_app.cli.output import FORMATS, INDENT, Column, TextTable, custom_columns, local, moment_in, page, print_page
 from weft_app.cli.short_ids import REQUESTS, full_id
 from weft_app.cli.terminal import safe_text
 
@@ -63,6 +64,19 @@ def retry_words(work: Document) -> str:
     left = (moment_in(retry["nextAt"]) - datetime.now(UTC)).total_seconds() if "nextAt" in retry else 0.0
     when = f"the next one starts in {wait_words(left)} s" if left > 0 else "the next one starts with a free slot"
     return f"{failed} ({error['reason']}: {error['message']}); {when}"
+
+
+def webhook_lines(event: Document | None) -> list[str]:
+    """Returns an event for a webhook, and each attempt to deliver it; none without an event."""
+    if event is None:
+        return []
+    ended = event.get("error", {}).get("message") or (f"next at {local(event['nextAt'])}" if "nextAt" in event else "")
+    lines = [f"Webhook: {event['type']} {event['state']}" + _after(", ", ended)]
+    for number, attempt in enumerate(event["attempts"], 1):
+        error = attempt.get("error")
+        words = "accepted" if error is None else f"{error['reason']}: {error['message']}"
+        lines.append(f"  {number}. {local(attempt['startedAt'])}: {words}")
+    return lines
 
 
 def agent_words(request: Document) -> str | None:
@@ -285,6 +299,9 @@ def show_request(request_id: str, output: OutputFormat, home: Path, *, content: 
     with connect(home) as api:
         whole = full_id(api, REQUESTS, request_id) if request_id else _last(api)
         found = api.get(f"/v1/admin/captures/{whole}" if content else f"/v1/requests/{whole}", allTenants=True)
+        if task := found.get("receipt", {}).get("taskId"):
+            with suppress(WeftError, KeyError):  # a deleted task, or one without an event
+                found |= {"webhook": api.get(f"/v1/admin/tasks/{task}")["webhook"]}
     print_page(output, lambda: _content(found) if content else explanation(found), lambda: found)
 
 
@@ -302,6 +319,7 @@ def explanation(request: Document) -> str:
     lines = [*page(_REQUEST, request)]
     tried = [page([Column(f"Attempt {at}", _attempt)], each) for at, each in enumerate(request.get("attempts", ()), 1)]
     lines += _section("Attempts", chain.from_iterable(tried))
+    lines += _section("Event", webhook_lines(request.get("webhook")))
     lines += [*_section("Decisions", _decisions(request.get("decisions", ())))]
     if "receipt" in request:
         lines += receipt_lines(request["receipt"], request["requestId"])

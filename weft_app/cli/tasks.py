@@ -11,7 +11,7 @@ import typer
 from weft.kernel.errors.error_tree import WeftError, invalid_field
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.values.names import MAX_REQUEST_ID_CHARS, process_name, require_token
-from weft_app.cli.explain import retry_words
+from weft_app.cli.explain import retry_words, webhook_lines
 from weft_app.cli.follow import RETRY_LIMIT_SECONDS, Breaks, poll_records
 from weft_app.cli.mesh_api import Document, MeshApi, connect
 from weft_app.cli.options import EXIT_FAILED, OutputFormat, ResourceFormat, act_on_each
@@ -140,7 +140,8 @@ def describe_task(words: Sequence[str], output: OutputFormat, home: Path) -> Non
     with connect(home) as api:
         found = _task(api, one_task(words))
     attempts = [f"  {attempt['attempt']}. {_attempt_words(attempt)}" for attempt in found["attempts"]]
-    print_page(output, lambda: "\n".join((*page(_PAGE, found, _TITLE_CHARS), *attempts, "")), lambda: found)
+    lines = (*page(_PAGE, found, _TITLE_CHARS), *attempts, *webhook_lines(found.get("webhook")), "")
+    print_page(output, lambda: "\n".join(lines), lambda: found)
 
 
 def _attempt_words(attempt: Document) -> str:

@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 from weft.api.common.v1 import event_pb2
 from weft.api.router.v1 import task_pb2, task_service_pb2_grpc
 from weft.api.router.v1 import task_service_pb2 as pb
+from weft.api.router.v1.webhook_pb2 import WebhookEvent
 from weft.kernel.errors.reasons import Reason
 from weft_app.cli import follow, tasks
 from weft_app.cli.main import app
@@ -64,6 +65,7 @@ class TaskScript:
     tasks: list[task_pb2.Task] = field(default_factory=list)
     news: list[task_pb2.Task | task_pb2.TaskPiece] = field(default_factory=list)
     attempts: list[task_pb2.TaskAttempt] = field(default_factory=list)
+    webhook: WebhookEvent | None = None
     submitted: list[pb.SubmitTaskRequest] = field(default_factory=list)
     listed: list[pb.ListTasksRequest] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
@@ -87,7 +89,9 @@ class _Service(task_service_pb2_grpc.TaskServiceServicer):
         return pb.SubmitTaskResponse(task=task())
 
     def GetTask(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return pb.GetTaskResponse(task=self._found(request.id, context), attempts=self._script.attempts)
+        return pb.GetTaskResponse(
+            task=self._found(request.id, context), attempts=self._script.attempts, webhook=self._script.webhook
+        )
 
     def ListTasks(self, request: Any, context: Any) -> Any:  # noqa: N802
         self._script.listed.append(request)
@@ -175,6 +179,23 @@ def test_describe_shows_every_attempt_with_its_reason(script: TaskScript) -> Non
     lines = [line for line in done.stdout.splitlines() if line.startswith("  ")]
     assert [line.split(".")[0].strip() for line in lines] == ["1", "2"]
     assert all("by router-a, on atlas (worker_lost), worker_lost: the runner went away" in line for line in lines)
+
+
+def test_describe_shows_the_event_of_a_task_with_its_attempts(script: TaskScript) -> None:
+    script.tasks = [task(COMPLETED)]
+    script.webhook = WebhookEvent(id="evt_1", type="task.completed", object_id=ID, state=WebhookEvent.STATE_WAITING)
+    error = task_pb2.TaskError(reason=Reason.BACKEND_ERROR.value, message="status 500")  # type: ignore[arg-type]
+    script.webhook.attempts.add(error=error).start_time.FromDatetime(datetime.now(UTC))
+    script.webhook.next_time.FromDatetime(datetime.now(UTC))
+    lines = script.run("describe", "task", ID).stdout.splitlines()
+    assert lines[-2].startswith("Webhook: task.completed waiting, next at ")
+    assert lines[-1].endswith(": backend_error: status 500")
+    script.webhook.state = WebhookEvent.STATE_DELIVERED
+    script.webhook.attempts[0].ClearField("error")
+    script.webhook.ClearField("next_time")
+    lines = script.run("describe", "task", ID).stdout.splitlines()
+    assert lines[-2] == "Webhook: task.completed delivered"
+    assert lines[-1].endswith(": accepted")
 
 
 @pytest.mark.parametrize(

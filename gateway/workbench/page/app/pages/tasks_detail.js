@@ -21,6 +21,7 @@ export function TaskDetail({ id }) {
   const [error, setError] = useState(/** @type {unknown} */ (null));
   const [isJournalShown, setJournalShown] = useState(false);
   const [isDeleting, setDeleting] = useState(false);
+  const [webhook, setWebhook] = useState(/** @type {any} */ (null));
   const isEnded = ENDED.has(task?.state);
   const news = useTaskEvents(task && (!isEnded || isJournalShown) ? path : "");
   const newest = news.task && !isEnded ? { ...task, ...news.task } : task;
@@ -31,6 +32,10 @@ export function TaskDetail({ id }) {
     get(path, {}, stop.signal).then(setTask, (failure) => stop.signal.aborted || setError(failure));
     return () => stop.abort();
   }, [path, version]);
+
+  useEffect(() => {
+    if (isEnded) get(`/v1/admin/tasks/${segment(id)}`).then((found) => setWebhook(found.webhook ?? null), () => {});
+  }, [id, isEnded]);
 
   const back = html`<p class="back"><a href=${address("tasks")}>Tasks</a></p>`;
   if (!newest) return html`${back}<h1 class="mono">${id}</h1><${ErrorNote} error=${error} />${!error && html`<p class="faint">Loading…</p>`}`;
@@ -49,6 +54,11 @@ export function TaskDetail({ id }) {
     <section class="panel"><h2>Attempts</h2>
       <${Table} label="Attempts" rows=${newest.attempts ?? []} rowKey=${(/** @type {any} */ row) => String(row.attempt)} columns=${ATTEMPTS}
         empty=${isEnded ? "It ended without an attempt." : "None yet; waiting for a slot."} /></section>
+    ${webhook &&
+    html`<section class="panel"><h2>Webhook</h2>
+      <p><span class="mono">${webhook.type}</span> <${State} value=${webhook.state} />
+        ${webhook.nextAt && ` Next attempt: ${clock(webhook.nextAt)}.`} ${webhook.error?.message}</p>
+      <${Table} label="Webhook attempts" rows=${webhook.attempts} rowKey=${(/** @type {any} */ row) => row.startedAt} columns=${DELIVERIES} empty="None yet." /></section>`}
     <section class="panel"><details open=${isJournalShown} onToggle=${(/** @type {any} */ event) => setJournalShown(event.target.open)}>
       <summary><h2>Journal</h2></summary>
       <p class="faint">What is on disk of this task: its changes and the pieces of its answer, by their numbers.
@@ -88,6 +98,12 @@ const ATTEMPTS = [
   { title: "Ended", cell: (row) => clock(row.ended_at) },
   { title: "Took", cell: (row) => taskDuration({ started_at: row.claimed_at, ended_at: row.ended_at }), className: "number" },
   { title: "Error", cell: (row) => (row.error ? `${row.error.message} (${row.error.code})` : ""), className: "wrap" },
+];
+
+/** @type {import("../parts/table.js").Column[]} */
+const DELIVERIES = [
+  { title: "Began", cell: (row) => clock(row.startedAt) },
+  { title: "Error", cell: (row) => (row.error ? `${row.error.message} (${row.error.reason})` : "Accepted"), className: "wrap" },
 ];
 
 /** @type {import("../parts/table.js").Column[]} */
