@@ -245,14 +245,15 @@ def require_room(responses: Responses, record: StoredResponse, items: Sequence[I
 def _new_items(responses: Responses, record: StoredResponse, items: Sequence[InputItem]) -> bytes:
     """Returns items as JSON to store. Raises INVALID_ARGUMENT naming one that no model could be given."""
     deps, entries = responses.deps, [(f"items[{index}]", item) for index, item in enumerate(items)]
-    # Behind them an answer: what cannot be read in earlier turns is no error.
-    later = InputItem(role="assistant", content="")
-    reader = ItemReader(ChatBuilder(deps.config.limits, RequestMedia(deps.config.media)), [*items, later])
     for place, item in entries:
         if item.kind in {TRIGGER, "item_reference"}:
             raise invalid_field(f"{place}.type", f"must not be '{item.kind}', which is for the input of a response")
+    read = remaining(entries, seal_of(deps.summaries, record.tenant))
+    # Behind them an answer: what cannot be read in earlier turns is no error.
+    all_items = [*(item for _, item in read), InputItem(role="assistant", content="")]
+    reader = ItemReader(ChatBuilder(deps.config.limits, RequestMedia(deps.config.media)), all_items)
+    for place, item in read:
         reader.add(item, place)
-    remaining(entries, seal_of(deps.summaries, record.tenant))
     new = items_to_store(items, new_response_id())
     require_room(responses, record, items, "items", len(new))
     return new

@@ -264,6 +264,17 @@ def responses_stored() -> None:
     fails(lambda: client.responses.retrieve(second.id, extra_query={"why": "meant-to-fail"}), openai.NotFoundError)
 
 
+def responses_conversation() -> None:
+    made = client.conversations.create(items=HELLO, metadata={"kind": "check"})
+    client.responses.create(model=TALK, input="And now?", conversation=made.id, max_output_tokens=32)
+    same(
+        [item.role for item in client.conversations.items.list(made.id, order="asc", limit=1)],
+        ["user", "user", "assistant"],
+    )
+    client.conversations.delete(made.id)
+    fails(lambda: client.conversations.retrieve(made.id, extra_query={"why": "meant-to-fail"}), openai.NotFoundError)
+
+
 def responses_structured() -> None:
     answer = client.responses.parse(model=TALK, input="Which city?", text_format=City)
     same(answer.output_parsed, City(name="tok0", size="small", population=1))

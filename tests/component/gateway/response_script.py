@@ -1,16 +1,22 @@
 """A response store in memory, with scripted failures, and requests for responses."""
 
 from asyncio import StreamReader, StreamWriter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from gateway_script import RunningGateway
 
+from router_svc.durable.limits import ResponseLimits
+from router_svc.durable.stored_responses import ResponseService
+from router_svc.store.database import RouterDatabase
 from weft.api.router.v1 import stored_response_service_pb2
 from weft.durable.responses import MAX_CHAIN, ResponseClient, response_not_found
 from weft.kernel.errors.error_tree import WeftError, invalid_field
 from weft.kernel.errors.reasons import Reason
+from weft.kernel.time.clock import Clock
 
 MAX_KEPT = 1000
 PATH = "/v1/responses"
@@ -71,3 +77,16 @@ class MemoryResponses(ResponseClient):
     def _fail(self) -> None:
         if self.failure is not None:
             raise self.failure
+
+
+@asynccontextmanager
+async def router_store(
+    folder: Path, limits: ResponseLimits | None = None, clock: Clock | None = None
+) -> AsyncIterator[ResponseClient]:
+    """The store of a router, whose database is in `folder`."""
+    service = ResponseService(RouterDatabase(folder / "router.db"), limits or ResponseLimits(), clock)
+    await service.start()
+    try:
+        yield service.store
+    finally:
+        await service.stop(0)

@@ -13,19 +13,17 @@ import pytest
 from background_script import hello_pieces
 from gateway_script import RunningGateway, ScriptedDispatcher, Step, delta, finished, hello, serving
 from messages_script import CountingDispatcher
-from response_script import PATH, body, id_once_streamed
+from response_script import PATH, body, id_once_streamed, router_store
 from task_script import ScriptedTasks
 
-from gateway.gateway_config import GatewayConfig, KeepResponses
+from gateway.gateway_config import GatewayConfig, KeepResponses, RateLimitConfig
 from gateway.responses import conversations
 from router_svc.durable.limits import ResponseLimits
-from router_svc.durable.stored_responses import ResponseService
-from router_svc.store.database import RouterDatabase
 from weft.api.common.v1 import chat_pb2, event_pb2
-from weft.durable.responses import ResponseClient
-from weft.durable.tasks import TaskClient
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
+from weft.kernel.values.units import Rate
+from weft_testing.fake_clock import FakeClock
 
 CONVERSATIONS = "/v1/conversations"
 OTHER = {"X-Tenant-ID": "other"}
@@ -36,18 +34,16 @@ async def stage(
     folder: Path,
     dispatcher: ScriptedDispatcher | None = None,
     *,
-    tasks: TaskClient | None = None,
-    config: GatewayConfig | None = None,
-    store: ResponseClient | None = None,
+    limits: ResponseLimits | None = None,
+    clock: FakeClock | None = None,
+    **ports: Any,
 ) -> AsyncIterator[RunningGateway]:
     """A gateway with the store of a router, whose database is in `folder`."""
-    service = ResponseService(RouterDatabase(folder / "router.db"), ResponseLimits())
-    await service.start()
-    try:
-        async with serving(dispatcher, responses=store or service.store, tasks=tasks, config=config) as gateway:
-            yield gateway
-    finally:
-        await service.stop(0)
+    async with (
+        router_store(folder, limits, clock) as store,
+        serving(dispatcher, responses=store, clock=clock, result_key=b"k" * 32, **ports) as gateway,
+    ):
+        yield gateway
 
 
 def texts_of(payload: chat_pb2.ChatPayload) -> list[str]:
@@ -197,6 +193,7 @@ async def test_wrong_requests_name_their_field_and_add_nothing(tmp_path: Path) -
             (PATH, body(conversation=7), "conversation"),
             (PATH, body(conversation=made.id, input=[{"role": "user"}]), "input[0].content"),
             (PATH, body(conversation=made.id, input=[{**message, "id": item["id"]}]), "input"),
+            (PATH, body(conversation=made.id, include=["x"]), "include[0]"),
             (CONVERSATIONS, {"items": [message] * 21}, "items"),
             (CONVERSATIONS, {"metadata": {"k" * 65: "v"}}, f"metadata.{'k' * 64}"),
             (CONVERSATIONS, {"metadata": {"k": "v" * 513}}, "metadata.k"),
@@ -280,12 +277,9 @@ async def test_response_of_a_conversation_deleted_meanwhile_ends_and_nothing_is_
 async def test_response_that_cannot_be_added_fails(tmp_path: Path, stream: bool) -> None:
     async with stage(tmp_path) as gateway:
         made = await gateway.sdk.conversations.create()
-    service = ResponseService(RouterDatabase(tmp_path / "router.db"), ResponseLimits(max_tenant_bytes=60))
-    await service.start()
-    async with serving(responses=service.store) as gateway:
+    async with stage(tmp_path, limits=ResponseLimits(max_tenant_bytes=60)) as gateway:
         answer = await gateway.request("POST", PATH, body(conversation=made.id, stream=stream))
         assert await items_of(gateway, made.id) == []
-    await service.stop(0)
     assert answer.status == (200 if stream else 429)
     assert (b"event: response.failed" in answer.body) is stream
     assert b"response.completed" not in answer.body
@@ -372,6 +366,88 @@ async def test_cancelled_or_deleted_background_response_frees_its_conversation(t
     assert second["status"] == "queued"
     assert third.status == 200
     assert kept == ["three", "Hello, world"]
+
+
+async def test_ended_background_response_is_added_once_although_it_cannot_be_stored(tmp_path: Path) -> None:
+    tasks, limits = ScriptedTasks(at_once=hello_pieces()), ResponseLimits(max_per_tenant=1)
+    async with stage(tmp_path, tasks=tasks, limits=limits) as gateway:
+        made = await gateway.sdk.conversations.create()
+        response = (await gateway.request("POST", PATH, body(background=True, conversation=made.id))).of(200)
+        for _ in range(2):
+            assert (await gateway.read(f"{PATH}/{response['id']}"))["status"] == "completed"
+            assert await said_in(gateway, made.id) == ["Say hello", "Hello, world"]
+
+
+async def test_failed_background_response_frees_its_conversation(tmp_path: Path) -> None:
+    tasks = ScriptedTasks()
+    async with stage(tmp_path, tasks=tasks) as gateway:
+        made = await gateway.sdk.conversations.create()
+        await gateway.request("POST", PATH, body(background=True, conversation=made.id))
+        tasks.begin()
+        tasks.fail(Reason.SERVER_DIED, "the engine died")
+        assert await items_of(gateway, made.id) == []
+        assert await is_free(gateway, made.id)
+
+
+async def test_deleted_background_response_leaves_its_items_in_the_conversation(tmp_path: Path) -> None:
+    async with stage(tmp_path, tasks=ScriptedTasks(at_once=hello_pieces())) as gateway:
+        made = await gateway.sdk.conversations.create()
+        response = (await gateway.request("POST", PATH, body(background=True, conversation=made.id))).of(200)
+        await gateway.sdk.responses.delete(response["id"])
+        kept = await said_in(gateway, made.id)
+    assert kept == ["Say hello", "Hello, world"]
+
+
+async def test_streamed_background_response_is_added_before_its_last_event(tmp_path: Path) -> None:
+    async with stage(tmp_path, tasks=ScriptedTasks(at_once=hello_pieces())) as gateway:
+        made = await gateway.sdk.conversations.create()
+        sent = body(background=True, stream=True, conversation=made.id)
+        assert b"event: response.completed" in (await gateway.request("POST", PATH, sent)).body
+        assert await gateway.sdk.conversations.update(made.id, metadata={"a": "b"})
+        assert await said_in(gateway, made.id) == ["Say hello", "Hello, world"]
+
+
+async def test_conversation_is_kept_from_its_last_change_on(tmp_path: Path) -> None:
+    clock, limits = FakeClock(), ResponseLimits(keep_seconds=3600.0)
+    async with stage(tmp_path, clock=clock, limits=limits) as gateway:
+        made = await gateway.sdk.conversations.create()
+    statuses = []
+    # Each start deletes what has expired.
+    for hours in (0.9, 0.9, 1.1):
+        await clock.advance(hours * 3600)
+        async with stage(tmp_path, clock=clock, limits=limits) as gateway:
+            changed = await gateway.request("POST", f"{CONVERSATIONS}/{made.id}", {"metadata": {}})
+            statuses.append(changed.status)
+    assert statuses == [200, 200, 404]
+
+
+async def test_compacted_conversation_is_continued_from_its_summary(tmp_path: Path) -> None:
+    summary: list[Step] = [[delta("All was said.")], [delta(finish="STOP"), finished()]]
+    async with stage(tmp_path) as gateway:
+        made = await gateway.sdk.conversations.create(items=[{"role": "user", "content": "one"}])
+        await gateway.sdk.responses.create(model="chat", input="two", conversation=made.id)
+        gateway.dispatcher.steps = summary
+        await gateway.request("POST", PATH, body(conversation=made.id, input=[{"type": "compaction_trigger"}]))
+        gateway.dispatcher.steps = hello()
+        await gateway.sdk.responses.create(model="chat", input="three", conversation=made.id)
+        *users, opened, last = texts_of(gateway.dispatcher.payloads[-1])
+        kept = await items_of(gateway, made.id)
+        (sealed,) = (item for item in kept if item["type"] == "compaction")
+        other = await gateway.sdk.conversations.create(items=[sealed])
+        copied = await items_of(gateway, other.id)
+    assert (users, last) == (["one", "two"], "three")
+    assert "All was said." in opened
+    assert copied == [sealed]
+
+
+async def test_changes_count_for_the_rate_limit_of_the_tenant(tmp_path: Path) -> None:
+    config = GatewayConfig(port=0, rate_limits=RateLimitConfig(default=Rate(2, 60)))
+    async with stage(tmp_path, config=config) as gateway:
+        made = await gateway.sdk.conversations.create()
+        place = f"{CONVERSATIONS}/{made.id}"
+        statuses = [(await gateway.request("POST", place, {"metadata": {}})).status for _ in range(2)]
+        assert (await gateway.request("GET", place)).status == 200
+    assert statuses == [200, 429]
 
 
 async def test_tokens_of_a_conversation_are_counted_without_a_turn(tmp_path: Path) -> None:

@@ -1,13 +1,14 @@
 """Web search in the Responses API: the items, events and citations that clients read."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from gateway_script import RunningGateway
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
-from response_script import MemoryResponses
+from response_script import MemoryResponses, router_store
 from search_stage import HOSTED, LOOM, WEFT, FakeSearXng, Passes, called, said, searching
 from task_script import ScriptedTasks
 
@@ -112,6 +113,18 @@ async def test_later_turn_reads_the_results_again_without_a_search(is_stored: bo
     assert list(fourth.messages)[: len(third.messages)] == list(third.messages)
     assert [message.content[0].text for message in fourth.messages[-2:]] == ["A mesh.", "So?"]
     assert "warnings" not in again
+
+
+async def test_search_in_a_conversation_is_rebuilt_as_the_model_read_it(tmp_path: Path) -> None:
+    passes = Passes(passes=[called(text="I look."), called("again"), said("A mesh."), said("As I said.")])
+    async with router_store(tmp_path) as store, searching(passes, responses=store) as (gateway, service):
+        made = await gateway.sdk.conversations.create()
+        first = await response_of(gateway, conversation=made.id, store=False)
+        again = await response_of(gateway, input="So?", conversation=made.id)
+        items = [item.to_dict() async for item in gateway.sdk.conversations.items.list(made.id, order="asc")]
+    third, fourth = passes.seen[2:]
+    assert list(fourth.messages)[: len(third.messages)] == list(third.messages)
+    assert (len(service.asked), items[1:-2], "warnings" in again) == (2, first["output"], False)
 
 
 async def test_search_of_another_tenant_or_service_keeps_its_query() -> None:
