@@ -41,10 +41,7 @@ _LISTED = answers(schema.ResponseItemList, query=conversations.LIST_PARAMETERS)
 RESPONSES.add_get(f"{_RESPONSE}/input_items", VIEW_REQUESTS, list_input_items, _LISTED)
 _CONVERSATION = "/v1/conversations/{conversation_id}"
 _ITEM = f"{_CONVERSATION}/items/{{item_id}}"
-_SHOWN, _LISTED = (
-    answers(schema.ConversationObject),
-    answers(schema.ResponseItemList, query=(*conversations.LIST_PARAMETERS, "include")),
-)
+_SHOWN = answers(schema.ConversationObject)
 RESPONSES.add_post("/v1/conversations", USE_MODELS, conversations.create, _SHOWN)
 RESPONSES.add_get(_CONVERSATION, VIEW_REQUESTS, conversations.get, _SHOWN)
 RESPONSES.add_post(_CONVERSATION, EDIT_REQUESTS, conversations.update, _SHOWN)

@@ -67,3 +67,29 @@ async def test_background_response_without_a_runner_completes_and_continues_afte
             again = await client.responses.retrieve(made.id)
     assert rest == whole[4:]
     assert again == first
+
+
+async def test_conversation_continues_after_a_restart_with_the_response_that_ran_in_the_background(
+    tmp_path: Path,
+) -> None:
+    home = tmp_path / "home"
+    without = str(write_config(tmp_path, fake_runner("b", pool="other")))
+    with running_mesh(home, "--config", without) as mesh:
+        await mesh.weft("apply", "-f", "-", stdin=DECLARED)
+        async with client_of(mesh) as client:
+            made = await client.conversations.create(items=[{"role": "user", "content": "My color is teal."}])
+            waits = await client.responses.create(model=POOL, input="Which?", conversation=made.id, background=True)
+            with pytest.raises(openai.BadRequestError) as refused:
+                await client.responses.create(model=POOL, input="Which?", conversation=made.id)
+    with_it = str(write_config(tmp_path, fake_runner("a", echo=True)))
+    with running_mesh(home, "--config", with_it) as mesh:
+        async with client_of(mesh) as client, asyncio.timeout(60):
+            first = await at_its_end(client, waits.id)
+            second = await client.responses.create(model=POOL, input="Again?", conversation=made.id, store=False)
+            items = [item.to_dict() async for item in client.conversations.items.list(made.id, order="asc")]
+    assert refused.value.code == "conversation_locked"
+    assert [item["role"] for item in items] == ["user", "user", "assistant", "user", "assistant"]
+    assert items[2]["id"] == first.output[0].id
+    assert second.usage is not None
+    assert first.usage is not None
+    assert second.usage.input_tokens > first.usage.input_tokens + first.usage.output_tokens
