@@ -100,6 +100,8 @@ CLIENTS: tuple[Client, ...] = (
     Client(name="codex", title="Codex CLI", package="@openai/codex", real=("responses.stream",), unbounded=True),
     Client(name="claude-code", title="Claude Code", package="@anthropic-ai/claude-code"),
     Client(name="opencode", title="opencode", package="opencode-ai"),
+    Client(name="qwen-code", title="Qwen Code", package="@qwen-code/qwen-code"),
+    Client(name="cline", title="Cline", package="cline"),
     Client(
         name="ollama-python",
         title="Ollama Python library",

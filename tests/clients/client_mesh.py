@@ -24,6 +24,7 @@ _CUT_ANSWER = (
     'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "abort"}]}\n\n'
     "data: [DONE]\n\n"
 )
+_CHANGE = f"sed s/sea/lake/ {AGENT_FILE} > changed && mv changed {AGENT_FILE}"
 _TYPED = {"name": "final_result", "arguments": '{"city": "Oslo", "population": 700000}'}
 
 
@@ -69,7 +70,7 @@ def write_client_config(folder: Path, *runners: dict[str, Any], **sections: Any)
             "agent-codex",
             turns=_task(
                 ("exec_command", {"cmd": f"cat {AGENT_FILE}"}),
-                ("exec_command", {"cmd": f"sed -i s/sea/lake/ {AGENT_FILE}"}),
+                ("exec_command", {"cmd": _CHANGE}),
                 ("exec_command", {"cmd": f"sh {AGENT_TEST}"}),
             ),
         ),
@@ -79,6 +80,23 @@ def write_client_config(folder: Path, *runners: dict[str, Any], **sections: Any)
                 ("Read", {"file_path": AGENT_FILE}),
                 ("Edit", {"file_path": AGENT_FILE, "old_string": "sea", "new_string": "lake"}),
                 ("Bash", {"command": f"sh {AGENT_TEST}", "description": "Run the test"}),
+            ),
+        ),
+        _model(
+            "agent-qwen-code",
+            turns=_task(
+                # Its tools for files take absolute paths, and the folder is made later.
+                ("run_shell_command", {"command": f"cat {AGENT_FILE}", "is_background": False}),
+                ("run_shell_command", {"command": _CHANGE, "is_background": False}),
+                ("run_shell_command", {"command": f"sh {AGENT_TEST}", "is_background": False}),
+            ),
+        ),
+        _model(
+            "agent-cline",
+            turns=_task(
+                ("read_files", {"files": [{"path": AGENT_FILE}]}),
+                ("editor", {"path": AGENT_FILE, "old_text": "sea", "new_text": "lake"}),
+                ("run_commands", {"commands": [f"sh {AGENT_TEST}"]}),
             ),
         ),
         _model(
