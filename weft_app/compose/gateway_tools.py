@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from runner_svc.runner_settings import RunnerSettings
-from runner_svc.tools.port import ToolSettings
 from weft.kernel.errors.error_tree import WeftError
 from weft.kernel.errors.reasons import Reason
 from weft_app.compose.tool_sources import tool_sources
 
 if TYPE_CHECKING:
+    from runner_svc.tools.port import ToolSettings
     from runner_svc.tools.tool_box import ToolBox
 
 
@@ -38,18 +38,17 @@ class GatewayTools:
             raise _unavailable(name, "its call failed")
         return outcome.content
 
-    def servers(self) -> Mapping[str, ToolSettings]:
-        """Returns the MCP servers of the configuration by `RUNNER/SERVER`. Raises as `tool_sources`."""
+    def servers(self) -> Mapping[str, RunnerSettings]:
+        """Returns the runners of the MCP servers in the configuration, by `RUNNER/SERVER`."""
         return {
-            f"{section.name}/{source.name}": source
+            f"{section.name}/{source.name}": section
             for section in self._runners()
-            if any(each.type != "python" for each in section.tools)
-            for source in tool_sources(section, os.environ)
+            for source in section.tools
             if source.type != "python"
         }
 
     async def boxes(self) -> Mapping[str, "ToolBox"]:
-        """Connects to all servers, and returns their tools by `RUNNER/SERVER`. One that is down has none for now."""
+        """Connects to all servers, and returns their tools. One that is down has none. Raises as `tool_sources`."""
         names = tuple(self.servers())
         return dict(zip(names, await asyncio.gather(*map(self._connected, names)), strict=True))
 
@@ -57,7 +56,8 @@ class GatewayTools:
         async with self._connecting[server]:
             servers = self.servers()
             await self._disconnect(self._boxes.keys() - servers.keys())
-            settings = servers[server]
+            sources = {each.name: each for each in tool_sources(servers[server], os.environ)}
+            settings = sources[server.partition("/")[2]]
             if server not in self._boxes or self._boxes[server][0] != settings:
                 from runner_svc.tools.tool_box import build_tool_box  # noqa: PLC0415 - most gateways call no tool
 

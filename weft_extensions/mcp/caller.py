@@ -12,17 +12,15 @@ from starlette.types import Message, Receive, Scope, Send
 
 from gateway.auth.authentication import HOME_SOCKET, OWN_USER_KEY
 from gateway.deps import GatewayDeps
+from gateway.errors import DetailedError
 from gateway.ports import GatewayPorts
+from weft.kernel.errors.reasons import Reason
 from weft.kernel.text.json_lines import encode_json
 
 Document = dict[str, Any]
 _SCOPE = ("type", "asgi", "http_version", "scheme", "server", "client", "root_path", HOME_SOCKET)
 _HEADERS = frozenset({b"host", b"authorization", b"x-api-key", b"x-tenant-id", b"traceparent"})
 """Who calls. Others belong to the message: its format, deadline and priority."""
-
-
-class RefusedError(Exception):
-    """Why a tool has no result, for the caller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +32,7 @@ class Caller:
     ports: GatewayPorts
 
     async def call(self, path: str, body: Document | None = None, **query: object) -> Document:
-        """Returns what a GET answers, with a body a POST. Leaves out empty parameters. Raises RefusedError."""
+        """Returns what a GET answers, with a body a POST. Leaves out empty parameters. Raises DetailedError."""
         headers = [each for each in self.scope["headers"] if each[0] in _HEADERS]
         given = {name: 1 if value is True else value for name, value in query.items() if value}
         state = self.scope.get("state", {})
@@ -50,7 +48,7 @@ class Caller:
         found: Document = msgspec.json.decode(answer.body)
         if answer.status_code < 400:
             return found
-        raise RefusedError(f"{found['error']['message']} ({found['error']['code']})")
+        raise DetailedError(Reason.INVALID_ARGUMENT, found["error"]["message"], code=found["error"]["code"])
 
 
 async def collected(app: Callable[[Scope, Receive, Send], Awaitable[None]], scope: Scope, body: bytes) -> Response:

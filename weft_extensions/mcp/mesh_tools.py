@@ -2,9 +2,11 @@
 
 from pydantic import BaseModel, Field
 
+from weft.kernel.errors.error_tree import WeftError
+from weft.kernel.errors.reasons import Reason
 from weft.kernel.text.json_lines import encode_json
 from weft_app.cli.ps import rows_of
-from weft_extensions.mcp.caller import Caller, Document, RefusedError
+from weft_extensions.mcp.caller import Caller, Document
 
 MAX_RESULT_BYTES = 32 * 1024
 """Maximum size of a document as a result; about 10,000 tokens, above which Claude Code warns."""
@@ -15,7 +17,7 @@ class Tool(BaseModel, extra="forbid"):
     """A call of a tool: its fields are the arguments, the docstring of its class tells models what it does."""
 
     async def run(self, caller: Caller) -> str:
-        """Returns the result. Raises RefusedError, WeftError."""
+        """Returns the result. Raises WeftError."""
         return bounded(await self._found(caller)).decode()
 
     async def _found(self, caller: Caller) -> Document:
@@ -29,7 +31,7 @@ class Ps(Tool):
         runners = await caller.call("/api/v1/runners", pageSize=1000)
         try:
             models = await caller.call("/v1/admin/models")
-        except RefusedError:
+        except WeftError:
             models = {"items": []}
         return {"kind": "ProcessList", "items": rows_of(runners["items"], models)}
 
@@ -44,7 +46,7 @@ class Explain(Tool):
             return await caller.call(f"/v1/requests/{self.request_id}")
         for ended in (await caller.call("/v1/requests", limit=1, state="ended"))["items"]:
             return await caller.call(f"/v1/requests/{ended['requestId']}")
-        raise RefusedError("no request has ended recently; the tool requests lists running ones")
+        raise WeftError(Reason.NOT_FOUND, "no request has ended recently; the tool requests lists running ones")
 
 
 class Requests(Tool):
@@ -88,12 +90,12 @@ class Usage(Tool):
 
 
 def bounded(document: Document) -> bytes:
-    """Returns a document as JSON, above MAX_RESULT_BYTES without the ends of its longest lists. Raises RefusedError."""
+    """Returns a document as JSON, above MAX_RESULT_BYTES without the ends of its longest lists. Raises WeftError."""
     encoded, lists = encode_json(document), {at: len(each) for at, each in document.items() if isinstance(each, list)}
     while len(encoded) > MAX_RESULT_BYTES:
         at = max(lists, key=lambda each: len(encode_json(document[each])), default="")
         if not document.get(at):
-            raise RefusedError(f"the result is longer than {MAX_RESULT_BYTES} bytes; use the command of weft")
+            raise WeftError(Reason.REQUEST_TOO_LARGE, f"the result has more than {MAX_RESULT_BYTES} bytes")
         document[at] = document[at][: len(document[at]) * 7 // 8]
         left = {name: count - len(document[name]) for name, count in lists.items()}
         left_out = ", ".join(f"{count} of {name}" for name, count in left.items() if count)

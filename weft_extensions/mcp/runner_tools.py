@@ -5,6 +5,7 @@ from typing import Any
 
 from pydantic import Field
 
+from gateway.errors import DetailedError
 from gateway.intake.headers import tenant_of
 from gateway.request_facts import facts_of
 from gateway.server_tools.permission import refusal
@@ -20,7 +21,7 @@ from weft.kernel.time.timestamps import duration_of
 from weft.kernel.values.names import new_id
 from weft.kernel.values.unknown_names import unknown_name
 from weft_app.compose.gateway_tools import GatewayTools
-from weft_extensions.mcp.caller import Caller, Document, RefusedError
+from weft_extensions.mcp.caller import Caller, Document
 from weft_extensions.mcp.mesh_tools import Tool
 
 
@@ -86,7 +87,7 @@ class CallTool(Tool):
             run.duration.CopyFrom(duration_of(caller.deps.clock.monotonic() - began))
             self._report(caller, run, began, reason, left=box.is_remote(tool.name))
         if outcome.failed:
-            raise RefusedError(outcome.content)
+            raise DetailedError(Reason.BACKEND_ERROR, outcome.content, code="tool_failed")
         return outcome.content
 
     def _report(self, caller: Caller, run: ToolRun, began: float, reason: Reason, *, left: bool) -> None:

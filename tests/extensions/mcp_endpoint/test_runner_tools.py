@@ -11,10 +11,12 @@ import pytest
 from gateway_script import FixedFleet, RunningGateway, model
 from kit.keys import Keys
 from mcp.client import Client
+from structlog.testing import capture_logs
 from test_mesh_tools import MODES, client_of, mesh, refused, said
 
 from gateway.gateway_config import GatewayConfig, RateLimitConfig
 from gateway.server_tools.permission import RemoteRules
+from runner_svc.runner_settings import RunnerSettings
 from runner_svc.tools.port import ToolDescription, ToolOutcome, ToolSettings
 from runner_svc.tools.tool_box import ToolBox
 from weft.api.common.v1 import receipt_pb2
@@ -83,8 +85,9 @@ class Servers(GatewayTools):
         )
         self.connected = 0
 
-    def servers(self) -> Mapping[str, ToolSettings]:
-        return {"main/notes": self.notes.settings, "main/web": self.web.settings}
+    def servers(self) -> Mapping[str, RunnerSettings]:
+        runner = RunnerSettings(name="main", runtime="x", models=(), tools=(self.notes.settings, self.web.settings))
+        return {"main/notes": runner, "main/web": runner}
 
     async def boxes(self) -> Mapping[str, ToolBox]:
         self.connected += 1
@@ -205,7 +208,7 @@ async def test_failed_invalid_and_unknown_calls_are_results_with_an_error() -> N
         async def call(name: str, arguments: object) -> str:
             return await refused(client, "call_tool", {"name": name, "arguments": arguments})
 
-        assert await call("main/notes.fail", {"text": "a"}) == "The tool failed: the disk is full"
+        assert await call("main/notes.fail", {"text": "a"}) == "The tool failed: the disk is full (tool_failed)"
         assert "tool_call_invalid" in await call("main/notes.write", {"txt": "a"})
         assert "there is no tool main/notes.wite" in await call("main/notes.wite", {})
         assert "arguments" in await call("main/notes.write", [])
@@ -234,6 +237,31 @@ async def test_calls_count_against_the_limit_of_the_tenant() -> None:
         await said(client, "call_tool", called)
         assert "rate_limit" in await refused(client, "call_tool", called)
     assert len(on.servers.notes.calls) == 1
+
+
+class Broken(Servers):
+    """Fails with a word that no caller may see."""
+
+    async def boxes(self) -> Mapping[str, ToolBox]:
+        raise KeyError("hidden")
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_fault_of_weft_is_logged_and_not_shown(mode: Any) -> None:
+    with capture_logs() as logged:
+        async with stage(tool_calls=Broken()) as on, client_of(on.gateway, AUTHOR, mode) as client:
+            said_words = await refused(client, "search_tools", {"query": "notes"})
+    assert said_words.startswith("an internal error")
+    assert "tool of the MCP server failed" in [each["event"] for each in logged]
+
+
+async def test_server_without_its_variable_is_named_and_hinders_no_other_tool() -> None:
+    source = ToolSettings(type="mcp_http", name="a", url="http://127.0.0.1:9/", headers={"A": "${WEFT_TOOL_MISSING}"})
+    section = RunnerSettings(name="main", runtime="x", models=(), tools=(source,))
+    async with stage(tool_calls=GatewayTools(lambda: [section])) as on, client_of(on.gateway, AUTHOR) as client:
+        assert len((await client.list_tools()).tools) == 7
+        assert "runners.main.tools.a.headers" in await refused(client, "search_tools", {"query": "notes"})
+        await said(client, "requests")
 
 
 async def test_mesh_without_servers_lists_no_tools_for_them() -> None:
