@@ -126,8 +126,6 @@ def sampling_of(params: Mapping[str, Any], where: str) -> _Params:
 
 def preset_of(setting: Any, where: str = "") -> dict[str, Any]:
     """Returns the preset of an alias or agent of weft.yaml, as fields of its manifest; raises as `sampling_of`."""
-    return {
-        "default_params": sampling_of(setting.default_params, f"{where}default_params"),
-        "forced_params": sampling_of(setting.forced_params, f"{where}forced_params"),
-        "removed_params": setting.removed_params,
-    }
+    given = {name: getattr(setting, name) for name in ("default_params", "forced_params")}
+    params = {name: sampling_of(values, f"{where}{name}") for name, values in given.items() if values}
+    return {**params, "removed_params": setting.removed_params}

@@ -170,6 +170,12 @@ def test_agents_are_published_with_their_models(tmp_path: Path) -> None:
     assert anyone.WhichOneof("target") == "pool"
 
 
+def test_unknown_removed_parameter_of_an_agent_is_refused(tmp_path: Path) -> None:
+    agents = [{"name": "a", "model": "m1", "removed_params": ["temprature"]}]
+    with fails(field="runners.r1.agents[0].removed_params[0]"):
+        _config(_section(agents=agents), tmp_path)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
