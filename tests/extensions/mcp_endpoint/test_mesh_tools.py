@@ -150,6 +150,24 @@ async def test_a_tool_says_which_argument_is_wrong_in_the_words_of_the_api() -> 
         assert "there is no tool weather" in await refused(client, "weather")
 
 
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        ("explain", {"request_id": "../admin/usage"}),
+        ("explain", {"request_id": "req-1?allTenants=true"}),
+        ("explain", {"request_id": "req-1/cancel"}),
+        ("usage", {"model": "a&tenant=ann"}),
+        ("usage", {"since": "30d&tenant=ann"}),
+    ],
+)
+async def test_arguments_reach_no_other_endpoint_or_parameter(tool: str, arguments: Mapping[str, Any]) -> None:
+    requests, usage = ScriptedRequests([waiting("req-1", "ann")]), ScriptedUsage()
+    async with mesh(requests=requests, usage_source=usage) as gateway, client_of(gateway, BOB) as client:
+        await refused(client, tool, arguments)
+    assert usage.asked == []
+    assert {tenant for _, tenant in requests.asked} <= {"bob"}
+
+
 async def test_long_result_is_bounded_and_says_what_is_left_out() -> None:
     requests = ScriptedRequests([waiting(f"req-{number}", "ann") for number in range(300)])
     long = waiting("req-long", "ann")
