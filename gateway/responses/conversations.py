@@ -249,9 +249,10 @@ def _new_items(responses: Responses, record: StoredResponse, items: Sequence[Inp
         if item.kind in {TRIGGER, "item_reference"}:
             raise invalid_field(f"{place}.type", f"must not be '{item.kind}', which is for the input of a response")
     read = remaining(entries, seal_of(deps.summaries, record.tenant))
-    # Behind them an answer: what cannot be read in earlier turns is no error.
-    all_items = [*(item for _, item in read), InputItem(role="assistant", content="")]
-    reader = ItemReader(ChatBuilder(deps.config.limits, RequestMedia(deps.config.media)), all_items)
+    # As items of an earlier turn, of which a call or more may be in the conversation.
+    later = InputItem(role="assistant", content=""), InputItem(role="user", content="")
+    chat = ChatBuilder(deps.config.limits, RequestMedia(deps.config.media))
+    reader = ItemReader(chat, [*(item for _, item in read), *later])
     for place, item in read:
         reader.add(item, place)
     new = items_to_store(items, new_response_id())

@@ -1,7 +1,14 @@
 """OpenAI's Agents SDK: agents with tools, over chat completions and over responses."""
 
 import openai
-from agents import Agent, OpenAIChatCompletionsModel, OpenAIResponsesModel, Runner, function_tool
+from agents import (
+    Agent,
+    OpenAIChatCompletionsModel,
+    OpenAIConversationsSession,
+    OpenAIResponsesModel,
+    Runner,
+    function_tool,
+)
 from agents.exceptions import AgentsException
 from openai import AsyncOpenAI
 from pydantic import BaseModel
@@ -78,6 +85,21 @@ async def responses_handoff() -> None:
     first = await Runner.run(agent(TOOLS, OpenAIResponsesModel, tools=[get_weather]), "How is the weather in Oslo?")
     again = [*first.to_input_list(), {"role": "user", "content": "Thanks."}]
     is_talk((await Runner.run(agent(TALK, OpenAIResponsesModel), again)).final_output)
+
+
+async def responses_conversation() -> None:
+    """The mesh keeps the turns of a run, tool calls and all, and a session continues them."""
+    client = AsyncOpenAI(base_url=V1, api_key=KEY)
+    made = await client.conversations.create()
+    helper = agent(TOOLS, OpenAIResponsesModel, tools=[get_weather])
+    asked = await Runner.run(helper, "How is the weather in Oslo?", conversation_id=made.id)
+    same(asked.final_output, TOOLS_TEXT)
+    kinds = [item.type async for item in client.conversations.items.list(made.id, order="asc")]
+    same(kinds, ["message", "function_call", "function_call_output", "message"])
+    session = OpenAIConversationsSession(conversation_id=made.id, openai_client=client)
+    is_talk((await Runner.run(agent(TALK, OpenAIResponsesModel), "Thanks.", session=session)).final_output)
+    same(len(await session.get_items()), 6)
+    await session.clear_session()
 
 
 async def responses_structured() -> None:

@@ -72,6 +72,10 @@ async def is_free(gateway: RunningGateway, conversation_id: str) -> bool:
     return False
 
 
+def batched_in_pairs(kept: list[str]) -> list[list[str]]:
+    return [kept[start : start + 2] for start in range(0, len(kept), 2)]
+
+
 async def test_conversation_is_created_read_changed_and_deleted(tmp_path: Path) -> None:
     async with stage(tmp_path) as gateway:
         api = gateway.sdk.conversations
@@ -154,6 +158,21 @@ async def test_prompt_of_a_turn_begins_with_the_one_before_as_with_previous_resp
     assert [len(turn) for turn in turns] == [len(turn) for turn in prompts[False]] == [2, 4, 6]
 
 
+async def test_items_of_a_call_are_added_one_by_one(tmp_path: Path) -> None:
+    call = {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "call_1", "output": "sunny"}
+    async with stage(tmp_path) as gateway:
+        made = await gateway.sdk.conversations.create(items=[{"role": "user", "content": "Weather?"}])
+        for item in (call, output):
+            added = await gateway.request("POST", f"{CONVERSATIONS}/{made.id}/items", {"items": [item]})
+            (shown,) = added.of(200)["data"]
+            assert shown | item == shown
+        await gateway.sdk.responses.create(model="chat", input="Thanks", conversation=made.id)
+        messages = gateway.dispatcher.payloads[-1].messages
+    assert [len(message.tool_calls) for message in messages] == [0, 1, 0, 0]
+    assert texts_of(gateway.dispatcher.payloads[-1]) == ["Weather?", "sunny", "Thanks"]
+
+
 async def test_another_tenant_gets_404_and_a_conversation_is_no_response(tmp_path: Path) -> None:
     async with stage(tmp_path) as gateway:
         made = await gateway.sdk.conversations.create(items=[{"role": "user", "content": "one"}])
@@ -234,6 +253,26 @@ async def test_second_response_is_refused_as_locked_while_the_first_runs(tmp_pat
         assert (refused.error["type"], refused.error["param"]) == ("invalid_request_error", "conversation")
     assert kept == ["Say hello", "HelHello, world"]
     assert third.status == 200
+
+
+async def test_concurrent_turns_are_refused_or_added_as_a_whole(tmp_path: Path) -> None:
+    async with stage(tmp_path) as gateway:
+        made = await gateway.sdk.conversations.create()
+        items = f"{CONVERSATIONS}/{made.id}/items"
+
+        async def turn(number: int) -> tuple[int, list[str]]:
+            said = f"turn {number}"
+            if number % 2:
+                sent: dict[str, object] = {"items": [{"role": "user", "content": said}] * 2}
+                return (await gateway.request("POST", items, sent)).status, [said, said]
+            answer = await gateway.request("POST", PATH, body(conversation=made.id, input=said, stream=number % 4 == 0))
+            return answer.status, [said, "Hello, world"]
+
+        turns = await asyncio.gather(*map(turn, range(24)))
+        kept = await said_in(gateway, made.id)
+    added = [texts for status, texts in turns if status == 200]
+    assert len(added) + sum(status == 400 for status, _ in turns) == len(turns)
+    assert sorted(batched_in_pairs(kept)) == sorted(added)
 
 
 async def test_failed_and_cancelled_responses_add_nothing_and_end_their_turn(tmp_path: Path) -> None:
@@ -448,6 +487,15 @@ async def test_changes_count_for_the_rate_limit_of_the_tenant(tmp_path: Path) ->
         statuses = [(await gateway.request("POST", place, {"metadata": {}})).status for _ in range(2)]
         assert (await gateway.request("GET", place)).status == 200
     assert statuses == [200, 429]
+
+
+async def test_item_that_no_model_can_be_given_is_refused_as_one_of_the_conversation(tmp_path: Path) -> None:
+    async with stage(tmp_path) as gateway:
+        video = {"role": "user", "content": [{"type": "input_video", "video": "x"}]}
+        made = (await gateway.request("POST", CONVERSATIONS, {"items": [video]})).of(200)
+        answer = await gateway.request("POST", PATH, body(conversation=made["id"]))
+    assert answer.status == 400, answer.body
+    assert answer.error["param"].startswith("conversation."), answer.body
 
 
 async def test_tokens_of_a_conversation_are_counted_without_a_turn(tmp_path: Path) -> None:
