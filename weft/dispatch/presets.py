@@ -21,16 +21,15 @@ PARAMETERS = tuple(field.name for field in _Params.DESCRIPTOR.fields)
 OF_CHATS = ("reasoning_effort", "thinking")
 """Parameters that a chat has outside of its sampling parameters."""
 _EFFORT = "REASONING_EFFORT_"
-_NOTHING = _Params()
 
 
 def check_preset(preset: "AliasManifest | AgentManifest", within: str = "") -> None:
     """Raises INVALID_ARGUMENT for an unknown parameter, or one that is changed in two ways; clears empty messages."""
-    if not preset.default_params.ByteSize():
-        preset.ClearField("default_params")
-    if not preset.forced_params.ByteSize():
-        preset.ClearField("forced_params")
     defaults, forced = _values(preset.default_params), _values(preset.forced_params)
+    if not defaults:
+        preset.ClearField("default_params")
+    if not forced:
+        preset.ClearField("forced_params")
     for name in defaults.keys() & forced.keys():
         raise invalid_field(f"{within}default_params.{name}", "is also in forced_params; declare it once")
     for index, name in enumerate(preset.removed_params):
@@ -50,7 +49,7 @@ def apply_preset(
 
 def fill_defaults(payload: "GeneratingPayload", defaults: _Params) -> None:
     """Sets defaults for unset parameters. Set ones stay, including 0; an empty list counts as unset."""
-    _change(payload, defaults, _NOTHING, ())
+    _change(payload, defaults, _Params(), ())
 
 
 def changed_warning(changed: receipt_pb2.ChangedParameter) -> warning_pb2.Warning:
@@ -69,8 +68,7 @@ def _change(payload: "GeneratingPayload", given: _Params, replacing: _Params, go
         defaults.pop("thinking", None)
     if before.get("thinking") is False:
         defaults.pop("reasoning_effort", None)
-    kept = {name: value for name, value in before.items() if name not in gone}
-    after = defaults | kept | forced
+    after = defaults | {name: value for name, value in before.items() if name not in gone} | forced
     changed = {name: name not in after for name, value in before.items() if after.get(name) != value}
     for name in changed.keys() | (after.keys() - before.keys()):
         _set(payload, name, after.get(name))
