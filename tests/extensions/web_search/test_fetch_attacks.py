@@ -179,6 +179,29 @@ async def test_slow_page_ends_within_the_time_limit(monkeypatch: pytest.MonkeyPa
     assert run.duration.ToMilliseconds() < 1_000
 
 
+async def test_page_that_takes_too_long_to_read_ends_within_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    pages = {"weft.example/mesh": text("<b>" * 300_000, "text/html")}
+    code, _, passes = await refused(monkeypatch, pages, section={"timeout_seconds": 0.5})
+    (run,) = passes.reported[-1].tool_runs
+    assert (code, run.duration.ToMilliseconds() < 1_500) == ("url_not_accessible", True)
+
+
+async def test_fetches_beyond_the_limit_of_a_gateway_wait_within_the_time_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def silent(reader: Any, _writer: Any) -> None:
+        await reader.read()
+
+    passes = Passes(passes=[read(PAGE, PAGE), said("ok")])
+    section = {"timeout_seconds": 0.3, "max_concurrent_fetches": 1}
+    async with reading(monkeypatch, passes, silent, section=section) as (gateway, host):
+        answer = await answered(gateway)
+    results = [block["content"] for block in answer["content"] if block["type"] == "web_fetch_tool_result"]
+    assert [each["error_code"] for each in results] == ["url_not_accessible", "too_many_requests"]
+    assert [run.sent_byte_count for run in passes.reported[-1].tool_runs] == [24, 0]
+    assert len(host.requests) == 1
+
+
 async def test_host_of_a_redirect_is_in_the_receipt_of_a_caller_who_leaves_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

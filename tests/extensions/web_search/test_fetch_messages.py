@@ -124,6 +124,16 @@ async def test_page_that_only_the_model_names_is_not_fetched(monkeypatch: pytest
     assert "only complete http and https URLs that the user" in passes.seen[1].messages[-1].content[0].text
 
 
+async def test_model_must_search_or_fetch_first_if_the_user_names_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = Passes(passes=[said("ok")])
+    async with (
+        http_server(FakeSearXng()) as url,
+        reading(monkeypatch, passes, PAGES, section={"url": url}) as (gateway, _),
+    ):
+        await answered(gateway, tools=[SEARCH, FETCH])
+    assert passes.seen[0].tool_choice.mode == chat_pb2.ToolChoice.MODE_REQUIRED
+
+
 async def test_conversation_without_a_url_may_be_answered_without_a_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
     passes = Passes(passes=[said("Which page?")])
     async with reading(monkeypatch, passes, PAGES) as (gateway, _):
