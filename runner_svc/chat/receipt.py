@@ -94,7 +94,7 @@ class AnswerReceipt:
             receipt.signals.extend(self._record.signals)
         receipt.tool_run_count = self._tool_runs
 
-    def end(self, *, awaits_tool_results: bool) -> Frame:
+    def end(self, *, awaits_tool_results: bool = False) -> Frame:
         """Returns the last events of the answer."""
         receipt = receipt_pb2.Receipt(awaits_tool_results=awaits_tool_results)
         self.write(receipt)
