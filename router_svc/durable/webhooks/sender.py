@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeAlias
 
 from typing_extensions import override
@@ -65,6 +65,8 @@ class WebhookSender(StoreService):
         self._observe = observe
         self._outbound = outbound or Outbound()
         self._changed = asyncio.Event()
+        self._tenants: Mapping[str, object] | None = None
+        """Those of the last view."""
         self._sending: dict[str, str] = {}
         """The tenants of running attempts, by event."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -73,7 +75,8 @@ class WebhookSender(StoreService):
 
     def mesh_changed(self, view: FleetView) -> None:
         """Receives a new view of the mesh."""
-        if view.revision:
+        if view.revision and view.tenants is not self._tenants:
+            self._tenants = view.tenants
             declared = (name for name, tenant in view.tenants.items() if tenant.manifest.HasField("webhook"))
             self._outbox.tenants = frozenset(declared)
 
