@@ -472,7 +472,7 @@ async def test_compacted_conversation_is_continued_from_its_summary(tmp_path: Pa
         *users, opened, last = texts_of(gateway.dispatcher.payloads[-1])
         kept = await items_of(gateway, made.id)
         (sealed,) = (item for item in kept if item["type"] == "compaction")
-        other = await gateway.sdk.conversations.create(items=[sealed])
+        other = await gateway.sdk.conversations.create(items=[sealed])  # type: ignore[list-item]
         copied = await items_of(gateway, other.id)
     assert (users, last) == (["one", "two"], "three")
     assert "All was said." in opened

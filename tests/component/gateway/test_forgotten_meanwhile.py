@@ -83,9 +83,9 @@ async def test_stream_of_a_purged_response_ends_with_an_error_instead_of_a_made_
 
 async def test_response_deleted_while_its_end_is_stored_is_not_restored() -> None:
     class Deleting(MemoryResponses):
-        async def save(self, response: stored_response_service_pb2.StoredResponse) -> None:
+        async def save(self, response: stored_response_service_pb2.StoredResponse, *, holder: str = "") -> None:
             tasks.kept.clear()
-            await super().save(response)
+            await super().save(response, holder=holder)
 
     tasks, store = ScriptedTasks(at_once=hello_pieces()), Deleting()
     async with stage(tasks, store) as gateway:
@@ -105,9 +105,9 @@ async def test_stored_response_is_not_stored_again_on_each_read() -> None:
     class Counting(MemoryResponses):
         saves = 0
 
-        async def save(self, response: stored_response_service_pb2.StoredResponse) -> None:
+        async def save(self, response: stored_response_service_pb2.StoredResponse, *, holder: str = "") -> None:
             self.saves += 1
-            await super().save(response)
+            await super().save(response, holder=holder)
 
     store = Counting()
     async with stage(ScriptedTasks(at_once=hello_pieces()), store) as gateway:
