@@ -37,14 +37,16 @@ _ERRORS = {
     CallError.UNAVAILABLE: "the search service is unavailable; say so, and invent no results",
 }
 _NO_CONTENT = "say so, and invent no content"
+_URL_RULE = (
+    "the URL is not permitted: only complete http and https URLs that the user or an earlier result names, of "
+    "permitted public hosts; ask the user for the URL, or search for the page"
+)
 _FETCH_ERRORS = {
     CallError.INVALID_INPUT: "its input is wrong: it needs a text 'url'",
     CallError.MAX_USES: "this request has used all its fetches; answer with what is known, and say what is not",
     CallError.URL_TOO_LONG: "the URL is too long",
-    CallError.URL_NOT_ALLOWED: (
-        "the URL is not permitted: only complete http and https URLs that the user or an earlier result names, of "
-        "permitted public hosts; ask the user for the URL, or search for the page"
-    ),
+    CallError.URL_NOT_ALLOWED: _URL_RULE,
+    CallError.URL_NOT_IN_CONTEXT: _URL_RULE,
     CallError.URL_NOT_ACCESSIBLE: f"the page cannot be read; {_NO_CONTENT}",
     CallError.UNSUPPORTED_CONTENT_TYPE: f"it is not a page with text; {_NO_CONTENT}",
     CallError.CONTENT_TOO_LARGE: f"the page is too large; {_NO_CONTENT}",

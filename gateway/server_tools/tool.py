@@ -19,6 +19,7 @@ class CallError(StrEnum):
     QUERY_TOO_LONG = "query_too_long"
     URL_TOO_LONG = "url_too_long"
     URL_NOT_ALLOWED = "url_not_allowed"
+    URL_NOT_IN_CONTEXT = "url_not_in_prior_context"
     URL_NOT_ACCESSIBLE = "url_not_accessible"
     UNSUPPORTED_CONTENT_TYPE = "unsupported_content_type"
     CONTENT_TOO_LARGE = "content_too_large"

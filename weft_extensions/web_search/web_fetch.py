@@ -166,7 +166,7 @@ def _permitted(given: object, options: CallOptions) -> str:
     if not url:
         raise FetchFailedError(CallError.URL_NOT_ALLOWED, "the URL is none of a host of the web")
     if not options.appears(url):
-        raise FetchFailedError(CallError.URL_NOT_ALLOWED, "neither the caller nor a result named the URL")
+        raise FetchFailedError(CallError.URL_NOT_IN_CONTEXT, "neither the caller nor a result named the URL")
     return url
 
 

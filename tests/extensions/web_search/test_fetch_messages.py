@@ -118,7 +118,7 @@ async def test_page_that_only_the_model_names_is_not_fetched(monkeypatch: pytest
     async with reading(monkeypatch, passes, PAGES) as (gateway, host):
         answer = await answered(gateway)
     codes = [block["content"]["error_code"] for block in answer["content"] if block["type"].endswith("_result")]
-    assert codes == ["url_not_allowed", "url_not_allowed"], "not even after it was refused"
+    assert codes == 2 * ["url_not_in_prior_context"], "not even after it was refused"
     assert (host.requests, host.resolver.asked) == ([], [])
     assert answer["usage"]["server_tool_use"]["web_fetch_requests"] == 0
     assert "only complete http and https URLs that the user" in passes.seen[1].messages[-1].content[0].text

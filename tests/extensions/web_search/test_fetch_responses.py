@@ -65,7 +65,7 @@ async def test_page_that_only_the_model_names_is_a_failed_item(monkeypatch: pyte
     async with researching(monkeypatch, passes) as (gateway, host):
         answer = await response_of(gateway, stream=stream)
     item = answer["output"][0]
-    assert (item["status"], item["error"], host.resolver.asked) == ("failed", "url_not_allowed", [])
+    assert (item["status"], item["error"], host.resolver.asked) == ("failed", "url_not_in_prior_context", [])
 
 
 async def test_searches_and_pages_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
