@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.request import Request, urlopen
 
 import pytest
+from kit.waiting import wait_until
 from mesh_process import MeshProcess, fake_runner, running_mesh, write_config
 from pages import accessibility_faults, finished, opened, picture
+
+from weft_testing.free_port import free_port
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -82,6 +85,20 @@ def test_submitted_task_shows_answer_attempt_and_journal(page: "Page", mesh: Mes
     page.get_by_text("Journal").click()
     page.get_by_role("table", name="Journal").get_by_role("cell", name="completed", exact=True).first.wait_for()
     picture(page, "task")
+
+
+def test_ended_task_shows_its_event_with_the_attempts_to_deliver_it(page: "Page", mesh: MeshProcess) -> None:
+    webhook = {"url": f"http://127.0.0.1:{free_port()}/", "secretRef": "secret/hooks"}
+    tenant = json.dumps({"kind": "tenant", "name": "default", "webhook": webhook})
+    finished(mesh.weft("keys", "secret", "create", "hooks", "-", stdin=f"whsec_{'A' * 32}"))
+    finished(mesh.weft("apply", "-f", "-", stdin=tenant))
+    task = submitted(mesh)
+    wait_until(lambda: "connect_failed" in finished(mesh.weft("describe", "task", task)))
+    opened(page, mesh, f"tasks/{task}", task)
+    page.get_by_text("task.completed").wait_for()
+    page.get_by_role("table", name="Webhook attempts").get_by_role("cell", name="connect_failed").wait_for()
+    picture(page, "task-webhook")
+    finished(mesh.weft("delete", "tenant", "default"))
 
 
 @pytest.mark.usefixtures("slow")
