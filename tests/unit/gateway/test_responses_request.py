@@ -182,7 +182,6 @@ def test_unreadable_item_is_refused_with_its_position(item: dict[str, object], f
         ({"input": 5}, "input"),
         ({"input": [THOUGHT] * 9}, "input"),
         ({"messages": [USER]}, "input"),
-        ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"n": 2}, "n"),
         ({"include": ["everything"]}, "include[0]"),

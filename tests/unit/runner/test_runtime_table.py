@@ -156,6 +156,7 @@ ALLOWED = {
     "weft_extensions/comfyui/extension.py": "it adds the runtime",
     "weft_extensions/engines/extension.py": "it adds the runtimes",
     "weft_extensions/ollama/models.py": "`server` is the name of a field",
+    "weft_extensions/mcp/caller.py": "`server` is a key of ASGI scopes",
     "runner_svc/added_models.py": "`server` is the name of a field",
     "gateway/responses/schema.py": "`server` says who runs a search for tools",
     "runner_svc/model_files/pipeline_folder.py": "`diffusers` is a library that the components of a folder name",
