@@ -232,7 +232,7 @@ class AliasSetting:
     def _check_preset(self) -> None:
         # Most meshes have none, and are read without the generated messages.
         from weft.api.registry.v1.alias_pb2 import AliasManifest  # noqa: PLC0415
-        from weft.dispatch.presets import check_preset, preset_of  # noqa: PLC0415
+        from weft.dispatch.declared_presets import check_preset, preset_of  # noqa: PLC0415
 
         check_preset(AliasManifest(**preset_of(self)))
 

@@ -16,7 +16,7 @@ from registry_svc.registry_config import AliasSetting, RegistryConfig
 from registry_svc.watchers import Watcher, Watchers
 from registry_svc.writer import SingleWriter
 from weft.api.registry.v1 import alias_pb2, event_pb2, registry_service_pb2, settings_pb2, tenant_pb2
-from weft.dispatch.presets import preset_of
+from weft.dispatch.declared_presets import preset_of
 from weft.documents.kinds import Key, key_of
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors.error_tree import WeftError

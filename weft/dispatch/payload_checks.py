@@ -19,6 +19,7 @@ from weft.api.common.v1 import (
     tokenize_pb2,
     warning_pb2,
 )
+from weft.dispatch.declared_presets import OF_CHATS
 from weft.dispatch.parameter_checks import (
     IMAGE_FORMATS,
     MAX_DOCUMENTS,
@@ -37,7 +38,6 @@ from weft.dispatch.parameter_checks import (
     SPEECH_FORMATS,
     check_extra,
 )
-from weft.dispatch.presets import OF_CHATS
 from weft.kernel.errors.error_tree import invalid_field
 from weft.kernel.schemas.field_rules import check_message
 from weft.kernel.schemas.json_schema import SchemaFault, SchemaLimits

@@ -4,7 +4,7 @@ from runner_svc.runner_settings import AgentSettings, RunnerSettings
 from runner_svc.runtimes.runtime_settings import ModelSettings
 from weft.api.common.v1 import agent_behaviour_pb2
 from weft.api.registry.v1 import agent_pb2, tags_pb2
-from weft.dispatch.presets import check_preset, preset_of
+from weft.dispatch.declared_presets import check_preset, preset_of
 from weft.documents.selectors import require_labels
 from weft.kernel.schemas.field_rules import check_message
 

@@ -35,8 +35,8 @@ from runner_svc.supervise.logs import LogRing
 from runner_svc.tools.schemas import object_schema
 from weft.api.common.v1 import sampling_pb2
 from weft.api.registry.v1 import wake_pb2
+from weft.dispatch.declared_presets import sampling_of
 from weft.dispatch.frames import Frame, GenerationPayload
-from weft.dispatch.presets import sampling_of
 from weft.kernel.errors.error_tree import WeftError, invalid_field
 from weft.kernel.errors.reasons import Reason
 from weft.kernel.requests.capabilities import ThinkingMode, complete_list

@@ -1,5 +1,7 @@
 """`weft models trial` against a scripted mesh."""
 
+from typing import Any
+
 import pytest
 from cli_harness import ScriptedMesh
 
@@ -22,7 +24,7 @@ def captured(mesh: ScriptedMesh) -> ScriptedMesh:
     return mesh
 
 
-def an_alias(name: str, target: str, **fields: str) -> Alias:
+def an_alias(name: str, target: str, **fields: Any) -> Alias:
     return Alias(manifest=AliasManifest(name=name, target=target, **{"pattern": name, **fields}))
 
 

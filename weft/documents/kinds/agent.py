@@ -2,7 +2,7 @@
 
 from weft.api.common.v1.agent_behaviour_pb2 import AgentBehaviour
 from weft.api.registry.v1.agent_pb2 import Agent, AgentManifest
-from weft.dispatch.presets import check_preset
+from weft.dispatch.declared_presets import check_preset
 from weft.documents.conditions import agent_conditions
 from weft.documents.kind import DeclaredKind, PointsTo, ReferenceField, check_named
 from weft.documents.resource_kinds import ResourceKind

@@ -3,7 +3,7 @@
 import re
 
 from weft.api.registry.v1.alias_pb2 import Alias, AliasManifest
-from weft.dispatch.presets import check_preset
+from weft.dispatch.declared_presets import check_preset
 from weft.documents.kind import DeclaredKind, PointsTo, ReferenceField
 from weft.documents.resource_kinds import ResourceKind
 from weft.kernel.errors.error_tree import invalid_field
