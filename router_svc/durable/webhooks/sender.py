@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import TypeAlias
 
 from typing_extensions import override
@@ -85,7 +86,8 @@ class WebhookSender(StoreService):
         loop = asyncio.get_running_loop()
 
         def note_added(dropped: int) -> None:
-            loop.call_soon_threadsafe(self._note_added, dropped)
+            with suppress(RuntimeError):  # A closed loop must not fail the end of a task.
+                loop.call_soon_threadsafe(self._note_added, dropped)
 
         self._outbox.note_added = note_added
         self._tasks.add(start_restarting(self._run, name="webhook-sender", clock=self._clock))

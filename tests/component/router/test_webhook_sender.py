@@ -308,3 +308,21 @@ def test_body_is_an_event_in_openai_form() -> None:
         "type": "batch.completed",
         "data": {"id": "batch-1"},
     }
+
+
+def test_end_is_stored_also_if_the_loop_of_a_stopped_sender_is_closed(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "router.db")
+
+    async def serve() -> None:
+        async with running(bench):
+            pass
+
+    async def end() -> str:
+        await bench.store.start()
+        await bench.end("task-1")
+        event = await bench.event("task-1")
+        await bench.store.stop()
+        return event.id
+
+    asyncio.run(serve())
+    assert asyncio.run(end()) == "evt_1"
