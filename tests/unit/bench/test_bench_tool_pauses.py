@@ -1,10 +1,10 @@
 """Agents on two models that share memory, in virtual time."""
 
-from bench.tool_pauses import Rival, Workload, outcome
+from bench.tool_pauses import Rival, Workload, World
 
 
 def jobs(workload: Workload, rival: Rival) -> float:
-    return outcome(workload, rival).job
+    return World(workload, rival).run().job
 
 
 def test_agents_with_short_tools_end_their_jobs_much_sooner_where_models_share_memory() -> None:
