@@ -109,7 +109,9 @@ class StarvationDetector:
                 wanted[kind] = self._could_take(candidate, kind)
             as_band = BAND_OF[each.spec.priority] > BAND_OF[placed.spec.priority]
             behind = Behind.of(kind.queue, each, as_band=as_band)
-            if wanted[kind] and behind.goes_after(placed):
+            # What waits for another endpoint, such as its session's, wants none of these: `_starved_beside` bounds it.
+            wants_it = each.awaited is None or each.awaited.endpoint.key == candidate.key
+            if wanted[kind] and wants_it and behind.goes_after(placed):
                 below.setdefault(behind, []).append(each)
         for behind, waiting in below.items():
             every, queue = _turn_every(behind.priority, limits), behind.queue
