@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from typing_extensions import override
 
+from gateway.answers.answer_builder import with_warnings
 from gateway.answers.compaction import seal_of
 from gateway.answers.unary import json_response, list_after, list_json
 from gateway.errors import DetailedError
@@ -23,8 +24,10 @@ from gateway.gateway_config import KeepResponses
 from gateway.intake.body import body_of
 from gateway.intake.headers import tenant_of
 from gateway.intake.query import Query, begin_owned
+from gateway.intake.request_model import StrictModel
 from gateway.media import RequestMedia
 from gateway.openai.chat_builder import ChatBuilder
+from gateway.openai.extension_fields import unknown_fields
 from gateway.request_facts import facts_of
 from gateway.responses.compaction_items import KINDS, TRIGGER, remaining
 from gateway.responses.history import items_to_store, joined, with_response
@@ -154,7 +157,7 @@ async def create(responses: Stored, request: Request, params: NewConversation) -
     record = StoredResponse(id=name, tenant=tenant, create_time=stamp_of(now), items=b"[]")
     record.items, record.body = _new_items(responses, record, params.items or []), msgspec.json.encode(fields)
     await _store(responses).save(record)
-    return _shown(record.body)
+    return _shown(record.body, params)
 
 
 async def get(responses: Stored, request: Request) -> Response:
@@ -167,7 +170,7 @@ async def update(responses: Stored, request: Request, params: NewMetadata) -> Re
     async with _changing(responses, request) as turn:
         body = msgspec.json.encode(msgspec.json.decode(turn.record.body) | {"metadata": params.metadata or {}})
         await turn.save(turn.record.items, body)
-    return _shown(body)
+    return _shown(body, params)
 
 
 async def delete(responses: Stored, request: Request) -> Response:
@@ -183,7 +186,7 @@ async def create_items(responses: Stored, request: Request, params: NewItems) ->
     async with _changing(responses, request) as turn:
         new = _new_items(responses, turn.record, params.items)
         await turn.save(joined(turn.record.items, new))
-    return json_response(list_json(_items_of(new), has_more=False))
+    return json_response(list_json(_items_of(new), has_more=False), warnings=unknown_fields(params))
 
 
 async def list_items(responses: Stored, request: Request) -> Response:
@@ -290,5 +293,7 @@ def _index(items: Sequence[dict[str, Any]], request: Request) -> int:
     return found
 
 
-def _shown(body: bytes) -> Response:
-    return Response(body, media_type="application/json")
+def _shown(body: bytes, params: StrictModel | None = None) -> Response:
+    """Returns a stored conversation, with warnings about unknown fields of the request."""
+    warnings = [] if params is None else unknown_fields(params)
+    return Response(with_warnings(body, warnings), media_type="application/json")
