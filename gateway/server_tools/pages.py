@@ -97,7 +97,10 @@ def is_wanted(url: str, options: CallOptions) -> bool:
 
 
 def canonical_url(text: str) -> str:
-    """Returns a URL as it is fetched, without fragment; empty: it is none, or names no host, a user or a port."""
+    """Returns a URL as it is fetched, without its fragment.
+
+    Empty if the text is no URL of a host name on the web, or if the URL has a user name or another port than usual.
+    """
     try:
         parts = parse_url(str(URL(text.strip()).with_fragment(None)))
     except ValueError:

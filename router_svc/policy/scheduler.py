@@ -657,8 +657,10 @@ class Placements:
                 self._estimates.note_media(candidate, unit, request.spec.work, seconds, device_seconds)
             else:
                 self._note_answer(request, candidate, served, seconds)
-                if served.awaits_tool_results and request.spec.affinity_key and candidate.host:
-                    self._loads.tool_pauses.begin(candidate.model, request.spec.affinity_key, now)
+                session = request.spec.affinity_key
+                # Nothing that callers wait for is kept out for the tools of a durable task.
+                if served.awaits_tool_results and session and candidate.host and not request.kind.durable:
+                    self._loads.tool_pauses.begin(candidate.model, session, now)
                 self._quotes.note_end(request, now)
                 if served.energy_joules is not None and seconds > 0:
                     self._quotes.watts.note(candidate.model_host, served.energy_joules / seconds)

@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 from pydantic import Field
+from typing_extensions import override
 
 from gateway.errors import DetailedError
 from gateway.intake.headers import tenant_of
@@ -22,7 +23,7 @@ from weft.kernel.values.names import new_id
 from weft.kernel.values.unknown_names import unknown_name
 from weft_app.compose.gateway_tools import GatewayTools
 from weft_extensions.mcp.caller import Caller, Document
-from weft_extensions.mcp.mesh_tools import Tool
+from weft_extensions.mcp.mesh_tools import DocumentTool, Tool
 
 
 def may_call_tools(caller: Caller) -> bool:
@@ -46,12 +47,13 @@ async def _usable(caller: Caller) -> dict[str, tuple[ToolDescription, ToolBox]]:
     }
 
 
-class SearchTools(Tool):
+class SearchTools(DocumentTool):
     """Tools of the mesh's MCP servers for a purpose, the best first, with the schemas of their arguments."""
 
     query: str = Field(max_length=400, description="What the tool should do, in a few words.")
     limit: int = Field(default=5, ge=1, le=50)
 
+    @override
     async def _found(self, caller: Caller) -> Document:
         words, found = set(re.findall(r"\w+", self.query.lower())), list[tuple[int, str, ToolDescription]]()
         for name, (tool, _) in (await _usable(caller)).items():
@@ -71,6 +73,7 @@ class CallTool(Tool):
     name: str
     arguments: dict[str, Any] = Field(default={}, description="As the schema of the tool says.")
 
+    @override
     async def run(self, caller: Caller) -> str:
         """See `Tool.run`; the call is recorded as a request."""
         caller.deps.count(caller.scope, tenant_of(caller.scope))

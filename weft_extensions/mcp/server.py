@@ -1,7 +1,7 @@
 """The MCP server on the official SDK. A server lives as long as one message, so it belongs to one caller."""
 
 import logging
-from functools import cache, partial
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -47,14 +47,16 @@ async def _list_tools(
     caller: Caller, _: ServerRequestContext[Any], _page: types.PaginatedRequestParams | None
 ) -> types.ListToolsResult:
     usable = _TOOLS if may_call_tools(caller) else _OF_MESH
-    return types.ListToolsResult(tools=[_shown(name, tool) for name, tool in usable.items()])
+    return types.ListToolsResult(tools=[_SHOWN[name] for name in usable])
 
 
-@cache
 def _shown(name: str, tool: type[Tool]) -> types.Tool:
     schema, acts = tool.model_json_schema(), tool is CallTool
     hints = types.ToolAnnotations(read_only_hint=not acts, destructive_hint=acts, open_world_hint=acts)
     return types.Tool(name=name, description=schema.pop("description"), input_schema=schema, annotations=hints)
+
+
+_SHOWN = {name: _shown(name, tool) for name, tool in _TOOLS.items()}
 
 
 async def _call_tool(

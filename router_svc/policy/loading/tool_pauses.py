@@ -7,7 +7,7 @@ PRIOR_SECONDS, PRIOR_PAUSES = 5.0, 4.0
 MAX_COUNTED_PAUSES = 64.0
 KEPT_RATIO = 2.0
 """A result is awaited for this multiple of the mean; of exponential durations 86 % have ended by then."""
-LOADS_PER_PAUSE = 0.5
+MAX_SHARE_OF_LOAD = 0.5
 """A model is kept for tools that usually take no longer than this share of its load: in `bench.tool_pauses` longer ones
 make jobs slower."""
 MAX_PAUSE_SECONDS = 600.0
@@ -58,4 +58,4 @@ class ToolPauses:
         if not paused:
             return False
         mean, _ = self._means.get(model, (PRIOR_SECONDS, PRIOR_PAUSES))
-        return mean <= LOADS_PER_PAUSE * load_seconds and next(reversed(paused.values())) > now - KEPT_RATIO * mean
+        return mean <= MAX_SHARE_OF_LOAD * load_seconds and next(reversed(paused.values())) > now - KEPT_RATIO * mean

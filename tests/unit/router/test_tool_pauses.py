@@ -11,7 +11,7 @@ from router_svc.policy.endpoints.candidates import HostMemory, MemoryHolder
 from router_svc.policy.loading.tool_pauses import KEPT_RATIO, MAX_SESSIONS, PRIOR_SECONDS, ToolPauses
 from router_svc.receipt_counts import ReceiptCounts
 from weft.api.common.v1 import receipt_pb2
-from weft.kernel.requests.request_values import Operation
+from weft.kernel.requests.request_values import Operation, Priority
 
 GIB = 1 << 30
 LOAD_SECONDS, TURN_SECONDS = 12.0, 20.0
@@ -68,11 +68,11 @@ def shown(mesh: Mesh, ready: str, now: float) -> list[Any]:
     return mesh.show(members, now, hosts={"gpu": host})
 
 
-def mesh_after(answer: Served, *, at: float, session: bytes = b"s") -> Mesh:
+def mesh_after(answer: Served, *, at: float, session: bytes = b"s", **changes: Any) -> Mesh:
     """A mesh whose only loaded model gave an agent this answer."""
     mesh = scheduler()
     shown(mesh, "agents", 0.0)
-    assert placed(mesh.submit(arrival(1, "agents", affinity_key=session), at - 1.0))
+    assert placed(mesh.submit(arrival(1, "agents", affinity_key=session, **changes), at - 1.0))
     mesh.report_first_content(1, at)
     mesh.finish(1, at, answer)
     return mesh
@@ -90,6 +90,10 @@ def test_model_is_kept_for_an_agent_whose_tools_run() -> None:
     assert wakes_at(mesh_after(ASKS_FOR_TOOLS, at=3.0), 4.0) == 3.0 + KEPT_RATIO * PRIOR_SECONDS
     assert wakes_at(mesh_after(ENDS, at=3.0), 4.0) <= 5.0, "its work is done"
     assert wakes_at(mesh_after(ASKS_FOR_TOOLS, at=3.0, session=b""), 4.0) <= 5.0, "nobody knows when it returns"
+
+
+def test_durable_task_whose_tools_run_keeps_no_model_from_callers() -> None:
+    assert wakes_at(mesh_after(ASKS_FOR_TOOLS, at=3.0, priority=Priority.DURABLE), 4.0) <= 5.0
 
 
 def test_agent_that_returned_no_longer_keeps_its_model_for_its_tools() -> None:
